@@ -65,11 +65,7 @@ _ARCHITECTURES = {
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> AlbertConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
-
-    Raises:
-      UserError: a value has the wrong type, or is not supported.
-    """
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     fields.check_fixed(hf_config, _FIXED)
     found = fields.values(hf_config, _NAMES, AlbertConfig)
@@ -87,32 +83,18 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> AlbertConfig:
 
 
 def config_to_huggingface(config: AlbertConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`.
-
-    Args:
-      config: configuration of the model.
-      heads: stored names of the parameters of the heads.
-
-    Raises:
-      UserError: transformers does not support the model or these heads.
-    """
-    names = {(activation,): hf_name for hf_name, activation in reversed(ACTIVATIONS.items())}
-    if config.activations not in names:
-        raise UserError(f"activations={config.activations}: not supported by transformers' ALBERT")
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    activation = fields.activation_name(config.activations, ACTIVATIONS, "ALBERT")
     if config.unembed_dim == config.embed_dim:
         raise UserError(
             f"embedding_dim={config.embedding_dim}: not supported by transformers' ALBERT, which projects the "
             f"embeddings. Only a size other than embed_dim={config.embed_dim} has a projection."
         )
-    if config.num_heads * config.head_dim != config.embed_dim:
-        raise UserError(
-            f"head_dim={config.head_dim}: not supported by transformers' ALBERT, which requires embed_dim / num_heads "
-            f"= {config.embed_dim} / {config.num_heads}"
-        )
+    fields.check_head_dim(config, "ALBERT")
     return {
         "architectures": [_architecture(set(heads))],
         "model_type": "albert",
-        "hidden_act": names[config.activations],
+        "hidden_act": activation,
         "torch_dtype": "float32",
         **_FIXED,
         **special_tokens(config, _DEFAULTS["pad_token_id"], _SPECIAL_TOKENS),

@@ -58,11 +58,7 @@ _POSITION_OFFSET, _NORM_EPSILON = 2, 1e-5
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> BartConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
-
-    Raises:
-      UserError: a value is missing, has the wrong type, or is not supported.
-    """
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     found = fields.values(hf_config, _NAMES, BartConfig)
     fields.check_fixed(hf_config, _FIXED | _FIXED_OF_OLD_FILES)
@@ -77,19 +73,9 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> BartConfig:
 
 
 def config_to_huggingface(config: BartConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`.
-
-    Raises:
-      UserError: transformers does not support the model.
-    """
-    names = {(activation,): hf_name for hf_name, activation in _ACTIVATIONS.items()}
-    if config.activations not in names:
-        raise UserError(f"activations={config.activations}: not supported by transformers' BART")
-    if config.num_heads * config.head_dim != config.embed_dim:
-        raise UserError(
-            f"head_dim={config.head_dim}: not supported by transformers' BART, which requires embed_dim / num_heads = "
-            f"{config.embed_dim} / {config.num_heads}"
-        )
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    activation = fields.activation_name(config.activations, _ACTIVATIONS, "BART")
+    fields.check_head_dim(config, "BART")
     for name, only in (("position_offset", _POSITION_OFFSET), ("norm_epsilon", _NORM_EPSILON)):
         if getattr(config, name) != only:
             raise UserError(
@@ -100,7 +86,7 @@ def config_to_huggingface(config: BartConfig, heads: Iterable[str] = ()) -> dict
         "architectures": ["BartForConditionalGeneration"],
         "model_type": "bart",
         "is_encoder_decoder": True,
-        "activation_function": names[config.activations],
+        "activation_function": activation,
         "torch_dtype": "float32",
         **special_token_fields.to_json(config.special_tokens, _SPECIAL_TOKENS),
         **_FIXED,

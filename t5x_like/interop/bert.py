@@ -73,11 +73,7 @@ _ARCHITECTURES = {
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> BertConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
-
-    Raises:
-      UserError: a value is missing, has the wrong type, or is not supported.
-    """
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
     model_type = hf_config["model_type"]
     hf_config = fields.with_defaults(hf_config, _DEFAULTS, {"pad_token_id": _PADDING[model_type]})
     found = fields.values(hf_config, _NAMES, BertConfig)
@@ -98,28 +94,14 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> BertConfig:
 
 
 def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`.
-
-    Args:
-      config: configuration of the model.
-      heads: stored names of the parameters of the heads.
-
-    Raises:
-      UserError: transformers does not support the model or these heads.
-    """
-    names = {(activation,): hf_name for hf_name, activation in reversed(ACTIVATIONS.items())}
-    if config.activations not in names:
-        raise UserError(f"activations={config.activations}: not supported by transformers' BERT")
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    activation = fields.activation_name(config.activations, ACTIVATIONS, "BERT")
     if config.unembed_dim != config.embed_dim:
         raise UserError(
             f"embedding_dim={config.embedding_dim}: not supported by transformers' BERT, whose embeddings have the "
             f"size of the hidden states, {config.embed_dim}"
         )
-    if config.num_heads * config.head_dim != config.embed_dim:
-        raise UserError(
-            f"head_dim={config.head_dim}: not supported by transformers' BERT, which requires embed_dim / num_heads = "
-            f"{config.embed_dim} / {config.num_heads}"
-        )
+    fields.check_head_dim(config, "BERT")
     model_type = _model_type(config)
     if model_type == "roberta" and config.padding_id != config.position_offset - 1:
         raise UserError(
@@ -133,7 +115,7 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
     return {
         "architectures": [architecture],
         "model_type": model_type,
-        "hidden_act": names[config.activations],
+        "hidden_act": activation,
         "max_position_embeddings": config.max_length + config.position_offset,
         "torch_dtype": "float32",
         **_FIXED,

@@ -52,11 +52,7 @@ _MODEL_TYPE, _PREFIX = "distilbert", "distilbert."
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> DistilBertConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
-
-    Raises:
-      UserError: a value has the wrong type, or is not supported.
-    """
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     found = fields.values(hf_config, _NAMES, DistilBertConfig)
     fields.check_fixed(hf_config, _FIXED)
@@ -70,34 +66,20 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> DistilBertConfig:
 
 
 def config_to_huggingface(config: DistilBertConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`.
-
-    Args:
-      config: configuration of the model.
-      heads: stored names of the parameters of the heads.
-
-    Raises:
-      UserError: transformers does not support the model or these heads.
-    """
-    names = {(activation,): hf_name for hf_name, activation in reversed(ACTIVATIONS.items())}
-    if config.activations not in names:
-        raise UserError(f"activations={config.activations}: not supported by transformers' DistilBERT")
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    activation = fields.activation_name(config.activations, ACTIVATIONS, "DistilBERT")
     if config.norm_epsilon != _NORM_EPSILON:
         raise UserError(
             f"norm_epsilon={config.norm_epsilon}: not supported by transformers' DistilBERT. Set {_NORM_EPSILON}."
         )
-    if config.num_heads * config.head_dim != config.embed_dim:
-        raise UserError(
-            f"head_dim={config.head_dim}: not supported by transformers' DistilBERT, which requires embed_dim / "
-            f"num_heads = {config.embed_dim} / {config.num_heads}"
-        )
+    fields.check_head_dim(config, "DistilBERT")
     present = tuple(sorted({"/".join(name.split("/")[:2]) for name in heads}))
     if present not in _ARCHITECTURES:
         raise UserError(f"{', '.join(sorted(heads))}: no distilbert class of transformers has just these heads")
     return {
         "architectures": [_ARCHITECTURES[present]],
         "model_type": _MODEL_TYPE,
-        "activation": names[config.activations],
+        "activation": activation,
         "torch_dtype": "float32",
         **_FIXED,
         **special_tokens(config, _DEFAULTS["pad_token_id"], {}),

@@ -1,7 +1,7 @@
 """Reads typed values from the contents of config.json. Errors name the key; the caller adds the file."""
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5x_like.errors import UserError
@@ -94,6 +94,36 @@ def choice(hf_config: Mapping[str, Any], name: str, options: Mapping[str, Any]) 
     if not isinstance(value, str) or value not in options:
         raise UserError(f"{name} {_shown(value)}: not supported. Supported: {', '.join(options)}.")
     return options[value]
+
+
+def activation_name(activations: Sequence[str], names: Mapping[str, str | tuple[str, ...]], model: str) -> str:
+    """Returns the name in transformers of a model's activations.
+
+    Args:
+      activations: activations of the feed-forward blocks.
+      names: name in transformers -> activation or activations. The first of several names is returned.
+      model: name of the model for the message.
+
+    Raises:
+      UserError: transformers does not support the activations.
+    """
+    for name, found in names.items():
+        if activations == (found if isinstance(found, tuple) else (found,)):
+            return name
+    raise UserError(f"activations={activations}: not supported by transformers' {model}")
+
+
+def check_head_dim(config: Any, model: str, *, width: str = "embed_dim") -> None:
+    """Checks that the heads of a configuration have `width` features together, as transformers requires.
+
+    Raises:
+      UserError: the sizes differ.
+    """
+    if config.num_heads * config.head_dim != getattr(config, width):
+        raise UserError(
+            f"head_dim={config.head_dim}: not supported by transformers' {model}, which requires {width} / num_heads = "
+            f"{getattr(config, width)} / {config.num_heads}"
+        )
 
 
 def strings(hf_config: Mapping[str, Any], name: str) -> list[str]:

@@ -79,11 +79,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> GPTConfig:
 
 
 def config_to_huggingface(config: GPTConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`.
-
-    Raises:
-      UserError: transformers does not support the model.
-    """
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
     model_type = _model_type(config)
     names = {activation: hf_name for hf_name, activation in reversed(_ACTIVATIONS[model_type].items())}
     unsupported = None

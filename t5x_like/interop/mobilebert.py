@@ -88,11 +88,7 @@ _ARCHITECTURES = {
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> MobileBertConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
-
-    Raises:
-      UserError: a value has the wrong type, or is not supported.
-    """
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     fields.check_fixed(hf_config, _FIXED)
     if fields.boolean(hf_config, "use_bottleneck_attention"):
@@ -112,30 +108,16 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> MobileBertConfig:
 
 
 def config_to_huggingface(config: MobileBertConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`.
-
-    Args:
-      config: configuration of the model.
-      heads: stored names of the parameters of the heads.
-
-    Raises:
-      UserError: transformers does not support the model or these heads.
-    """
-    names = {(activation,): hf_name for hf_name, activation in reversed(_ACTIVATIONS.items())}
-    if config.activations not in names:
-        raise UserError(f"activations={config.activations}: not supported by transformers' MobileBERT")
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    activation = fields.activation_name(config.activations, _ACTIVATIONS, "MobileBERT")
     if config.attention_input not in _ATTENTION_INPUTS:
         raise UserError(f"attention_input={config.attention_input!r}: {_UNSUPPORTED_INPUT}")
-    if config.num_heads * config.head_dim != config.bottleneck_dim:
-        raise UserError(
-            f"head_dim={config.head_dim}: not supported by transformers' MobileBERT, which requires bottleneck_dim / "
-            f"num_heads = {config.bottleneck_dim} / {config.num_heads}"
-        )
+    fields.check_head_dim(config, "MobileBERT", width="bottleneck_dim")
     heads = set(heads)
     return {
         "architectures": [_architecture(heads)],
         "model_type": "mobilebert",
-        "hidden_act": names[config.activations],
+        "hidden_act": activation,
         "normalization_type": config.normalization,
         _POOLER_KEY: any(name.startswith(_POOLER) for name in heads),
         "torch_dtype": "float32",

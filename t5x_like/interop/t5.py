@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from t5x_like.errors import UserError
 from t5x_like.interop import fields, special_token_fields
 from t5x_like.interop.head_classes import SEQUENCE, dropout_rate, question_answering
 from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
@@ -52,11 +51,7 @@ _ACTIVATIONS = {
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> T5Config:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
-
-    Raises:
-      UserError: a value is missing, has the wrong type, or is not supported.
-    """
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     hf_config.setdefault("num_decoder_layers", hf_config.get("num_layers"))
     # transformers 5 writes tie_word_embeddings=True for every T5, and whether it scales the logits by a key of its own.
@@ -68,19 +63,13 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> T5Config:
 
 
 def config_to_huggingface(config: T5Config, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`.
-
-    Raises:
-      UserError: transformers does not support the activations.
-    """
-    names = {activations: name for name, activations in reversed(_ACTIVATIONS.items())}
-    if config.activations not in names:
-        raise UserError(f"activations={config.activations}: not supported by transformers' T5")
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    activation = fields.activation_name(config.activations, _ACTIVATIONS, "T5")
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "model_type": "t5",
         "is_encoder_decoder": True,
-        "feed_forward_proj": names[config.activations],
+        "feed_forward_proj": activation,
         "torch_dtype": "float32",
         **special_token_fields.to_json(config.special_tokens, _SPECIAL_TOKENS),
         **{key: getattr(config, field) for field, key in _NAMES.items()},

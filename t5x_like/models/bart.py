@@ -83,12 +83,7 @@ class BartConfig(BaseConfig):
         return Bart(self, key=key)
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Returns the floating-point operations of one training step; see `encoder_decoder.forward_flops`.
-
-        Args:
-          shapes: shapes `(batch, length)` of `encoder_input_tokens` and `decoder_input_tokens` in the global batch and,
-            if the objective computes logits, of `decoder_target_tokens`.
-        """
+        """Returns the floating-point operations of one training step; see `encoder_decoder.forward_flops`."""
         # The backward pass computes two matrix products of the same size per product of the forward pass.
         return 3.0 * forward_flops(self, shapes)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t5x_like.adapters.base import Adapter
@@ -287,6 +288,21 @@ class BaseConfig:
     def untied_dim(self) -> int:
         """Number of last features of a hidden state that token embeddings lack. The masked-LM head unembeds them."""
         return 0
+
+
+class BaseModel(nnx.Module):
+    """The base class of models, whose call runs `embed` and `trunk`."""
+
+    def __call__(
+        self,
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+        capture: Sequence[str] = (),
+        edits: Sequence[Edit] = (),
+    ) -> Outputs:
+        """Returns `trunk(embed(batch), batch)`."""
+        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits)
 
 
 # Defaults of model configurations per platform. Stacks are unrolled on CPU, where a scan over layers costs 20 to 25 %.

@@ -29,7 +29,7 @@ from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.layers.stacks import Stack
 from t5x_like.models import checks
-from t5x_like.models.base import BaseConfig, Batch, StackInfo
+from t5x_like.models.base import BaseConfig, BaseModel, Batch, StackInfo
 from t5x_like.models.outputs import Outputs
 
 # Size of a head of the compact models of Turc et al. (2019).
@@ -105,12 +105,7 @@ class BertConfig(BaseConfig):
         return Bert(self, key=key)
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Returns the floating-point operations of one training step; see `forward_flops`.
-
-        Args:
-          shapes: shape `(batch, length)` of `encoder_input_tokens` in the global batch and, if the objective computes
-            logits, `(batch, predictions)` of `masked_positions`.
-        """
+        """Returns the floating-point operations of one training step; see `forward_flops`."""
         batch, length = shapes["encoder_input_tokens"]
         _, predictions = shapes.get("masked_positions", (batch, 0))
         # The backward pass computes two matrix products of the same size per product of the forward pass.
@@ -246,7 +241,7 @@ class BertEmbeddings(nnx.Module):
         return self.norm(embedded)
 
 
-class Bert(nnx.Module):
+class Bert(BaseModel):
     """BERT or RoBERTa. Implements `Model` of `models/base.py`.
 
     Args:
@@ -317,19 +312,7 @@ class Bert(nnx.Module):
     ) -> Outputs:
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
-        Args:
-          embedded: result of `embed`.
-          batch: `encoder_segment_ids` for packed rows. Without them, `encoder_input_tokens` equal to `padding_id` are
-            masked.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: names of arrays to return; see `layers.captures`.
-          edits: interventions in named arrays; see `layers.captures.Edit`.
-
-        Returns:
-          The last hidden states and the captured arrays.
-
-        Raises:
-          ValueError: a name in `capture` or `edits` is unknown.
+        Packed rows have `encoder_segment_ids`. Without them, `encoder_input_tokens` equal to `padding_id` are masked.
         """
         stacks = {"encoder": (self.config.num_layers, self.encoder.capturable)}
         captures = capturing.parse(capture, stacks, edits)["encoder"]
@@ -345,17 +328,6 @@ class Bert(nnx.Module):
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
         """Returns logits in float32, with the token embeddings as their kernel."""
         return self.embeddings.token_embedder.attend(hidden)
-
-    def __call__(
-        self,
-        batch: Batch,
-        *,
-        dropout_key: jax.Array | None = None,
-        capture: Sequence[str] = (),
-        edits: Sequence[capturing.Edit] = (),
-    ) -> Outputs:
-        """Returns `trunk(embed(batch), batch)`."""
-        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits)
 
     def _mask(self, batch: Batch) -> Mask:
         segments = batch.get("encoder_segment_ids")

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from flax import nnx, struct
+from flax import struct
 from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
@@ -17,7 +17,7 @@ from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.cache import KeyValueCache, held_positions, step_mask
 from t5x_like.layers.embeddings import position_ids
 from t5x_like.models import checks
-from t5x_like.models.base import Batch, ModelConfig
+from t5x_like.models.base import BaseModel, Batch, ModelConfig
 from t5x_like.models.outputs import Outputs
 
 _KEYS, _VALUES = "decoder/layers/attention/key", "decoder/layers/attention/value"
@@ -73,7 +73,7 @@ class Cache:
         return self.replace(self_attention=self.self_attention.take(rows, groups=len(self.first_slot)))
 
 
-class Decoder(nnx.Module):
+class Decoder(BaseModel):
     """Base class of decoder-only models. Implements `Model` and `GenerativeDecoder` of `models/base.py`.
 
     A family sets `config` and `decoder` and defines `embed_tokens` and `unembed`. It may override the other methods.
@@ -140,19 +140,8 @@ class Decoder(nnx.Module):
     ) -> Outputs:
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
-        Args:
-          embedded: result of `embed`.
-          batch: for packed rows `decoder_segment_ids` and `decoder_positions`; optionally `decoder_prefix`, 1 for
-            tokens to which every position of their segment may attend.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: names of arrays to return; see `layers.captures`.
-          edits: interventions in named arrays; see `layers.captures.Edit`.
-
-        Returns:
-          The last hidden states and the captured arrays.
-
-        Raises:
-          ValueError: a name in `capture` or `edits` is unknown.
+        Packed rows have `decoder_segment_ids` and `decoder_positions`. The optional `decoder_prefix` is 1 for tokens to
+        which every position of their segment may attend.
         """
         sizes = {"decoder": (self.config.num_layers, self.decoder.capturable)}
         captures = capturing.parse(capture, sizes, edits)["decoder"]
@@ -177,17 +166,6 @@ class Decoder(nnx.Module):
         )
         hidden, output = captures.state(capturing.OUTPUT, hidden)
         return Outputs(hidden=hidden, captured=captured | output)
-
-    def __call__(
-        self,
-        batch: Batch,
-        *,
-        dropout_key: jax.Array | None = None,
-        capture: Sequence[str] = (),
-        edits: Sequence[capturing.Edit] = (),
-    ) -> Outputs:
-        """Returns `trunk(embed(batch), batch)`."""
-        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits)
 
     def prefill(
         self, batch: Batch, cache_length: int, num_positions: int = 1

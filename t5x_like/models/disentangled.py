@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-from flax import nnx, struct
+from flax import struct
 from jaxtyping import Array, Float, Int
 
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout, split_key
@@ -25,7 +25,7 @@ from t5x_like.layers.mlp import MLP
 from t5x_like.layers.projections import Projection
 from t5x_like.layers.stacks import Stack
 from t5x_like.models import bert, checks
-from t5x_like.models.base import BaseConfig, Batch, StackInfo
+from t5x_like.models.base import BaseConfig, BaseModel, Batch, StackInfo
 from t5x_like.models.outputs import Outputs
 
 # Content to content, content to position, position to content.
@@ -93,9 +93,6 @@ class DisentangledConfig(BaseConfig):
 
         With a = num_heads · head_dim, L = length and R = 2 · max_distance, a layer adds 2R · embed_dim · a
         multiply-adds per batch, for the projected table, and 2LRa per row.
-
-        Args:
-          shapes: see `BertConfig.train_flops`.
         """
         batch, length = shapes["encoder_input_tokens"]
         _, predictions = shapes.get("masked_positions", (batch, 0))
@@ -222,7 +219,7 @@ def make_layer(config: DisentangledConfig, key: jax.Array) -> TransformerLayer:
     )
 
 
-class Disentangled(nnx.Module):
+class Disentangled(BaseModel):
     """An encoder with disentangled attention. Implements `Model` of `models/base.py`.
 
     Args:
@@ -283,19 +280,7 @@ class Disentangled(nnx.Module):
     ) -> Outputs:
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
-        Args:
-          embedded: result of `embed`.
-          batch: `encoder_segment_ids` for packed rows. Without them, `encoder_input_tokens` equal to `padding_id` are
-            masked.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: names of arrays to return; see `layers.captures`.
-          edits: interventions in named arrays; see `layers.captures.Edit`.
-
-        Returns:
-          The last hidden states and the captured arrays.
-
-        Raises:
-          ValueError: a name in `capture` or `edits` is unknown.
+        Packed rows have `encoder_segment_ids`. Without them, `encoder_input_tokens` equal to `padding_id` are masked.
         """
         stacks = {"encoder": (self.config.num_layers, self.encoder.capturable)}
         captures = capturing.parse(capture, stacks, edits)["encoder"]
@@ -310,17 +295,6 @@ class Disentangled(nnx.Module):
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
         """Returns logits in float32, with the token embeddings as their kernel."""
         return self.token_embedder.attend(hidden)
-
-    def __call__(
-        self,
-        batch: Batch,
-        *,
-        dropout_key: jax.Array | None = None,
-        capture: Sequence[str] = (),
-        edits: Sequence[capturing.Edit] = (),
-    ) -> Outputs:
-        """Returns `trunk(embed(batch), batch)`."""
-        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits)
 
     def _mask(self, batch: Batch) -> Mask:
         segments = batch.get("encoder_segment_ids")

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from flax import nnx, struct
+from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like.kernels.dropout import split_key
@@ -14,7 +14,7 @@ from t5x_like.layers import captures as capturing
 from t5x_like.layers import stacks
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.cache import KeyValueCache, step_mask
-from t5x_like.models.base import Batch, ModelConfig
+from t5x_like.models.base import BaseModel, Batch, ModelConfig
 from t5x_like.models.outputs import Outputs
 
 PADDING_ID = 0
@@ -81,7 +81,7 @@ class Cache:
         return self.replace(self_attention=self.self_attention.take(rows, groups=len(self.encoder_valid)))
 
 
-class EncoderDecoder(nnx.Module):
+class EncoderDecoder(BaseModel):
     """Base class of encoder-decoders. Implements `Model` and `GenerativeEncoderDecoder` of `models/base.py`.
 
     A family sets `config`, `encoder` and `decoder` and defines `embed_encoder`, `embed_decoder`, `embed_step` and
@@ -175,18 +175,10 @@ class EncoderDecoder(nnx.Module):
     ) -> Outputs:
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
-        Args:
-          embedded: result of `embed`.
-          batch: `encoder_input_tokens`; for packed rows also `encoder_segment_ids` and `decoder_segment_ids`.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: names of arrays to return; see `layers.captures`.
-          edits: interventions in named arrays; see `layers.captures.Edit`.
-
-        Returns:
-          The decoder's last hidden states and the captured arrays.
+        `batch` has `encoder_input_tokens`, and for packed rows `encoder_segment_ids` and `decoder_segment_ids`.
 
         Raises:
-          ValueError: a name in `capture` or `edits` is unknown, or the batch has the segment ids of one stack only.
+          ValueError: the batch has the segment ids of one stack only, or a name in `capture` or `edits` is unknown.
         """
         config = self.config
         captures = capturing.parse(
@@ -217,17 +209,6 @@ class EncoderDecoder(nnx.Module):
         hidden, decoder_output = captures["decoder"].state(capturing.OUTPUT, hidden)
         captured = encoder_output | decoder_output | encoder_captures | decoder_captures
         return Outputs(hidden=hidden, captured=captured)
-
-    def __call__(
-        self,
-        batch: Batch,
-        *,
-        dropout_key: jax.Array | None = None,
-        capture: Sequence[str] = (),
-        edits: Sequence[capturing.Edit] = (),
-    ) -> Outputs:
-        """Returns `trunk(embed(batch), batch)`."""
-        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits)
 
     def encode(self, batch: Batch) -> Encoded:
         """Runs the encoder once for all steps of decoding.

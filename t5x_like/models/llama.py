@@ -119,12 +119,7 @@ class LlamaConfig(BaseConfig):
         return Llama(self, key=key)
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Returns the floating-point operations of one training step; see `decoder.forward_flops`.
-
-        Args:
-          shapes: shape `(batch, length)` of `decoder_input_tokens` in the global batch and, if the objective computes
-            logits, of `decoder_target_tokens`.
-        """
+        """Returns the floating-point operations of one training step; see `decoder.forward_flops`."""
         # The backward pass computes two matrix products of the same size per product of the forward pass.
         return 3.0 * decoder.forward_flops(self, shapes)
 

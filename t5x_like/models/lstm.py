@@ -199,17 +199,9 @@ class LSTM(nnx.Module):
     ) -> Outputs:
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
-        Args:
-          embedded: result of `embed`.
-          batch: `resets`, or `decoder_positions`, whose 0 is a reset; without both, the state is not reset. Without
-            `decoder_segment_ids` there is no padding.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: names of arrays to return; see `layers.captures`.
-          edits: interventions in named arrays; see `layers.captures.Edit`.
-          carry: the state before the rows; by default 0.
-
-        Returns:
-          The hidden states of the last layer, the captured arrays and the state after the rows.
+        `batch` has `resets`, or `decoder_positions`, whose 0 is a reset; without both, the state is not reset. Without
+        `decoder_segment_ids` there is no padding. `carry` is the state before the rows, by default 0; the outputs have
+        the state after them.
         """
         config, x = self.config, embedded["decoder"]
         captures = capturing.parse(capture, {"decoder": (config.num_layers, ("hidden",))}, edits)["decoder"]

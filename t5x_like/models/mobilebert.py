@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like.kernels.dropout import Dropout, split_key
@@ -31,7 +30,7 @@ from t5x_like.layers.norms import LayerNorm, NoNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.layers.stacks import Stack
 from t5x_like.models import checks
-from t5x_like.models.base import BaseConfig, Batch, StackInfo
+from t5x_like.models.base import BaseConfig, BaseModel, Batch, StackInfo
 from t5x_like.models.outputs import Outputs
 
 NORMS = ("layer_norm", "no_norm")
@@ -117,12 +116,7 @@ class MobileBertConfig(BaseConfig):
         return MobileBert(self, key=key)
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Returns the floating-point operations of one training step; see `forward_flops`.
-
-        Args:
-          shapes: shape `(batch, length)` of `encoder_input_tokens` in the global batch and, if the objective computes
-            logits, `(batch, predictions)` of `masked_positions`.
-        """
+        """Returns the floating-point operations of one training step; see `forward_flops`."""
         batch, length = shapes["encoder_input_tokens"]
         _, predictions = shapes.get("masked_positions", (batch, 0))
         # The backward pass computes two matrix products of the same size per product of the forward pass.
@@ -227,7 +221,7 @@ def trigrams(
     return jnp.concatenate([neighbors(1), vectors, neighbors(-1)], axis=-1)
 
 
-class MobileBert(nnx.Module):
+class MobileBert(BaseModel):
     """MobileBERT or IB-BERT. Implements `Model` of `models/base.py`.
 
     Args:
@@ -298,20 +292,8 @@ class MobileBert(nnx.Module):
     ) -> Outputs:
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
-        Args:
-          embedded: result of `embed`.
-          batch: `encoder_segment_ids` for packed rows. Without them, `encoder_input_tokens` equal to `padding_id` are
-            masked.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: names of arrays to return; see `layers.captures`. `hidden` is the output of a layer, of size
-            `embed_dim`.
-          edits: interventions in named arrays; see `layers.captures.Edit`.
-
-        Returns:
-          The last hidden states and the captured arrays.
-
-        Raises:
-          ValueError: a name in `capture` or `edits` is unknown.
+        Packed rows have `encoder_segment_ids`. Without them, `encoder_input_tokens` equal to `padding_id` are masked.
+        The captured `hidden` is the output of a layer, of size `embed_dim`.
         """
         stacks = {"encoder": (self.config.num_layers, self.encoder.capturable)}
         captures = capturing.parse(capture, stacks, edits)["encoder"]
@@ -328,17 +310,6 @@ class MobileBert(nnx.Module):
         The masked-LM head adds the products of the other features.
         """
         return self.token_embedder.attend(hidden[..., : self.config.embedding_dim])
-
-    def __call__(
-        self,
-        batch: Batch,
-        *,
-        dropout_key: jax.Array | None = None,
-        capture: Sequence[str] = (),
-        edits: Sequence[capturing.Edit] = (),
-    ) -> Outputs:
-        """Returns `trunk(embed(batch), batch)`."""
-        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits)
 
     def _is_text(self, batch: Batch) -> Bool[Array, "batch length"]:
         return batch["encoder_input_tokens"] != self.config.padding_id

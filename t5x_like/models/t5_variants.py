@@ -159,19 +159,8 @@ class T5Decoder(Vocabulary, Decoder):
     ) -> Outputs:
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
-        Args:
-          embedded: result of `embed`.
-          batch: for packed rows `decoder_segment_ids`; optionally `decoder_prefix`, 1 for tokens to which every
-            position of their segment may attend.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: names of arrays to return; see `layers.captures`.
-          edits: interventions in named arrays; see `layers.captures.Edit`.
-
-        Returns:
-          The last hidden states and the captured arrays.
-
-        Raises:
-          ValueError: a name in `capture` or `edits` is unknown.
+        Packed rows have `decoder_segment_ids`. The optional `decoder_prefix` is 1 for tokens to which every position of
+        their segment may attend.
         """
         stacks = {"decoder": (self.config.decoder_layers, self.decoder.capturable)}
         captures = capturing.parse(capture, stacks, edits)["decoder"]

@@ -19,8 +19,47 @@ from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.recorded import recorded
 
 
+class SeveralObjectives(Objective):
+    """The features, terms, heads and networks of several objectives. A subclass defines how they run.
+
+    Args:
+      objectives: the objectives.
+
+    Raises:
+      UserError: two objectives define the same term or head, or declare the same feature differently.
+    """
+
+    def __init__(self, objectives: Sequence[Objective]):
+        self.objectives = tuple(objectives)
+        self.features = merge_features([each.features for each in self.objectives])
+        self.coefficients = union("term", [each.coefficients for each in self.objectives])
+        self.other_names = union("head", [each.other_names for each in self.objectives])
+
+    @property
+    def draws(self) -> bool:
+        """Whether an objective draws random values for rows."""
+        return any(each.draws for each in self.objectives)
+
+    def networks(self, config: ModelConfig) -> dict[str, NetworkSpec]:
+        """Returns the networks of all objectives; see `Objective.networks`."""
+        return united_networks(self.objectives, config)
+
+    def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
+        """Initializes the heads of all objectives; see `Objective.init`."""
+        keys = jax.random.split(key, len(self.objectives))
+        return union("head", [each.init(key, model) for each, key in zip(self.objectives, keys, strict=True)])
+
+    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns the weights of the predictions of all objectives; see `Objective.weights`."""
+        return union("prediction", [each.weights(rows) for each in self.objectives])
+
+    def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        """Returns the weights of the terms of all objectives; see `Objective.target_weights`."""
+        return union("prediction", [each.target_weights(rows) for each in self.objectives])
+
+
 @recorded
-class Joint(Objective):
+class Joint(SeveralObjectives):
     """The sum of the terms of several objectives that share one forward pass.
 
     BERT's pretraining is `Joint([MaskedLM(), NextSentence()])`: the mean over masked tokens plus the mean over
@@ -39,32 +78,23 @@ class Joint(Objective):
     def __init__(self, objectives: Sequence[Objective], *, coefficients: Mapping[str, float] | None = None):
         if not objectives:
             raise UserError("Joint.objectives is empty. Give at least one objective.")
-        self.objectives = tuple(objectives)
         if own := [each for each in objectives if type(each).run is not Objective.run]:
             raise UserError(
                 f"Joint.objectives: {type(own[0]).__name__} defines `run`, but a Joint runs the model once for all "
                 "objectives. Train it without the others."
             )
-        self.features = merge_features([objective.features for objective in objectives])
-        check_unique("term", [objective.coefficients for objective in objectives])
-        defaults = {term: value for objective in objectives for term, value in objective.coefficients.items()}
-        if unknown := sorted(set(coefficients or {}) - set(defaults)):
+        super().__init__(objectives)
+        if unknown := sorted(set(coefficients or {}) - set(self.coefficients)):
             raise UserError(
                 f"Joint.coefficients={dict(coefficients)}: unknown term {unknown[0]!r}. The terms are "
-                f"{', '.join(defaults)}."
+                f"{', '.join(self.coefficients)}."
             )
-        self.coefficients = defaults | dict(coefficients or {})
-        self.other_names = union("head", [objective.other_names for objective in objectives])
+        self.coefficients |= dict(coefficients or {})
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The labels of the first objective, which is the main task; empty if it has none."""
         return self.objectives[0].labels
-
-    @property
-    def draws(self) -> bool:
-        """Whether an objective draws random values for rows."""
-        return any(objective.draws for objective in self.objectives)
 
     @property
     def prepare(self) -> Callable[..., Batch] | None:
@@ -80,23 +110,6 @@ class Joint(Objective):
             return batch
 
         return prepare
-
-    def networks(self, config: ModelConfig) -> dict[str, NetworkSpec]:
-        """Returns the networks of all objectives; see `Objective.networks`."""
-        return united_networks(self.objectives, config)
-
-    def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
-        """Initializes the heads of all objectives; see `Objective.init`."""
-        keys = jax.random.split(key, len(self.objectives))
-        return union("head", [each.init(key, model) for each, key in zip(self.objectives, keys, strict=True)])
-
-    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns the weights of the predictions of all objectives; see `Objective.weights`."""
-        return union("prediction", [objective.weights(rows) for objective in self.objectives])
-
-    def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns the weights of the terms of all objectives; see `Objective.target_weights`."""
-        return union("prediction", [objective.target_weights(rows) for objective in self.objectives])
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Unites what the outputs mean to all objectives; see `Objective.read`."""

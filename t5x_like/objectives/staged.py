@@ -2,21 +2,17 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import jax
-from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from t5x_like import parameters
 from t5x_like.errors import UserError
 from t5x_like.layers.captures import Edit
 from t5x_like.models.base import ModelConfig
-from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Objective, Params, Pass
 from t5x_like.objectives.carry import NO_CARRY, Carry
-from t5x_like.objectives.joint import check_unique, merge_features, union, united_networks
+from t5x_like.objectives.joint import SeveralObjectives, check_unique, union
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.optimizers.base import Optimizer
 from t5x_like.recorded import recorded
@@ -42,7 +38,7 @@ class Stage:
 
 
 @recorded
-class Staged(Objective):
+class Staged(SeveralObjectives):
     """Several objectives, each of which is a stage of a training step.
 
     A stage runs over all microbatches and updates its parameters before the next one runs. What its `read` hands on
@@ -61,32 +57,10 @@ class Staged(Objective):
         if not stages:
             raise UserError("Staged.stages is empty. Give at least one stage.")
         self.stages = dict(stages)
-        self._objectives = [stage.objective for stage in self.stages.values()]
-        self.features = merge_features([each.features for each in self._objectives])
-        check_unique("term", [each.coefficients for each in self._objectives])
-        self.coefficients = union("term", [each.coefficients for each in self._objectives])
-        self.other_names = union("head", [each.other_names for each in self._objectives])
-        self.labels = self._objectives[-1].labels
-        self.draws = any(each.draws for each in self._objectives)
-        if any(each.prepare is not None for each in self._objectives):
+        super().__init__([stage.objective for stage in self.stages.values()])
+        self.labels = self.objectives[-1].labels
+        if any(each.prepare is not None for each in self.objectives):
             raise UserError("Staged.stages: an objective changes the batch itself. Use it without stages.")
-
-    def networks(self, config: ModelConfig) -> dict[str, NetworkSpec]:
-        """Returns the networks of all stages; see `Objective.networks`."""
-        return united_networks(self._objectives, config)
-
-    def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
-        """Initializes the heads of all stages; see `Objective.init`."""
-        keys = jax.random.split(key, len(self._objectives))
-        return union("head", [each.init(key, model) for each, key in zip(self._objectives, keys, strict=True)])
-
-    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns the weights of the predictions of all stages; see `Objective.weights`."""
-        return union("prediction", [each.weights(rows) for each in self._objectives])
-
-    def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns the weights of the terms of all stages; see `Objective.target_weights`."""
-        return union("prediction", [each.target_weights(rows) for each in self._objectives])
 
     def initial_carry(self, config: ModelConfig, batch_size: int) -> Carry:
         """Returns no state; see `Objective.initial_carry`.
@@ -140,4 +114,4 @@ class Staged(Objective):
 
     def predict(self, found: Pass) -> dict[str, Array]:
         """Predicts the targets of the last stage; see `Objective.predict`."""
-        return self._objectives[-1].predict(found)
+        return self.objectives[-1].predict(found)
