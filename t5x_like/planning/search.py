@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from t5x_like import parameters, partitioning
 from t5x_like.axis_rules import INPUT_TOKENS_SUFFIX, KV_HEADS
 from t5x_like.layers.stacks import REMAT_POLICIES
@@ -218,7 +220,11 @@ class _Estimate:
         # Arrays with a last dimension `embed` have all positions on each device of `tensor`, or a shard of them.
         shards = ici["tensor"] if rules == RESIDUAL_RULES else 1
         residuals = self._rows * (row_cost.residual_bytes / ici["tensor"] + row_cost.unsplit_residual_bytes / shards)
-        static = sum(leaf.bytes / leaf.num_shards(ici) for leaf in leaves)
+        # Each device has the state that networks carry from batch to batch for its own rows.
+        carry = (
+            self._rows / shapes[0][0] * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(program.shapes[0].carry))
+        )
+        static = carry + sum(leaf.bytes / leaf.num_shards(ici) for leaf in leaves)
         used = [leaf for leaf in leaves if leaf.passes]
         trained = [leaf for leaf in leaves if leaf.is_trained]
         if per_step:  # a device holds all parameters in bfloat16, and the sum of all gradients

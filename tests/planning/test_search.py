@@ -12,7 +12,9 @@ import recipes
 from t5x_like import optimizers, partitioning
 from t5x_like.kernels.fused_attention.attention import fused_attention
 from t5x_like.kernels.masks import Mask
+from t5x_like.models.lstm import LSTMConfig
 from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.recurrent_lm import RecurrentLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.planning import search, topologies, tracing
 from t5x_like.training import program
@@ -25,8 +27,14 @@ COST = tracing.RowCost(flops=1e9, residual_bytes=1e6, unsplit_residual_bytes=1e6
 
 
 class Shapes:
+    continuous = False
+
     def batch_shapes(self, spec):
         return {name: (64, length) for name, length in spec.model_lengths({"inputs": 32, "targets": 16}).items()}
+
+
+class Continuous(Shapes):
+    continuous = True
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +157,9 @@ def test_sent_bytes_of_a_fully_sharded_model(topology, times):
     slice_ = topologies.parse(topology)
     devices = slice_.num_devices
     kernel = search._Leaf((("embed", 64), ("mlp", 128)), 4.0 * 64 * 128, is_trained=True, passes=2)
-    program = types.SimpleNamespace(batch_shapes={"targets": (devices, 16)})
+    program = types.SimpleNamespace(
+        batch_shapes={"targets": (devices, 16)}, shapes=(types.SimpleNamespace(carry={}), None)
+    )
     ici = {"data": 1, "fsdp": devices, "sequence": 1, "tensor": 1}
     one = search.COLLECTIVE_ELEMENT_BYTES * 64 * 128 * (devices - 1) / devices
     for microbatches, per_step, expected in ((1, False, times), (4, False, 4 * times), (4, True, times - 1)):
@@ -168,3 +178,25 @@ def test_candidate_replaces_only_its_settings(planned):
     assert changed.model == dataclasses.replace(CONFIG, remat="full")
     assert (changed.update.microbatches, changed.seed) == (2, 3)
     assert dict(changed.partitioner.mesh.shape) == {"data": 4, "fsdp": 2, "sequence": 1, "tensor": 1}
+
+
+def test_carried_state_needs_memory_on_the_devices_of_its_rows():
+    def candidates(continuous):
+        recipe = recipes.make(
+            model=LSTMConfig(vocab_size=64, embed_dim=128, embedding_dim=128, num_layers=2, dtype="float32"),
+            objective=RecurrentLM(),
+            optimizer=optimizers.adamw(learning_rate=0.01),
+            data=Continuous() if continuous else Shapes(),
+            partitioner=partitioning.Partitioner(devices=jax.devices()[:1]),
+        )
+        return search.candidates(program.make_program(recipe), recipe.objective, topologies.parse("v5e:2x4"))
+
+    def bytes_by_settings(found):
+        return {(one.microbatches, one.rules, *one.ici.values()): (one.ici, one.bytes) for one in found}
+
+    carried, without = bytes_by_settings(candidates(True)), bytes_by_settings(candidates(False))
+    assert set(carried) == set(without) and len(carried) > 4
+    for settings, (ici, size) in carried.items():
+        rows = 64 // (ici["data"] * ici["fsdp"])
+        # Hidden and cell state of two layers, and the last hidden state, in float32.
+        assert size - without[settings][1] == pytest.approx(4 * rows * 5 * 128)
