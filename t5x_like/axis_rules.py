@@ -25,6 +25,8 @@ REPLICATED_UNLESS_DIVISIBLE = (LENGTH, RESIDUAL_LENGTH, KV_HEADS)
 EMBED_VECTOR = "embed_vector"
 # Suffix of the features that a model reads as tokens. Their length is the length of a row.
 INPUT_TOKENS_SUFFIX = "_input_tokens"
+# Suffix of the features that a model reads as the characters of tokens, `[batch, length, inner]`.
+INPUT_CHARACTERS_SUFFIX = "_input_characters"
 Rules = Mapping[str, str | tuple[str, ...]]
 # Feature of a batch -> its logical axes.
 Axes = Mapping[str, tuple[str | None, ...]]

@@ -330,7 +330,7 @@ class _Writer:
         length = buckets.bucket(length, buckets.full_length(features), shards)
         batch = {
             name: batches.pad_rows(array[chosen], self._rows - len(chosen))
-            for name, array in buckets.trim(features, length).items()
+            for name, array in buckets.trim(features, length, self._axes).items()
         }
         self.lengths[length] += 1
         predictions = tuple(self._plan.predictions.items())

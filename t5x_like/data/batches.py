@@ -17,12 +17,13 @@ def from_arrays(
 
     Args:
       spec: Features of an objective.
-      arrays: Task feature name -> `[batch, length]` of the feature's dtype, with padding at the end of rows.
+      arrays: Task feature name -> `[batch, length]` or `[batch, length, inner]` of the feature's dtype, with padding at
+        the end of rows.
       counts: Task feature name -> number of items in each row that are not padding, `[batch]`. For token ids without
         counts, zeros at the end of a row are padding. Give counts where id 0 can be text, as in GPT-2's vocabulary.
 
     Returns:
-      Model feature name -> `[batch, length]` or `[batch, choices, length]`, int32 or the dtype of its source.
+      Model feature name -> `[batch, *choices, length, *inner]`, int32 or the dtype of its source.
 
     Raises:
       UserError: an array is missing, an array or its counts have an unsuitable shape, or values that the spec declares
@@ -35,7 +36,10 @@ def from_arrays(
         )
     given = {name: _as_dtype(name, arrays[name], spec.task_dtype(name)) for name in spec.task_features}
     for name, array in given.items():
-        if array.shape != given[spec.lead(name)].shape:
+        wanted = ["batch", "length", *(str(spec.inner_sizes[name]) for _ in range(name in spec.inner_sizes))]
+        if array.ndim != len(wanted) or [str(size) for size in array.shape[2:]] != wanted[2:]:
+            raise UserError(f"{name!r}: shape {array.shape} does not suit. Give an array [{', '.join(wanted)}].")
+        if array.shape[:2] != given[spec.lead(name)].shape[:2]:
             lead = spec.lead(name)
             raise UserError(
                 f"{name!r}: shape {array.shape} differs from the shape {given[lead].shape} of {lead!r}, with which it "
@@ -122,7 +126,7 @@ def _items(
     """Returns the number of items per row that are not padding, `[batch, 1]`, for each lead."""
     items: dict[str, np.ndarray] = {}
     for name in dict.fromkeys(map(spec.lead, given)):
-        rows, length = given[name].shape
+        rows, length = given[name].shape[:2]
         if name in counts:
             found = np.asarray(counts[name], np.int64)
             if found.shape != (rows,) or (found < 0).any() or (found > length).any():
@@ -131,10 +135,14 @@ def _items(
                     f"of the {rows} rows."
                 )
             items[name] = found[:, np.newaxis]
-        elif not spec.is_token_ids(name):
+        elif not spec.is_token_ids(name) and (name not in spec.inner_sizes or spec.task_dtype(name) != "int32"):
             items[name] = np.full((rows, 1), length)
         else:
-            nonzero = [array != 0 for other, array in given.items() if spec.lead(other) == name]
+            nonzero = [
+                np.any(array != 0, axis=tuple(range(2, array.ndim)))
+                for other, array in given.items()
+                if spec.lead(other) == name
+            ]
             ends = np.any(nonzero, axis=0) * np.arange(1, length + 1)
             items[name] = ends.max(axis=1, initial=0, keepdims=True)
     return items

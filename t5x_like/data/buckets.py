@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from t5x_like.partitioning import INPUT_TOKENS_SUFFIX
+from t5x_like.axis_rules import INPUT_TOKENS_SUFFIX, LENGTH, NO_AXES, Axes, batch_axes
 
 # The shortest length of a batch. Shorter rows would save little and compile another program.
 SHORTEST = 16
@@ -60,18 +60,22 @@ def full_length(features: Mapping[str, np.ndarray]) -> int:
     return max(array.shape[-1] for array in _of(features, INPUT_TOKENS_SUFFIX))
 
 
-def trim(features: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
+def trim(features: Mapping[str, np.ndarray], length: int, axes: Axes = NO_AXES) -> dict[str, np.ndarray]:
     """Cuts the features that are as long as a model input (`*_input_tokens`), as `Partitioner.batch_specs` finds them.
 
     Args:
-      features: Model features, `[…, length]`.
+      features: Model features `[rows, …]`.
       length: The length to cut to.
+      axes: Model feature -> logical axes; see `axis_rules.batch_axes`.
     """
     lengths = {array.shape[-1] for array in _of(features, INPUT_TOKENS_SUFFIX)}
-    return {
-        name: array[..., :length] if array.ndim and array.shape[-1] in lengths else array
-        for name, array in features.items()
-    }
+
+    def cut(name: str, array: np.ndarray) -> np.ndarray:
+        found = batch_axes(name, array.ndim, axes)
+        at = found.index(LENGTH) if LENGTH in found else None
+        return array[(slice(None),) * at + (slice(length),)] if at and array.shape[at] in lengths else array
+
+    return {name: cut(name, array) for name, array in features.items()}
 
 
 def _of(features: Mapping[str, np.ndarray], suffix: str) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from t5x_like.data.attached import Attached
+from t5x_like.data.task_features import DType, TaskFeature
 from t5x_like.errors import UserError
 
 Role = Literal[
@@ -59,9 +60,6 @@ class Choices:
             raise ValueError("Choices.sources is empty. Give the source of each choice.")
 
 
-DType = Literal["int32", "float32"]
-"""The dtype of a feature: int32 for token ids and other integers, or float32."""
-
 BOS_ID = 0
 EOS_ID = 1
 _ID_ROLES = ("tokens", "shifted", "next")
@@ -72,7 +70,8 @@ _VALUE_ROLES = (*_ID_ROLES, "row_positions")  # the other roles depend only on p
 class ModelFeature:
     """An array that a model reads, `[batch, length]` or, from `Choices`, `[batch, choices, length]`.
 
-    It is int32, or float32 if its source is float32.
+    It is `[batch, length, inner]` for the role `tokens` of a source with `TaskFeature.inner`, and int32, or float32 if
+    its source is float32.
 
     Attributes:
       name: Key in the batch.
@@ -108,6 +107,11 @@ class ModelFeature:
         return tuple(dataclasses.replace(self, source=source) for source in self.source.sources)
 
     @property
+    def choices(self) -> tuple[int, ...]:
+        """The dimension of its choices: `(number,)` or `()`."""
+        return (len(self.source.sources),) if isinstance(self.source, Choices) else ()
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """The task features that it is made from."""
         if isinstance(self.source, Choices):
@@ -123,45 +127,6 @@ class ModelFeature:
         """
         made = [make(part) for part in self.parts]
         return stack(made) if isinstance(self.source, Choices) else made[0]
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskFeature:
-    """Properties of a task feature that is not a sequence of token ids with its own length and padding.
-
-    Attributes:
-      name: Key in the task's examples.
-      aligned_with: Another feature with which it is aligned item by item. It has the length of that feature and is
-        trimmed and packed with it. 0 is an ordinary value, not padding.
-      length: Fixed number of items per example; none of them is padding.
-      dtype: Type of the values. A `float32` value is never padding, and can only be read with the role `tokens`.
-      length_key: Key of `TASK_FEATURE_LENGTHS` with its maximum length, if that is not its name: the choices
-        `inputs_0`, `inputs_1`, … have the length of `inputs`.
-      num_labels: Number of labels if the values are indices of labels; a value below 0 is an unknown label.
-    """
-
-    name: str
-    aligned_with: str | None = None
-    length: int | None = None
-    dtype: DType = "int32"
-    length_key: str | None = None
-    num_labels: int | None = None
-
-    def __post_init__(self):
-        if self.dtype not in get_args(DType):
-            raise ValueError(
-                f"task feature {self.name!r}: dtype={self.dtype!r} is not supported. Give "
-                f"{' or '.join(get_args(DType))}."
-            )
-        lengths = {"aligned_with": self.aligned_with, "length": self.length, "length_key": self.length_key}
-        given = [f"{name}={value!r}" for name, value in lengths.items() if value is not None]
-        if len(given) > 1:
-            raise ValueError(f"task feature {self.name!r}: {' and '.join(given)} exclude each other. Give one of them.")
-        if not given and self.dtype == "int32":
-            raise ValueError(
-                f"task feature {self.name!r}: it is an ordinary sequence of token ids. Remove it, or give "
-                "`aligned_with`, `length`, `length_key` or a dtype other than int32."
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,12 +181,24 @@ class FeatureSpec:
                     f"model feature {feature.name!r}: role {feature.role!r} does not suit {feature.source!r}, which "
                     "is float32. Read it alone with the role `tokens`."
                 )
+            if inner := [name for name in feature.sources if name in self.inner_sizes]:
+                self._check_inner(feature, f"{inner[0]!r}, which has {self.inner_sizes[inner[0]]} values per item")
             for name in _names(feature.within or ()):
                 if name not in read:
                     raise ValueError(
                         f"model feature {feature.name!r}: within={name!r} is not read. Add a model feature that reads "
                         "it."
                     )
+
+    def _check_inner(self, part: ModelFeature, source: str) -> None:
+        """Checks that a source with an inner dimension is read alone, without choices and with a suitable role."""
+        if any(each.choices for each in self.features if part.sources[0] in each.sources):
+            raise UserError(f"choices cannot read {source}. Give an objective that reads one sequence per example.")
+        if len(part.sources) > 1 or part.role in _VALUE_ROLES[1:]:
+            raise ValueError(
+                f"model feature {part.name!r}: role {part.role!r} does not suit {source}. Read it alone with the role "
+                "`tokens`."
+            )
 
     @property
     def task_features(self) -> tuple[str, ...]:
@@ -242,6 +219,16 @@ class FeatureSpec:
         """The task features of fixed length -> that length."""
         return {feature.name: feature.length for feature in self.aligned_features if feature.length is not None}
 
+    @property
+    def inner_sizes(self) -> dict[str, int]:
+        """The task features with an inner dimension -> its size."""
+        return {feature.name: feature.inner for feature in self.aligned_features if feature.inner is not None}
+
+    def inner_shape(self, feature: ModelFeature) -> tuple[int, ...]:
+        """Returns the dimensions of a model feature after its length: `(inner,)` or `()`."""
+        sizes = [self.inner_sizes[name] for name in feature.sources if name in self.inner_sizes]
+        return tuple(sizes) if feature.role == "tokens" else ()
+
     def task_dtype(self, name: str) -> DType:
         """Returns the dtype of a task feature."""
         return next((feature.dtype for feature in self.aligned_features if feature.name == name), "int32")
@@ -258,13 +245,18 @@ class FeatureSpec:
     def axes(self) -> dict[str, tuple[str | None, ...]]:
         """Model feature or attached array -> logical axes of its array."""
         return {
-            feature.name: ("batch", "choices", "length") if isinstance(feature.source, Choices) else ("batch", "length")
+            feature.name: (
+                "batch",
+                *["choices"] * len(feature.choices),
+                "length",
+                *[None] * len(self.inner_shape(feature)),
+            )
             for feature in self.features
         } | {attached.name: attached.axes for attached in self.attached}
 
     def is_token_ids(self, name: str) -> bool:
-        """Returns whether a task feature is a sequence of token ids: not aligned, of fixed length or float32."""
-        plain = self.lead(name) == name and name not in self.fixed_lengths
+        """Returns whether a task feature is a sequence of token ids: one per item, not aligned, fixed or float32."""
+        plain = self.lead(name) == name and not {name} & (self.fixed_lengths.keys() | self.inner_sizes.keys())
         return plain and self.task_dtype(name) == "int32"
 
     def id_limits(self, ids: Mapping[str, int]) -> dict[str, int]:
@@ -274,12 +266,13 @@ class FeatureSpec:
           ids: Task feature -> number of ids of its vocabulary. Features that are missing or have 0 are not limited.
 
         Returns:
-          Model feature that holds token ids -> limit; valid ids are 0 … limit - 1.
+          Model feature that holds token ids, or ids with an inner dimension, -> limit; valid ids are 0 … limit - 1.
         """
         limits = {}
         for feature in self.features:
             known = [ids.get(name) for name in feature.sources]
-            if feature.role in _ID_ROLES and all(known) and all(map(self.is_token_ids, feature.sources)):
+            inner = self.inner_shape(feature) and self.dtypes[feature.name] == "int32"
+            if feature.role in _ID_ROLES and all(known) and (inner or all(map(self.is_token_ids, feature.sources))):
                 limits[feature.name] = max(*known, self.bos_id + 1 if feature.role == "shifted" else 0)
         return limits
 
@@ -369,29 +362,29 @@ class FeatureSpec:
         return found
 
     def row_shapes(self, task_feature_lengths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Returns the shape of a row of each model feature, `(length,)` or `(choices, length)`, and attached array."""
+        """Returns the shape of a row of each model feature, `(*choices, length, *inner)`, and attached array."""
         lengths = self.model_lengths(task_feature_lengths)
         return {
-            feature.name: (
-                *((len(feature.parts),) if isinstance(feature.source, Choices) else ()),
-                lengths[feature.name],
-            )
+            feature.name: (*feature.choices, lengths[feature.name], *self.inner_shape(feature))
             for feature in self.features
         } | {attached.name: attached.shape for attached in self.attached}
 
     @property
     def digest(self) -> str:
         """Hash of the spec without its attached arrays, which determines how rows are made from a task's features."""
-        return hashlib.blake2b(repr(dataclasses.replace(self, attached=())).encode(), digest_size=8).hexdigest()
+        rows = f"{dataclasses.replace(self, attached=())!r}{self.inner_sizes or ''}"
+        return hashlib.blake2b(rows.encode(), digest_size=8).hexdigest()
 
 
-def rows_of_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns the shape `(rows, length)` that a model reads of a feature; each choice is a row of its own.
+def rows_of_shape(shape: tuple[int, ...], axes: tuple[str | None, ...]) -> tuple[int, ...]:
+    """Returns the shape `(rows, length)` or `(rows, length, inner)` that a model reads; each choice is a row.
 
     Args:
-      shape: Shape of a model feature, `(batch, length)` or `(batch, choices, length)`.
+      shape: Shape of a model feature.
+      axes: Its logical axes; see `FeatureSpec.axes`.
     """
-    return math.prod(shape[:-1]), shape[-1]
+    at = axes.index("length")
+    return math.prod(shape[:at]), *shape[at:]
 
 
 def _names(source: Source) -> tuple[str, ...]:

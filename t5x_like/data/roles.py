@@ -11,16 +11,16 @@ def make_feature(role: Role, tokens: Any, count: Any, before: Any, bos_id: int) 
     Args:
       role: How it is made.
       tokens: `[batch, length]`, an array of NumPy or JAX: the items of the source, joined if it has several, with
-        padding at the end of rows.
+        padding at the end of rows. For the role `tokens` also `[batch, length, inner]`.
       count: int32 `[batch, 1]`, the number of items of each row that are not padding.
       before: int32 `[batch, 1]`, the number of items of each row before the last of joined sources.
       bos_id: The first token of the role `shifted`.
 
     Returns:
-      An array of the same library, `[batch, length]`: int32, or float32 if `tokens` is.
+      An array of the same library, `[batch, length]` or the shape of `tokens`: int32, or float32 if `tokens` is.
     """
     xp = tokens.__array_namespace__()
-    at = xp.broadcast_to(xp.arange(tokens.shape[1], dtype=xp.int32), tokens.shape)
+    at = xp.broadcast_to(xp.arange(tokens.shape[1], dtype=xp.int32), tokens.shape[:2])
 
     def where(condition: Any, value: Any = None) -> Any:
         value = xp.ones_like(at) if value is None else value
@@ -28,7 +28,8 @@ def make_feature(role: Role, tokens: Any, count: Any, before: Any, bos_id: int) 
 
     match role:
         case "tokens" | "row_positions":
-            return where(at < count, tokens)
+            real = at < count
+            return where(real.reshape(*real.shape, *[1] * (tokens.ndim - 2)), tokens)
         case "shifted":
             return where(at < count, xp.pad(tokens, ((0, 0), (1, 0)), constant_values=bos_id)[:, :-1])
         case "next":

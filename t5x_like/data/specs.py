@@ -196,6 +196,20 @@ def with_tags(inputs: FeatureSpec, *, num_labels: int | None = None) -> FeatureS
     )
 
 
+def with_characters(words: FeatureSpec, number: int) -> FeatureSpec:
+    """Adds the characters of words: the model feature `decoder_input_characters` `[batch, length, number]`.
+
+    Args:
+      words: Features of a decoder that reads `targets`. The task feature `characters` has the characters of each.
+      number: Number of characters per word.
+    """
+    return dataclasses.replace(
+        words,
+        features=(*words.features, ModelFeature("decoder_input_characters", "characters", "tokens")),
+        aligned_features=(*words.aligned_features, TaskFeature("characters", aligned_with="targets", inner=number)),
+    )
+
+
 SEQUENCE_CLASSIFICATION = with_label(ENCODER_INPUTS_WITH_TYPES)
 """An encoder reads one or two texts; `targets` is the index of their label."""
 
@@ -256,6 +270,7 @@ def spec_for_task(
 
     A task with only `inputs` and `targets` gets the spec of an encoder-decoder, and a task with `inputs_0`, `inputs_1`,
     … the spec of multiple choice. The targets tell tasks with `inputs`, `token_types` and `targets` apart.
+    `targets` with `characters` are words, whose number of characters the example has too.
 
     Args:
       task_features: Names of the task's features.
@@ -269,6 +284,8 @@ def spec_for_task(
         return multiple_choice(number, ENCODER_INPUTS_WITH_TYPES if has_types else ENCODER_INPUTS)
     if set(task_features) == set(SEQUENCE_CLASSIFICATION.task_features):
         return _spec_for_example(read_example())
+    if {"targets", "characters"} <= set(task_features) and (example := read_example()) is not None:
+        return with_characters(NEXT_TOKEN, example["characters"].shape[-1])
     for spec in _BY_TASK:
         if set(spec.task_features) <= set(task_features):
             return spec

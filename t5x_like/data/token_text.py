@@ -1,7 +1,7 @@
 """Renders rows of token ids as text for a terminal, with special tokens, example boundaries and masks visible."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +20,7 @@ def rows_as_text(
     batch: Mapping[str, np.ndarray],
     vocabularies: "Mapping[str, seqio.Vocabulary]",
     names: Mapping[int, str],
+    starts: np.ndarray | None = None,
 ) -> Iterator[tuple[str, Text]]:
     """Renders the first row of each feature with the role `tokens`; each choice is a row of its own.
 
@@ -27,9 +28,10 @@ def rows_as_text(
 
     Args:
       spec: Feature spec of the batch.
-      batch: Model feature -> int32 `[batch, length]` or `[batch, choices, length]`.
+      batch: Model feature -> int32 `[batch, *choices, length, *inner]`.
       vocabularies: Task feature -> SeqIO vocabulary, for features that are text.
       names: Id -> name of special tokens that the vocabularies do not name.
+      starts: For a row of continuous data, the positions at which a document begins, bool `[length]`; `┃` marks them.
 
     Yields:
       Title and text of each row.
@@ -42,12 +44,41 @@ def rows_as_text(
         vocabulary = vocabularies.get(feature.sources[0])
         segments = _first_row(spec, batch, "segment_ids", track)
         if segments is None:
-            segments = np.ones_like(row) if track[0] in spec.fixed_lengths else np.sign(row)
-        if vocabulary is None:
+            real = row.any(axis=tuple(range(1, row.ndim)))
+            segments = np.ones_like(row) if track[0] in spec.fixed_lengths else real.astype(np.int32)
+        if starts is not None:
+            segments = np.where(segments > 0, 1 + np.cumsum(starts), 0)
+        if row.ndim > 1:
+            shown = _show_items(row, segments, vocabulary)
+        elif vocabulary is None:
             shown = _show_numbers(row[segments > 0])
         else:
             shown = show_tokens(row, segments, vocabulary, names=names, masked=_masked(spec, batch, track))
         yield f"{' + '.join(feature.sources)} → {feature.name}", shown
+
+
+def continuous_rows(
+    spec: FeatureSpec, batches: Sequence[Mapping[str, np.ndarray]], number: int, eos_id: int | None
+) -> Iterator[tuple[str, Mapping[str, np.ndarray], np.ndarray]]:
+    """Follows the rows of continuous data from batch to batch.
+
+    Args:
+      spec: Feature spec of the batches.
+      batches: The first batches.
+      number: Maximum number of rows to follow.
+      eos_id: Id of the token that ends a document.
+
+    Yields:
+      Title, a batch whose first row is to be shown, and the positions of this row at which a document begins.
+    """
+    lead = spec.lead(spec.task_features[0])
+    tokens = next(each.name for each in spec.features if each.sources == (lead,) and each.role == "tokens")
+    for row in range(min(number, len(batches[0][tokens]))):
+        begins = True  # with its first document
+        for index, batch in enumerate(batches):
+            starts = np.concatenate([[begins], batch[tokens][row] == eos_id])
+            begins = starts[-1]
+            yield f"row {row} of batch {index}", {name: array[row:] for name, array in batch.items()}, starts[:-1]
 
 
 def length_name(spec: FeatureSpec, feature: ModelFeature) -> str:
@@ -113,6 +144,20 @@ def _show_numbers(values: np.ndarray) -> Text:
     return Text(", ".join(f"{value} × {count}" if count > 1 else f"{value}" for value, count in runs))
 
 
+def _show_items(items: np.ndarray, segments: np.ndarray, vocabulary: "seqio.Vocabulary | None") -> Text:
+    """Renders the values of each item, `[items, inner]`: decoded, such as a word of its characters, or as numbers."""
+    shown = []
+    for segment in range(1, int(segments.max(initial=0)) + 1):
+        run = [
+            Text.assemble("[", _show_numbers(item), "]")
+            if vocabulary is None
+            else Text(vocabulary.decode(item.tolist()))
+            for item in items[segments == segment]
+        ]
+        shown.append(Text(" ").join(run))
+    return Text(" ┃ ", style=_BOUNDARY).join(shown)
+
+
 def _masked(spec: FeatureSpec, batch: Mapping[str, np.ndarray], track: tuple[str, ...]) -> dict[int, int]:
     """Returns the positions of a track's first row whose token is to be predicted -> the original id."""
     masked: dict[int, int] = {}
@@ -136,9 +181,10 @@ def _first_row(
 
 
 def _first_rows(spec: FeatureSpec, batch: Mapping[str, np.ndarray]) -> Iterator[tuple[ModelFeature, np.ndarray]]:
-    """Yields the first row of each feature, `[length]`, and with choices one for each of them."""
+    """Yields the first row of each feature, `[length, *inner]`, and with choices one for each of them."""
     for feature in spec.features:
-        rows = batch[feature.name][0].reshape(len(feature.parts), -1)
+        rows = batch[feature.name][0] if feature.choices else batch[feature.name]
+        rows = rows[: len(feature.parts)]
         yield from zip(feature.parts, rows, strict=True)
 
 

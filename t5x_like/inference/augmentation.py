@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
+from t5x_like.axis_rules import NO_AXES
 from t5x_like.data import batches, specs
 from t5x_like.errors import UserError
 from t5x_like.inference.examples import Example, Fields
@@ -141,7 +142,7 @@ class MaskedWords:
         self._texts, self._split, self._vocabulary = texts, split, vocabulary
         self._pieces, self._settings, self._vectors = vocabulary.pieces, settings, vectors
         self._words: dict[int, list[list[Word]]] = {}
-        self.longest = max_length
+        self.longest, self.axes = max_length, NO_AXES
 
     def read(self, start: int, stop: int) -> list[Example]:
         """Returns the examples of the records from `start` up to `stop`."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from t5x_like.axis_rules import NO_AXES, Axes
 from t5x_like.data import buckets
 from t5x_like.data.batches import from_arrays
 from t5x_like.data.features import FeatureSpec
@@ -50,9 +51,11 @@ class Examples(Protocol):
 
     Attributes:
       longest: Length of the longest possible row.
+      axes: Model feature -> logical axes, for features whose axes do not follow from their number of dimensions.
     """
 
     longest: int
+    axes: Axes
 
     def read(self, start: int, stop: int) -> list[Example]:
         """Returns the examples of the records from `start` up to `stop`. A record has any number of them."""
@@ -106,7 +109,7 @@ class TextExamples:
         self._path, self._records = path, records
         self._codec, self._layout, self._lengths, self._mode = codec, layout, lengths, mode
         self._rows, self._scored = rows, mode == "score"
-        self.longest = layout.longest(lengths, scored=self._scored)
+        self.longest, self.axes = layout.longest(lengths, scored=self._scored), NO_AXES
 
     def check(self, vocab_size: int) -> None:
         """Checks the records; see `Codec.check`. Those of a task are checked when its preprocessors read them."""
@@ -161,8 +164,8 @@ class TextExamples:
 class _HeadExamples:
     """What the examples of an objective that predicts by a head have in common."""
 
-    def __init__(self, longest: int):
-        self.longest = longest
+    def __init__(self, longest: int, axes: Axes):
+        self.longest, self.axes = longest, axes
 
     def _empty(self) -> Mapping[str, np.ndarray]:
         """Returns the features of a row of padding."""
@@ -177,7 +180,7 @@ class _HeadExamples:
         """Returns a batch; see `Examples`."""
         given = [example.content for example in examples] or [self._empty()]
         given = [*given, *[given[-1]] * (rows - len(given))]
-        return buckets.trim({name: np.stack([row[name] for row in given]) for name in given[0]}, length)
+        return buckets.trim({name: np.stack([row[name] for row in given]) for name in given[0]}, length, self.axes)
 
     def tokens(self, results: Sequence[tuple[Example, Any]]) -> int:
         """Returns the number of tokens of the inputs; see `Examples`."""
@@ -198,7 +201,7 @@ class HeadExamples(_HeadExamples):
 
     def __init__(self, rows: "TaskRows", spec: FeatureSpec, shapes: Mapping[str, tuple[int, ...]]):
         self._rows, self._spec, self._shapes = rows, spec, shapes
-        super().__init__(buckets.full_length(self._empty()))
+        super().__init__(buckets.full_length(self._empty()), spec.axes)
 
     def _empty(self) -> Mapping[str, np.ndarray]:
         return {name: np.zeros(shape[1:], self._spec.dtypes[name]) for name, shape in self._shapes.items()}
@@ -233,7 +236,12 @@ class IdExamples(_HeadExamples):
         self._path, self._records = path, records
         self._spec, self._labels = objective.features, tuple(getattr(objective, "labels", ()))
         self._lengths = self._spec.task_lengths(lengths)
-        super().__init__(buckets.full_length(self._empty()))
+        if inner := list(self._spec.inner_sizes):
+            raise UserError(
+                f"{path}: {type(objective).__name__} reads {inner[0]!r}, which has several values per token. Give "
+                "records with the columns of a task, and the task as MIXTURE_OR_TASK_NAME."
+            )
+        super().__init__(buckets.full_length(self._empty()), self._spec.axes)
 
     def check(self, vocab_size: int) -> None:
         """Checks that each record has the features, and that token ids are in the vocabulary.

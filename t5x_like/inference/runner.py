@@ -99,7 +99,7 @@ class Runner:
         batch = examples.batch(chunk, self._rows, length)
         ids = [example.record for example in chunk] or [0]
         ids += ids[-1:] * (self._rows - len(ids))
-        batch = self._partitioner.put_batch(batch)
+        batch = self._partitioner.put_batch(batch, examples.axes)
         (example_ids,) = self._partitioner.put_batch({"example_ids": np.array(ids, np.int32)}).values()
         return self._compute(self._params, batch, example_ids, self._key)
 

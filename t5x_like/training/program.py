@@ -8,7 +8,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from t5x_like import optimizers, partitioning
-from t5x_like.axis_rules import INPUT_TOKENS_SUFFIX, Axes
+from t5x_like.axis_rules import INPUT_CHARACTERS_SUFFIX, INPUT_TOKENS_SUFFIX, Axes
 from t5x_like.data.features import rows_of_shape
 from t5x_like.data.source import is_continuous
 from t5x_like.errors import UserError
@@ -113,7 +113,8 @@ def make_program(recipe: Recipe) -> Program:
         check_inputs(each.config, objective, batch_shapes)
     for each in teachers.values():
         check_inputs(each.config, each.objective, batch_shapes)
-    rows = {name: rows_of_shape(shape) for name, shape in batch_shapes.items()}
+    axes = objective.features.axes
+    rows = {name: rows_of_shape(shape, axes[name]) for name, shape in batch_shapes.items()}
 
     def init(key):
         params = networks.make(objective, config, key)
@@ -164,7 +165,7 @@ def _with_teachers(pair: tuple[Any, Frozen], teachers: Mapping[str, Any]) -> tup
 
 
 def check_inputs(config: ModelConfig, objective: Objective | None, batch_shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Checks that the model reads exactly the input tokens that the objective's batches contain.
+    """Checks that the model reads exactly the input tokens and characters that the objective's batches contain.
 
     Args:
       config: The model's configuration.
@@ -176,9 +177,10 @@ def check_inputs(config: ModelConfig, objective: Objective | None, batch_shapes:
     """
     dtypes = objective.features.dtypes if objective is not None else {}
     given = [name for name in dtypes or batch_shapes if name in batch_shapes]
-    needed = [name for name in config.reads if name.endswith(INPUT_TOKENS_SUFFIX)]
+    suffixes = (INPUT_TOKENS_SUFFIX, INPUT_CHARACTERS_SUFFIX)
+    needed = [name for name in config.reads if name.endswith(suffixes)]
     missing = [name for name in needed if name not in given]
-    ignored = [name for name in given if name.endswith(INPUT_TOKENS_SUFFIX) and name not in needed]
+    ignored = [name for name in given if name.endswith(suffixes) and name not in needed]
     if not (missing or ignored):
         return
     problem = f"the model needs {missing[0]!r}" if missing else f"the model does not read {ignored[0]!r}"

@@ -29,6 +29,7 @@ THREE_JOINED = FeatureSpec(
 )
 SPECS = specs.SPECS | {"three joined": THREE_JOINED, "choices": specs.multiple_choice(3)}
 SPECS |= {"three scores": specs.with_scores(specs.ENCODER_INPUTS_WITH_TYPES, 3)}
+SPECS |= {"characters": specs.with_characters(specs.CAUSAL_LM, 3)}
 
 
 def random_examples(spec, count):
@@ -43,7 +44,8 @@ def random_examples(spec, count):
             if name == "masked_positions":
                 example[name] = np.arange(length) * 2
             else:
-                example[name] = generator.integers(0, 50, length)
+                inner = [spec.inner_sizes[name]] if name in spec.inner_sizes else []
+                example[name] = generator.integers(0, 50, [length, *inner])
         examples.append({name: array.astype(spec.task_dtype(name)) for name, array in example.items()})
     return examples
 
@@ -51,7 +53,9 @@ def random_examples(spec, count):
 def dataset(examples):
     ds = tf.data.Dataset.from_tensor_slices(
         {
-            name: tf.ragged.constant([list(e[name]) for e in examples], dtype=tf.as_dtype(array.dtype))
+            name: tf.ragged.constant(
+                [e[name].tolist() for e in examples], tf.as_dtype(array.dtype), inner_shape=array.shape[1:]
+            )
             for name, array in examples[0].items()
         }
     )

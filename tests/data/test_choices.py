@@ -53,7 +53,8 @@ def test_arrays_without_seqio_give_the_same_rows():
 
 
 def test_each_choice_is_a_row_of_the_model():
-    assert rows_of_shape((8, 4, 16)) == (32, 16) and rows_of_shape((8, 16)) == (8, 16)
+    assert rows_of_shape((8, 4, 16), ("batch", "choices", "length")) == (32, 16)
+    assert rows_of_shape((8, 16), ("batch", "length")) == (8, 16)
 
 
 def test_wrong_token_id_names_its_choice():

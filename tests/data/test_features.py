@@ -128,7 +128,7 @@ def test_spec_for_unreadable_task_raises():
     [
         (lambda: ModelFeature("x", "positions", "row_positions"), "only the role `row_positions` has a source"),
         (lambda: ModelFeature("x", "positions", "tokens", within="inputs"), "role 'tokens' and within='inputs'"),
-        (lambda: TaskFeature("x"), "give `aligned_with`, `length`, `length_key` or a dtype"),
+        (lambda: TaskFeature("x"), "give `aligned_with`, `length`, `length_key`, `inner` or a dtype"),
         (
             lambda: FeatureSpec(
                 (ModelFeature("x", "types", "tokens"),),

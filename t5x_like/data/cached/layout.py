@@ -21,12 +21,19 @@ class Value:
       within: For positions in another source, that source; otherwise None.
       track: Index in `Layout.tracks` of the track that counts its items; None if their number is always `length`.
       length: Maximum number of items per row.
+      inner: Number of values per item; None for one without a dimension of its own.
     """
 
     sources: tuple[str, ...]
     within: tuple[str, ...] | None
     track: int | None
     length: int
+    inner: int | None = None
+
+    @property
+    def inner_shape(self) -> tuple[int, ...]:
+        """The dimension of the values of an item: `(inner,)` or `()`."""
+        return () if self.inner is None else (self.inner,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +69,7 @@ class Layout:
                 *value_key(part),
                 track=tracks.index(track) if track in tracks else None,
                 length=sum(lengths[name] for name in part.sources),
+                inner=spec.inner_sizes.get(part.sources[0]),
             )
         return cls(tuple(values.values()), tracks, lengths, pack)
 
@@ -69,7 +77,7 @@ class Layout:
     def from_json(cls, stored: Mapping[str, Any]) -> "Layout":
         """Returns the layout that `to_json` converted."""
         values = tuple(
-            Value(tuple(value["sources"]), value["within"] and tuple(value["within"]), value["track"], value["length"])
+            Value(**value | {"sources": tuple(value["sources"]), "within": value["within"] and tuple(value["within"])})
             for value in stored["values"]
         )
         return cls(values, tuple(map(tuple, stored["tracks"])), dict(stored["lengths"]), stored["pack"])
@@ -80,6 +88,9 @@ class Layout:
             {**dataclasses.asdict(value), "sources": list(value.sources), "within": value.within and list(value.within)}
             for value in self.values
         ]
+        for value in values:
+            if value["inner"] is None:
+                del value["inner"]  # as in the manifests of earlier versions
         return {
             "values": values,
             "tracks": [list(track) for track in self.tracks],
@@ -122,6 +133,10 @@ class Layout:
             here, there = self.lengths.get(name), other.lengths.get(name)
             if here != there:
                 found.append(f"{name!r} has {_items(here)} in the cache, {_items(there)} in this run")
+        sizes, others = ({value.sources[0]: value.inner for value in each.values} for each in (self, other))
+        for name in sizes.keys() & others.keys():
+            if (here := sizes[name]) != (there := others[name]):
+                found.append(f"{name!r} has {here or 'one'} values per item in the cache, {there or 'one'} in this run")
         if self.pack != other.pack:
             found.append(f"rows are {_packed(self.pack)} in the cache, {_packed(other.pack)} in this run")
         if not found and self != other:

@@ -2,10 +2,11 @@
 
 A row is little-endian and has three parts: the number of examples (uint32); the counts (uint32), which are the number
 of items of each example in each track, and for each joined track the number of items before its last feature; and the
-values, with the dtypes that the manifest lists.
+values, with the dtypes that the manifest lists, item after item.
 """
 
 import functools
+import math
 import operator
 from collections.abc import Mapping, Sequence
 
@@ -40,7 +41,7 @@ def encode(stored: Mapping[str, np.ndarray], layout: Layout, dtypes: Sequence[st
     """Encodes rows as bytes.
 
     Args:
-      stored: Features of `layout.storage_spec(spec)`, `[rows, length]`.
+      stored: Features of `layout.storage_spec(spec)`, `[rows, length]` or `[rows, length, inner]`.
       layout: Layout of the rows.
       dtypes: Storage dtype of each value.
 
@@ -98,14 +99,14 @@ class Decoder:
         self._lengths = [layout.track_length(index) for index in range(len(layout.tracks))]
         self._values = {(value.sources, value.within): index for index, value in enumerate(layout.values)}
 
-    def __call__(self, records: Sequence[bytes]) -> dict[str, Shaped[np.ndarray, "rows *choices length"]]:
+    def __call__(self, records: Sequence[bytes]) -> dict[str, Shaped[np.ndarray, "rows ..."]]:
         """Decodes records to model features.
 
         Args:
           records: Encoded rows.
 
         Returns:
-          Model feature -> `[rows, length]` or `[rows, choices, length]`.
+          Model feature -> `[rows, length]`, `[rows, choices, length]` or `[rows, length, inner]`.
 
         Raises:
           RunFailed: a record does not have the layout.
@@ -142,7 +143,9 @@ class Decoder:
                 offset = _COUNT.itemsize * (1 + number * kinds)
                 totals = counts[-1][:tracks].sum(axis=1).tolist()
                 for value, dtype, found in zip(self._layout.values, self._dtypes, parts, strict=True):
-                    items = value.length if value.track is None else totals[value.track]
+                    items = (value.length if value.track is None else totals[value.track]) * math.prod(
+                        value.inner_shape
+                    )
                     found.append(np.frombuffer(record, dtype, items, offset))
                     offset += items * dtype.itemsize
                 if offset != len(record) or any(map(operator.gt, totals, self._lengths)):
@@ -155,8 +158,8 @@ class Decoder:
             np.asarray(examples, np.int32),
             np.concatenate(counts, axis=1).astype(np.int32),
             [
-                np.concatenate(found).astype(batch_dtype(dtype))
-                for found, dtype in zip(parts, self._dtypes, strict=True)
+                np.concatenate(found).astype(batch_dtype(dtype)).reshape(-1, *value.inner_shape)
+                for found, dtype, value in zip(parts, self._dtypes, self._layout.values, strict=True)
             ],
         )
 
@@ -202,9 +205,10 @@ class _Track:
         row_lengths = np.diff(row_ends, prepend=0)
         return np.arange(self._length) < row_lengths[:, np.newaxis]
 
-    def dense(self, flat: np.ndarray) -> Shaped[np.ndarray, "rows length"]:
+    def dense(self, flat: np.ndarray) -> Shaped[np.ndarray, "rows length ..."]:
         """Arranges flat values in rows, with 0 after the last example."""
-        rows = np.zeros(self._is_real.shape, np.float32 if flat.dtype == np.float32 else np.int32)
+        shape = (*self._is_real.shape, *flat.shape[1:])
+        rows = np.zeros(shape, np.float32 if flat.dtype == np.float32 else np.int32)
         rows[self._is_real] = flat
         return rows
 
@@ -219,7 +223,7 @@ _ROLES = {
     "tokens": lambda tokens, track, bos: tokens,
     "shifted": lambda tokens, track, bos: np.where(track.positions > 0, np.roll(tokens, 1), np.int32(bos)),
     "next": lambda tokens, track, bos: np.where(track.left > 0, np.roll(tokens, -1), np.int32(0)),
-    "weights": lambda tokens, track, bos: np.ones_like(tokens),
+    "weights": lambda tokens, track, bos: np.ones_like(track.positions),
     "next_weights": lambda tokens, track, bos: track.left > 0,
     "last_weights": lambda tokens, track, bos: track.positions >= np.repeat(track.before, track.counts),
     "next_last_weights": lambda tokens, track, bos: (

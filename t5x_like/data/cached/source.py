@@ -160,8 +160,10 @@ class CachedSource:
         Raises:
           UserError: a vocabulary has more ids than `embeddings`.
         """
+        # The values of an item, such as its characters, have embeddings of their own.
+        others = {name for value in self.manifest.layout.values if value.inner for name in value.sources}
         for name, about in self.manifest.vocabularies.items():
-            if about["ids"] > embeddings:
+            if name not in others and about["ids"] > embeddings:
                 raise UserError(
                     f"the cache {self.directory}: the vocabulary of {name!r} has {about['ids']} ids (including "
                     f"sentinels), but the model has only {embeddings} embeddings. Set vocab_size={about['ids']} or "

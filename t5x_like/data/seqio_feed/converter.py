@@ -11,8 +11,11 @@ from collections.abc import Mapping
 import seqio
 import tensorflow as tf
 
-from t5x_like.data.features import Choices, FeatureSpec, ModelFeature
-from t5x_like.data.seqio_feed import devices  # noqa: F401 (before TensorFlow computes)
+from t5x_like.data.features import FeatureSpec, ModelFeature
+from t5x_like.data.seqio_feed import (
+    devices,  # noqa: F401 (before TensorFlow computes)
+    inner_sizes,
+)
 from t5x_like.errors import UserError
 
 PAD_WINDOW = 64
@@ -31,22 +34,31 @@ class SpecConverter(seqio.FeatureConverter):
       pack: Whether several examples share a row.
       padding_ids: Task feature -> id that is padding at the end of an example, or None if every id is text, as in
         GPT-2's vocabulary. As in SeqIO, the default is 0.
+      data: Name of the data, for messages.
 
     Raises:
       UserError: `pack` is set but the spec is not packable.
     """
 
-    def __init__(self, spec: FeatureSpec, *, pack: bool, padding_ids: Mapping[str, int | None] | None = None):
+    def __init__(
+        self,
+        spec: FeatureSpec,
+        *,
+        pack: bool,
+        padding_ids: Mapping[str, int | None] | None = None,
+        data: str = "data",
+    ):
         if pack and not spec.packable:
             raise UserError("PACK=True: examples of this objective cannot share a row. Set PACK=False.")
-        self.spec, self.padding_ids = spec, dict(padding_ids or {})
+        self.spec, self.padding_ids, self.data = spec, dict(padding_ids or {}), data
         # The parent class checks datasets against these attributes.
         self.TASK_FEATURES = {
-            name: self.FeatureSpec(dtype=tf.as_dtype(spec.task_dtype(name))) for name in spec.task_features
+            name: self.FeatureSpec(dtype=tf.as_dtype(spec.task_dtype(name)), rank=1 + (name in spec.inner_sizes))
+            for name in spec.task_features
         }
         self.MODEL_FEATURES = {
             feature.name: self.FeatureSpec(
-                dtype=tf.as_dtype(spec.dtypes[feature.name]), rank=2 if isinstance(feature.source, Choices) else 1
+                dtype=tf.as_dtype(spec.dtypes[feature.name]), rank=len(spec.axes[feature.name]) - 1
             )
             for feature in spec.features
         }
@@ -69,23 +81,26 @@ class SpecConverter(seqio.FeatureConverter):
         """Converts a dataset that a task has already checked, with fewer passes over it than `__call__`.
 
         Args:
-          ds: Examples with the task features of the spec, `[any length]`, with the dtypes of the spec.
+          ds: Examples with the task features of the spec, `[any length, *inner]`, with the dtypes of the spec.
           task_feature_lengths: Task feature -> maximum length in tokens.
 
         Returns:
-          Dataset of rows with the model features, `[length]` or `[choices, length]` each.
+          Dataset of rows with the model features, `[length]`, `[choices, length]` or `[length, inner]` each.
 
         Raises:
-          UserError: the dtype of a task feature differs from the spec.
+          UserError: the dtype or the inner size of a task feature differs from the spec.
         """
         lengths = self.spec.task_lengths(task_feature_lengths)
         capacities = {track: sum(lengths[name] for name in track) for track in self.spec.tracks}
         _check_elements(ds.element_spec, self.spec)
-        ds = ds.map(
-            lambda example: {
-                name: tf.ensure_shape(tf.cast(example[name], self.spec.task_dtype(name)), [None]) for name in lengths
-            }
-        )
+        ds = inner_sizes.checked(ds, self.spec, self.data)
+        inner = self.spec.inner_sizes
+
+        def cast(name, items):
+            shape = [None, inner[name]] if name in inner else [None]
+            return tf.ensure_shape(tf.cast(items, self.spec.task_dtype(name)), shape)
+
+        ds = ds.map(lambda example: {name: cast(name, example[name]) for name in lengths})
         window = max(capacities.values()) if self.pack else PAD_WINDOW
         ds = ds.ragged_batch(window, row_splits_dtype=tf.int32)
 
@@ -113,7 +128,7 @@ class SpecConverter(seqio.FeatureConverter):
         tracks: Mapping[tuple[str, ...], "Track"],
         lengths: Mapping[str, int],
     ) -> tf.Tensor:
-        """Returns the rows of one part of a model feature, `[rows, length]`."""
+        """Returns the rows of one part of a model feature, `[rows, length]` or `[rows, length, inner]`."""
         if set(feature.sources) & set(self.spec.fixed_lengths):
             (name,) = feature.sources
             return tf.ensure_shape(rows[name], [None, lengths[name]])
@@ -203,16 +218,16 @@ class Track:
         return tf.repeat(self._placement.segment, self.counts)
 
     def flat(self, parts: list[tf.Tensor]) -> tf.Tensor:
-        """Flattens the tokens of the joined features, each `[examples, any length]`."""
+        """Flattens the items of the joined features, each `[examples, any length]`, or of one `[…, inner]`."""
         real = [tf.sequence_mask(n, tf.shape(p)[1]) for n, p in zip(self._part_counts, parts, strict=True)]
         if len(parts) == 1:
             return tf.boolean_mask(parts[0], real[0])
         return tf.boolean_mask(tf.concat(parts, axis=1), tf.concat(real, axis=1))
 
     def dense(self, flat: tf.Tensor) -> tf.Tensor:
-        """Arranges flat values in rows, `[rows, length]`, with 0 after the last example."""
+        """Arranges flat values in rows, `[rows, length, …]`, with 0 after the last example."""
         return tf.RaggedTensor.from_row_lengths(flat, self._row_lengths, validate=False).to_tensor(
-            shape=[None, self._length]
+            shape=[None, self._length, *flat.shape[1:]]
         )
 
 
@@ -221,7 +236,7 @@ _ROLES = {
     "tokens": lambda tokens, track, bos: tokens,
     "shifted": lambda tokens, track, bos: tf.where(track.positions > 0, tf.roll(tokens, 1, 0), bos),
     "next": lambda tokens, track, bos: tf.where(track.left > 0, tf.roll(tokens, -1, 0), 0),
-    "weights": lambda tokens, track, bos: tf.ones_like(tokens),
+    "weights": lambda tokens, track, bos: tf.ones_like(track.positions),
     "next_weights": lambda tokens, track, bos: tf.cast(track.left > 0, tf.int32),
     "last_weights": lambda tokens, track, bos: tf.cast(
         track.positions >= tf.repeat(track.before, track.counts), tf.int32
@@ -259,7 +274,7 @@ def _check_elements(element_spec: Mapping[str, tf.TensorSpec], spec: FeatureSpec
 
 
 def _dense(batch: Mapping[str, tf.Tensor | tf.RaggedTensor]):
-    """Returns the features as `[examples, longest]`, padded with 0, and the length of each example, `[examples]`."""
+    """Returns the features as `[examples, longest, …]`, padded with 0, and the length of each example, `[examples]`."""
     rows, sizes = {}, {}
     for name, examples in batch.items():
         if isinstance(examples, tf.RaggedTensor):
@@ -282,7 +297,7 @@ def trim(
     Positions within another feature are dropped if they are beyond the length to which it was trimmed.
 
     Args:
-      rows: Task feature -> `[examples, any length]`.
+      rows: Task feature -> `[examples, any length]` or `[examples, any length, inner]`.
       sizes: Task feature -> length of each example, including padding, `[examples]`.
       lengths: Task feature -> maximum length.
       spec: Spec that declares which features are aligned.
@@ -304,7 +319,8 @@ def trim(
         elif name == lead:
             counts[lead] = size
         if lead in padded:
-            trimmed[name] = tf.pad(tokens, [[0, 0], [0, lengths[name] - tf.shape(tokens)[1]]])
+            after = [[0, lengths[name] - tf.shape(tokens)[1]], *[[0, 0]] * (tokens.shape.rank - 2)]
+            trimmed[name] = tf.pad(tokens, [[0, 0], *after])
     for feature in spec.features:
         if feature.within is not None:
             (name,), within = feature.sources, _total(counts, spec.track(feature.within))
@@ -315,8 +331,9 @@ def trim(
 
 
 def _count(tokens: tf.Tensor, sizes: tf.Tensor, padding_id: int) -> tf.Tensor:
-    """Counts the tokens in each row of `[examples, length]` up to the last one that is not padding."""
-    real = (tokens != tf.cast(padding_id, tokens.dtype)) & tf.sequence_mask(sizes, tf.shape(tokens)[1])
+    """Counts the items in each row of `[examples, length, …]` up to the last one that is not padding."""
+    real = tokens != tf.cast(padding_id, tokens.dtype)
+    real = (tf.reduce_any(real, axis=2) if real.shape.rank > 2 else real) & tf.sequence_mask(sizes, tf.shape(tokens)[1])
     ends = tf.cast(real, tf.int32) * tf.range(1, tf.shape(tokens)[1] + 1)
     # reduce_max of an array without columns is the smallest integer.
     return tf.maximum(tf.reduce_max(ends, axis=1), 0)

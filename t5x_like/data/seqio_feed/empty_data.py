@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from t5x_like.data.features import FeatureSpec
+from t5x_like.data.seqio_feed import inner_sizes
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,12 +25,15 @@ def check_not_empty(source: "SeqIOSource", spec: FeatureSpec) -> None:
       spec: Features that the objective reads.
 
     Raises:
-      UserError: the split has no examples, or all of the first ones have only padding.
+      UserError: the split has no examples, all of the first ones have only padding, or a feature has another number of
+        values per item.
     """
     padding = {name: source.padding_ids().get(name, 0) for name in spec.task_features}
     empty: list[Mapping[str, np.ndarray]] = []
     for example in source.examples(SEARCHED_EXAMPLES):
         found = {name: np.asarray(example[name]) for name in padding if name in example}
+        for name, values in found.items():
+            inner_sizes.check_shape(values.shape, spec.inner_sizes.get(name), source.name, name)
         if any(_has_items(values, padding[name]) for name, values in found.items()):
             return
         empty.append(found)

@@ -179,7 +179,9 @@ class TaskEvaluator:
             with task_errors.explain_errors(source):
                 self._evaluator = seqio.Evaluator(
                     mixture_or_task_name=source.mixture_or_task_name,
-                    feature_converter=SpecConverter(spec, pack=False, padding_ids=source.padding_ids()),
+                    feature_converter=SpecConverter(
+                        spec, pack=False, padding_ids=source.padding_ids(), data=source.name
+                    ),
                     eval_split=source.split,
                     use_cached=source.use_cached,
                     seed=source.seed,

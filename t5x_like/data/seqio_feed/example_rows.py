@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from t5x_like.data.features import FeatureSpec
-from t5x_like.data.seqio_feed import continuous
+from t5x_like.data.seqio_feed import continuous, inner_sizes
 from t5x_like.data.seqio_feed.converter import SpecConverter
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def make(
     """
     lengths, padding_ids = spec.task_lengths(source.task_feature_lengths), source.padding_ids()
     if source.continuous:
+        examples = inner_sizes.checked(examples, spec, source.name)
         examples = continuous.windows(
             examples,
             spec,
@@ -51,5 +52,5 @@ def make(
             to_the_end=to_the_end,
         )
         padding_ids = dict.fromkeys(lengths)  # windows have no padding
-    converter = SpecConverter(converted or spec, pack=source.pack, padding_ids=padding_ids)
+    converter = SpecConverter(converted or spec, pack=source.pack, padding_ids=padding_ids, data=source.name)
     return converter.convert(examples, lengths)

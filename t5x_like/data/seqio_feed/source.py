@@ -210,7 +210,7 @@ class SeqIOSource:
         ]
 
     def batch_shapes(self, spec: FeatureSpec) -> dict[str, tuple[int, ...]]:
-        """Returns model feature -> shape of the global batch, `(batch, length)` or `(batch, choices, length)`."""
+        """Returns model feature -> shape of the global batch, `(batch, *choices, length, *inner)`."""
         refuse_attached(spec.attached, self.name)
         return {name: (self.batch_size, *shape) for name, shape in spec.row_shapes(self.task_feature_lengths).items()}
 
@@ -220,8 +220,11 @@ class SeqIOSource:
         Raises:
           UserError: a vocabulary has more ids than `embeddings`.
         """
+        # The values of an item, such as its characters, have embeddings of their own.
+        features = self.provider.output_features if self.mixture_or_task_name else {}
+        ranks = {name: feature.rank for name, feature in features.items()}
         for name, vocabulary in self.vocabularies().items():
-            if vocabulary.vocab_size > embeddings:
+            if ranks.get(name, 1) == 1 and vocabulary.vocab_size > embeddings:
                 raise UserError(
                     f"{self.name or self.vocabulary_path}: the vocabulary of {name!r} has {vocabulary.vocab_size} ids "
                     f"(including sentinels), but the model has only {embeddings} embeddings. Set "

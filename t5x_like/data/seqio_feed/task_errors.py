@@ -15,6 +15,7 @@ import seqio
 import tensorflow as tf
 
 from t5x_like.data import blocked
+from t5x_like.data.seqio_feed import inner_sizes
 from t5x_like.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def explain_errors(source: "SeqIOSource") -> Iterator[None]:
             f"{source.name}, split {source.split!r}: {_first_line(error)}. Check the files that the task reads."
         ) from error
     except tf.errors.OpError as error:
+        if (known := inner_sizes.user_error(error)) is not None:
+            raise known from None
         found = next(filter(None, (_find(task, source) for task in source.tasks)), None)
         if found is None:
             raise RunFailed(

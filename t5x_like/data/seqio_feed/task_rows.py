@@ -90,7 +90,7 @@ class TaskRows:
           UserError: The task's preprocessors cannot process a record, or a token id is outside of its vocabulary.
         """
         limits = self._source.id_limits(spec)
-        converter = SpecConverter(spec, pack=False, padding_ids=self._source.padding_ids())
+        converter = SpecConverter(spec, pack=False, padding_ids=self._source.padding_ids(), data=self.task.name)
         with self._explain_errors():
             converted = converter.convert(self._dataset(start, stop), self._source.task_feature_lengths)
         examples = self.examples(start, stop)
