@@ -15,8 +15,9 @@ from rich.text import Text
 
 from t5x_like.data import mixing, specs
 from t5x_like.data.features import FeatureSpec
+from t5x_like.data.inspection import Inspection
 from t5x_like.data.span_lengths import span_lengths
-from t5x_like.data.token_text import length_name, piece, rows_as_text
+from t5x_like.data.token_text import continuous_rows, length_name, piece, rows_as_text
 from t5x_like.errors import UserError
 from t5x_like.runtime import terminal
 
@@ -30,33 +31,6 @@ DEFAULT_PREDICTIONS = 20
 # Fractions above these are problems: unknown tokens are noise, and padding wastes compute.
 UNKNOWN_FRACTION = 0.001
 PADDING_FRACTION = 0.5
-
-
-@dataclasses.dataclass
-class Inspection:
-    """Results of an inspection.
-
-    Attributes:
-      problems: Problems, each with advice; empty if none was found.
-      lengths: Task feature -> number of tokens of each inspected example.
-      classes: Task feature of labels -> label -> number of occurrences in these examples, in the order of the indices.
-      trimmed: Task feature -> number of these examples that are too long.
-      unknown: Task feature -> fraction of unknown tokens.
-      efficiency: Task feature -> fraction of the positions that are not padding.
-      examples_per_row: Mean number of examples per row.
-      skipped: Reason -> number of documents that are skipped for it, among the inspected `documents`.
-      documents: Number of inspected documents; 0 without the shipped `documents` preprocessor.
-    """
-
-    problems: list[str] = dataclasses.field(default_factory=list)
-    lengths: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    classes: dict[str, Counter[str]] = dataclasses.field(default_factory=dict)
-    trimmed: dict[str, int] = dataclasses.field(default_factory=dict)
-    unknown: dict[str, float] = dataclasses.field(default_factory=dict)
-    efficiency: dict[str, float] = dataclasses.field(default_factory=dict)
-    examples_per_row: float = 0.0
-    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
-    documents: int = 0
 
 
 def inspect(
@@ -73,6 +47,8 @@ def inspect(
     task_arguments: Mapping[str, Any] | None = None,
     rates: mixing.MixingRates = None,
     vocabulary_path: str | None = None,
+    continuous: bool = False,
+    batch_size: int = 1,
     spec: FeatureSpec | str | None = None,
     console: Console | None = None,
 ) -> Inspection:
@@ -82,7 +58,7 @@ def inspect(
       mixture_or_task_name: Registered name.
       task_feature_lengths: Task feature -> maximum length in tokens; by default short lengths that suit the task.
       split: Split of the data.
-      num_examples: Number of rows to print.
+      num_examples: Number of rows to print; of continuous data, the number of rows of a batch and of batches.
       sample: Number of documents and examples for statistics, from the start of the split.
       seed: Seed of the corruption.
       pack: Whether several examples share a row; by default if the spec is packable.
@@ -91,6 +67,9 @@ def inspect(
       task_arguments: Arguments that the task declares, such as a pattern of files.
       rates: Rates of the tasks of a mixture: task name -> rate, or `mixing.Rates`; None for the registered rates.
       vocabulary_path: Hugging Face directory or SentencePiece model, for tasks that can use any vocabulary.
+      continuous: Whether row i of a batch continues row i of the batch before. `┃` is then printed where a document
+        begins.
+      batch_size: Rows of a batch, on which the rows of continuous data depend.
       spec: Features that the objective reads, or their name in `t5x_like.data.specs`, such as PREFIX_LM. By default
         the spec that reads most of the task's features.
       console: Console to print to; by default the terminal.
@@ -108,10 +87,11 @@ def inspect(
     source = SeqIOSource(
         mixture_or_task_name=mixture_or_task_name,
         task_feature_lengths=dict(task_feature_lengths or {}),
-        batch_size=1,
+        batch_size=batch_size if continuous else 1,
         split=split,
         shuffle=False,
         pack=bool(pack),
+        continuous=continuous,
         seed=seed,
         use_cached=use_cached,
         module=module,
@@ -125,7 +105,7 @@ def inspect(
     source = dataclasses.replace(
         source,
         task_feature_lengths=source.task_feature_lengths or default_lengths(spec, source.tasks),
-        pack=spec.packable if pack is None else pack,
+        pack=spec.packable and not continuous if pack is None else pack,
     )
     found = Inspection()
     _print_task(source, console)
@@ -256,7 +236,7 @@ def _print_lengths(source: "SeqIOSource", spec: FeatureSpec, sample: int, found:
     for name, counted in found.lengths.items():
         key = limits[name]
         limit = source.task_feature_lengths[key]
-        found.trimmed[name] = int(np.sum(counted > limit))
+        found.trimmed[name] = 0 if source.continuous else int(np.sum(counted > limit))
         found.unknown[name] = unknown[name] / max(tokens[name], 1)
         percentiles = (f"{value:.0f}" for value in np.percentile(counted, PERCENTILES))
         table.add_row(name, *percentiles, str(limit), str(found.trimmed[name]), f"{found.unknown[name]:.2%}")
@@ -294,7 +274,8 @@ def _print_classes(examples: int, found: Inspection, console: Console) -> None:
 
 
 def _without_padding(values: np.ndarray, padding_id: int | None) -> np.ndarray:
-    real = np.flatnonzero(values != padding_id) if padding_id is not None else np.arange(len(values))
+    is_real = (values != padding_id).any(axis=tuple(range(1, values.ndim)))
+    real = np.flatnonzero(is_real) if padding_id is not None else np.arange(len(values))
     return values[: real[-1] + 1 if len(real) else 0]
 
 
@@ -311,7 +292,7 @@ def _print_rows(
     batches: list[Mapping[str, np.ndarray]] = []
     with _record_errors(found, "rows cannot be made"):
         iterator = source.host_iterator(spec)
-        batches = list(itertools.islice(iterator, sample))
+        batches = list(itertools.islice(iterator, max(sample // source.batch_size, 1)))
         if not iterator.can_be_saved:
             found.problems.append(
                 "the position in this pipeline cannot be saved, so a resumed run reads the data again from the start. "
@@ -329,10 +310,20 @@ def _print_rows(
             advice = _against_padding(name, source, spec, found)
             found.problems.append(f"{1 - fraction:.0%} of {name!r} is padding. {advice[0].upper()}{advice[1:]}.")
     full = ", ".join(f"{name} {fraction:.1%}" for name, fraction in found.efficiency.items())
-    console.print(Text(f"\n{len(batches):,} rows, {found.examples_per_row:.2f} examples per row, not padding: {full}"))
-    for number, batch in enumerate(batches[:num_examples]):
-        for title, shown in rows_as_text(spec, batch, _text_vocabularies(source), _special_names(source, spec)):
-            console.print(Text(f"\nrow {number}, {title}", style="bold"))
+    rows = f"{len(batches) * source.batch_size:,} rows"
+    if source.continuous:
+        rows += f" of {len(batches):,} batches, each row continues that of the batch before"
+    else:
+        rows += f", {found.examples_per_row:.2f} examples per row"
+    console.print(Text(f"\n{rows}, not padding: {full}"))
+    vocabularies, names = _text_vocabularies(source), _special_names(source, spec)
+    shown_rows = ((f"row {index}", batch, None) for index, batch in enumerate(batches[:num_examples]))
+    if source.continuous:
+        eos_id = source.vocabularies()[spec.lead(spec.task_features[0])].eos_id
+        shown_rows = continuous_rows(spec, batches[:num_examples], num_examples, eos_id)
+    for where, batch, starts in shown_rows:
+        for title, shown in rows_as_text(spec, batch, vocabularies, names, starts):
+            console.print(Text(f"\n{where}, {title}", style="bold"))
             console.print(shown)
 
 
@@ -389,12 +380,4 @@ def _special_names(source: "SeqIOSource", spec: FeatureSpec) -> dict[int, str]:
 
     if all(feature.role != "row_positions" for feature in spec.features):
         return {}
-    given = [
-        value
-        for task in source.tasks
-        for preprocessor in task.preprocessors
-        for value in getattr(preprocessor, "keywords", {}).values()
-        if isinstance(value, special_tokens.SpecialTokens)
-    ]
-    special = given[0] if given else special_tokens.special_tokens(source.vocabularies()["inputs"])
-    return {special.cls: "[CLS]", special.sep: "[SEP]", special.mask: "[MASK]"}
+    return special_tokens.names(source.tasks, source.vocabularies()["inputs"])

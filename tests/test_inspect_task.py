@@ -288,3 +288,33 @@ def test_equal_splits_and_a_single_label_are_problems(inspect_table):
     same = "the splits 'train' and 'validation' of shown_table are the same data (3 examples were compared)"
     assert any(problem.startswith(same) for problem in found.problems)
     assert any("all 3 labels of 'targets' in the first 3 examples are 'good'" in problem for problem in found.problems)
+
+
+def test_continuous_rows_continue_one_another_with_marks_where_documents_begin(register):
+    from data_tasks.pretraining.language_model import add_causal_lm_task
+
+    register("shown_continuous", source([b"unused"]))
+    seqio.TaskRegistry.remove("shown_continuous")
+    documents = [b"abcdefg", b"hij", b"klmnopqrstu", b"v"]
+    add_causal_lm_task("shown_continuous", source(documents), seqio.ByteVocabulary(extra_ids=0))
+    settings = {"continuous": True, "batch_size": 2, "task_feature_lengths": {"targets": 4}}
+    found, output = run("shown_continuous", **settings)
+    rows = {
+        title: line.strip()
+        for title, line in zip(output.splitlines(), output.splitlines()[1:], strict=False)
+        if title.startswith("row ")
+    }
+    assert rows == {
+        "row 0 of batch 0, targets → decoder_target_tokens": "┃ abcd",
+        "row 0 of batch 1, targets → decoder_target_tokens": "efg </s>",
+        "row 1 of batch 0, targets → decoder_target_tokens": "┃ hij </s>",
+        "row 1 of batch 1, targets → decoder_target_tokens": "┃ klmn",
+    }
+    assert "4 rows of 2 batches, each row continues that of the batch before" in output
+    assert found.trimmed == {"targets": 0} and found.problems == []  # documents are not trimmed
+
+
+def test_characters_of_words_are_shown_as_words():
+    found, output = run("python_docs_word_characters", split="validation", continuous=True, batch_size=2)
+    shown = output.split("characters → decoder_input_characters")[1]
+    assert " the " in shown and "┃ " in shown

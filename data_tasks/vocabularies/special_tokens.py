@@ -1,6 +1,7 @@
 """The special tokens and word boundaries of vocabularies, which masked language modeling needs."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import seqio
@@ -53,6 +54,24 @@ def special_tokens(vocabulary: seqio.Vocabulary) -> SpecialTokens:
         )
     last = vocabulary.vocab_size - 1
     return SpecialTokens(mask=last, cls=last - 1, sep=last - 2)
+
+
+def names(tasks: Sequence[seqio.Task], vocabulary: seqio.Vocabulary) -> dict[int, str]:
+    """Returns the ids of the special tokens of tasks -> their names.
+
+    Args:
+      tasks: tasks, of which a preprocessor may have special tokens as an argument.
+      vocabulary: the vocabulary of other tasks.
+    """
+    given = [
+        value
+        for task in tasks
+        for preprocessor in task.preprocessors
+        for value in getattr(preprocessor, "keywords", {}).values()
+        if isinstance(value, SpecialTokens)
+    ]
+    special = given[0] if given else special_tokens(vocabulary)
+    return {special.cls: "[CLS]", special.sep: "[SEP]", special.mask: "[MASK]"}
 
 
 def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:

@@ -249,6 +249,7 @@ COMMANDS = {
             "FEATURES": "name of a feature spec, such as PREFIX_LM (default: derived from the task)",
         },
         needs_run=True,
+        base_gin_file="commands/inspect.gin",
     ),
     "vocabulary": Command(
         "t5x_like.vocabulary.vocabulary",
