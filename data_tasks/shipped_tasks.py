@@ -30,6 +30,7 @@ from data_tasks.pretraining import (
     python_docs_tasks,
     sentence_tasks,
     unilm,
+    word_characters_tasks,
 )
 
 __all__ = [
@@ -62,4 +63,5 @@ __all__ = [
     "trivia_qa",
     "unilm",
     "wnli_simple",
+    "word_characters_tasks",
 ]

@@ -49,6 +49,16 @@ CONTINUOUS = [
     "--gin.KEEP_CHECKPOINTS=1",
     *EVERY_STEP,
 ]
+# The same of a network that also reads the characters of words.
+CHARACTERS = [
+    *(*TRAIN, "--gin_file=models/character_lstm/tiny.gin", "--gin_file=runs/character_lm.gin"),
+    "--gin_file=data/continuous.gin",
+    "--gin.MIXTURE_OR_TASK_NAME=python_docs_word_characters",
+    "--gin.WARMUP_STEPS=2",
+    "--gin.BATCH_SIZE=4",
+    "--gin.KEEP_CHECKPOINTS=1",
+    *EVERY_STEP,
+]
 
 
 def environment():
@@ -172,7 +182,7 @@ def test_terminated_run_saves_and_resumes(uninterrupted, tmp_path):
     assert best_checkpoint(tmp_path / "run") == best_checkpoint(uninterrupted)
 
 
-@pytest.mark.parametrize("command", [LIVE, CONTINUOUS], ids=["shuffled", "continuous"])
+@pytest.mark.parametrize("command", [LIVE, CONTINUOUS, CHARACTERS], ids=["shuffled", "continuous", "characters"])
 def test_killed_run_on_a_live_pipeline_resumes_with_the_same_losses(command, tmp_path):
     for name, kills in (("whole", 0), ("killed", 1)):
         run_to_the_end(

@@ -172,7 +172,7 @@ class LSTM(nnx.Module):
         self.token_embedder = Embedder(
             config.vocab_size, config.embedding_dim, key=token_key, init=init, dtype=config.compute_dtype
         )
-        self.decoder = _Decoder(config, layers_key)
+        self.decoder = LSTMLayers(config, layers_key)
         self.logits = Projection(
             (config.embed_dim,),
             (config.vocab_size,),
@@ -240,7 +240,7 @@ class LSTM(nnx.Module):
         return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits, carry=carry)
 
 
-class _Decoder(nnx.Module):
+class LSTMLayers(nnx.Module):
     """The layers as `layer_0`, `layer_1`, …; the first one may have inputs of another size, so they are not stacked."""
 
     def __init__(self, config: LSTMConfig, key: jax.Array):

@@ -124,6 +124,7 @@ RUNS = {
     ),
     "gpt": ("train", ["models/gpt2/small.gin", "runs/gpt.gin"], TASK),
     "recurrent_lm": ("train", ["models/lstm/base.gin", "runs/recurrent_lm.gin"], TASK),
+    "character_lm": ("train", ["models/character_lstm/base.gin", "runs/character_lm.gin"], TASK),
     "llama": ("train", ["models/llama2/7b.gin", "runs/llama.gin"], TASK),
     "bart": ("train", ["models/bart/base.gin", "runs/bart.gin"], TASK),
     "shakespeare": ("train", ["runs/shakespeare.gin"], [("TEXT", "input.txt")]),

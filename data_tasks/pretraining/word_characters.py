@@ -1,0 +1,99 @@
+"""Words and their characters, for language models that read characters (Kim et al. 2016, ELMo)."""
+
+import functools
+from collections.abc import Mapping
+
+import seqio
+import tensorflow as tf
+
+from data_tasks import preprocessors
+from data_tasks.feature_checks import require_lengths
+from data_tasks.vocabularies import words
+
+MAX_CHARACTERS = 50
+"""Characters per word of ELMo."""
+_DOCUMENTS_PER_BATCH = 128
+
+
+def split_into_words(ds: tf.data.Dataset) -> tf.data.Dataset:
+    """Converts `targets` from text to words `[words]`, strings, of which the last is `words.EOS`."""
+    return ds.map(
+        lambda document: {"targets": tf.concat([words.split_tf(document["targets"]), [words.EOS]], axis=0)},
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def word_characters(
+    ds: tf.data.Dataset,
+    sequence_length: Mapping[str, int] | None,
+    output_features: Mapping[str, seqio.Feature],
+    *,
+    max_characters: int = MAX_CHARACTERS,
+) -> tf.data.Dataset:
+    """Joins documents, cuts the result into chunks, and converts words to ids and to the ids of their characters.
+
+    Args:
+      ds: documents as words, `targets` `[words]`, each ending in `words.EOS`.
+      sequence_length: length of `targets`, which is the length of a chunk, in words. None: each document is a chunk.
+      output_features: `targets` with a `WordVocabulary`, `characters` with a `CharacterVocabulary`.
+      max_characters: number of characters per word, with those that begin and end it.
+
+    Returns:
+      Examples with `targets`, int32 `[words]`, and `characters`, int32 `[words, max_characters]`.
+
+    Raises:
+      UserError: the length of `targets` is missing.
+    """
+    if sequence_length is not None:
+        length = require_lengths("a language model of words", sequence_length, "targets")["targets"]
+
+        def cut(batch):
+            joined = batch["targets"].flat_values
+            return {"targets": tf.RaggedTensor.from_row_starts(joined, tf.range(0, tf.size(joined), length))}
+
+        ds = ds.ragged_batch(_DOCUMENTS_PER_BATCH, row_splits_dtype=tf.int32).map(cut).unbatch()
+    vocabulary, characters = output_features["targets"].vocabulary, output_features["characters"].vocabulary
+    return ds.map(
+        lambda example: {
+            "targets": vocabulary.words_to_ids(example["targets"]),
+            "characters": characters.words_to_ids(example["targets"], max_characters),
+        },
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
+
+
+def add_word_characters_task(
+    name: str,
+    source: seqio.DataSource,
+    vocabulary: words.WordVocabulary,
+    *,
+    text_feature: str = "text",
+    max_characters: int = MAX_CHARACTERS,
+) -> seqio.Task:
+    """Registers a task for language models that read characters; see `word_characters`.
+
+    Args:
+      name: the task name.
+      source: a source of documents.
+      vocabulary: the words.
+      text_feature: the feature of the source that holds the text.
+      max_characters: number of characters per word.
+
+    Returns:
+      The registered task.
+    """
+    return seqio.TaskRegistry.add(
+        name,
+        source=source,
+        preprocessors=[
+            functools.partial(preprocessors.documents, text_feature=text_feature),
+            split_into_words,
+            seqio.CacheDatasetPlaceholder(),
+            functools.partial(word_characters, max_characters=max_characters),
+        ],
+        output_features={
+            "targets": seqio.Feature(vocabulary),
+            "characters": seqio.Feature(words.CharacterVocabulary(), add_eos=False, rank=2),
+        },
+    )
