@@ -44,11 +44,14 @@ class NetworkSpec:
         model itself, which an objective declares if it shares modules or reads some of the features alone.
       shares: module of this network, such as `embeddings` -> the module in its place.
       features: names of the features that the network reads, for its floating-point operations; None for all.
+      objective: what the network predicts by itself, such as masked language modeling. Its heads are those of the same
+        names that the objective of the run has. None: nothing; for the model, the objective of the run.
     """
 
     config: ModelConfig | None = None
     shares: Mapping[str, Shared] = dataclasses.field(default_factory=dict)
     features: tuple[str, ...] | None = None
+    objective: "HasNetworks | None" = None
 
     def train_flops(self, shapes: Shapes) -> float:
         """Returns the floating-point operations of the network in a training step; see `ModelConfig.train_flops`."""
