@@ -161,7 +161,7 @@ def open_teacher(teacher: Teacher, student: Objective | None = None, *, weights:
         names = ("model",) if teacher.objective is not None and network is None else ("model", "objective")
         found = _configured(run, names, run_directory=run)
         if network is not None:
-            found = vars(RunModel(**found).network(network, path))
+            found = vars(RunModel(found["model"], found["objective"]).network(network, path))
         model, objective = found["model"], teacher.objective or found["objective"]
         if weights:
             (checkpoint_path,) = checkpoint_choice.choose(path, teacher.checkpoint, setting="TEACHER_CHECKPOINT")

@@ -120,11 +120,6 @@ class ReplacedTokenDetection(Objective):
 
     def networks(self, config: BertConfig) -> dict[str, NetworkSpec]:
         """Declares the generator, on the embeddings of the model; see `Objective.networks`."""
-        if not isinstance(config, BertConfig):
-            raise UserError(
-                f"ReplacedTokenDetection: the model is a {type(config).__name__}. Give a BertConfig, on whose "
-                "embeddings the generator can be built."
-            )
         inputs = tuple(name for name in self.features.dtypes if not name.startswith("masked_"))
         shared = {"embeddings": Shared(f"{MODEL}/embeddings")}
         return {
@@ -134,6 +129,11 @@ class ReplacedTokenDetection(Objective):
 
     def _generator(self, config: BertConfig) -> BertConfig:
         """Returns the configuration of the generator (`get_generator_config` of the released code)."""
+        if not isinstance(config, BertConfig):
+            raise UserError(
+                f"ReplacedTokenDetection: the model is a {type(config).__name__}. Give a BertConfig, on whose "
+                "embeddings the generator can be built."
+            )
         size = max(1, round(config.embed_dim * self.generator_size))
         heads = max(1, size // _HEAD_DIM)
         if size % heads:
