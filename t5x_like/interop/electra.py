@@ -145,12 +145,13 @@ def _check_head(activation: str, source: str) -> None:
 def table(config: ElectraConfig) -> list[TensorMapping]:
     """Returns the mapping of every tensor of the model and of the heads."""
     embeddings, hf_layer, layer = "electra.embeddings", "electra.encoder.layer.{i}", "model/encoder/layers"
+    has_projection = config.unembed_dim != config.embed_dim
     return [
         TensorMapping("model/embeddings/token_embedder/embedding", f"{embeddings}.word_embeddings.weight"),
         TensorMapping("model/embeddings/position_embedder/embedding", f"{embeddings}.position_embeddings.weight"),
         TensorMapping("model/embeddings/token_type_embedder/embedding", f"{embeddings}.token_type_embeddings.weight"),
         *norm("model/embeddings/norm", f"{embeddings}.LayerNorm"),
-        *dense("model/embedding_projection", "electra.embeddings_project"),
+        *(dense("model/embedding_projection", "electra.embeddings_project") if has_projection else ()),
         *attention(layer, hf_layer),
         *dense(f"{layer}/mlp/wi", f"{hf_layer}.intermediate.dense"),
         *dense(f"{layer}/mlp/wo", f"{hf_layer}.output.dense"),

@@ -10,6 +10,7 @@ FAMILIES = {
         ElectraConfig(**SIZES, **NO_DROPOUT, num_heads=2, head_dim=6, num_layers=2, max_length=16),
         ("encoder",),
         pretraining=MaskedLM(),
+        other_heads=("replaced_tokens",),
         huggingface_sizes={"embedding_dim": 8},
     )
 }
