@@ -120,7 +120,7 @@ def convert(
                 generation_settings=_generation_settings(checkpoint_path),
             )
             tokenizer_files.write(files, output_path)
-            run = model_card.ExportedRun.read(checkpoint_path, choice)
+            run = model_card.ExportedRun.read(checkpoint_path, choice, network)
             model_card.write(output_path, run, model, _counts(leaves))
     else:
         with _removed_on_failure(output_path):

@@ -141,6 +141,7 @@ def test_exported_network_is_complete(run, tmp_path, network, head):
         "objective": {head: params["objective"][head]},
     }
     assert_equal(interop.read(str(tmp_path / "out"), config), leaves(expected))
+    assert (f"| Network of the run | `{network}` |" in (tmp_path / "out/README.md").read_text()) == bool(network)
 
 
 def restored_from(path, directory, **changes):
