@@ -1,6 +1,7 @@
 """The networks of a run, on synthetic batches: each can be exported, opened, started from, and be a teacher."""
 
 import dataclasses
+import json
 
 import copying_run
 import jax
@@ -24,7 +25,7 @@ from t5x_like.objectives import heads, passes
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.replaced_tokens import GENERATOR, ReplacedTokenDetection
 from t5x_like.objectives.sequence_classification import SequenceClassification
-from t5x_like.optimizers import adamw
+from t5x_like.optimizers import ParameterGroup, adamw
 from t5x_like.partitioning import Partitioner
 from t5x_like.train import train
 from t5x_like.training import network_weights
@@ -66,9 +67,10 @@ class Rows(copying_run.Copying):
         pass
 
 
-def recipe(model_dir, *, learning_rate=0.01, **changes):
+def recipe(model_dir, *, learning_rate=0.01, frozen=(), **changes):
     changes = {"model": CONFIG, "objective": OBJECTIVE, "total": 3, "save": 3, "evaluate": None} | changes
-    optimizer = adamw(learning_rate=learning_rate)
+    groups = tuple(ParameterGroup(pattern, freeze=True) for pattern in frozen)
+    optimizer = adamw(learning_rate=learning_rate, groups=groups)
     return copying_run.recipe(model_dir, data=Rows(), evaluations={}, optimizer=optimizer, **changes)
 
 
@@ -160,6 +162,18 @@ def test_generator_starts_a_masked_language_model(run, tmp_path):
     path, params = run
     found = restored_from(path, tmp_path, model=GENERATOR_CONFIG, objective=MaskedLM(), network=GENERATOR)
     assert_equal(found, leaves(opened(path, GENERATOR).read()))
+
+
+def test_frozen_parameters_are_read_from_the_network_that_they_came_from(run, tmp_path):
+    path, _ = run
+    frozen = ("embeddings/", "encoder/")
+    start = {"model": GENERATOR_CONFIG, "objective": MaskedLM(), "path": path, "network": GENERATOR}
+    params = train(recipe(tmp_path, frozen=frozen, **start)).params
+    base = json.loads((tmp_path / "base.json").read_text())["leaves"]
+    assert base[f"model/{TABLE}"]["name"] == f"model/{TABLE}"
+    name = "encoder/layers/attention/query/kernel"
+    assert base[f"model/{name}"]["name"] == f"objective/{GENERATOR}/{name}"
+    assert_equal(leaves(opened(str(tmp_path), None).read()), leaves(params))
 
 
 @pytest.mark.parametrize("kind", ["run", "Hugging Face"])
