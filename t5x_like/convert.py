@@ -18,8 +18,9 @@ from t5x_like.data import tokenizer_files, vocabulary_digest
 from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.errors import UserError
 from t5x_like.interop import generation, json_files, t5x, tokenizer_export, tokenizer_ids
-from t5x_like.models import special_tokens
+from t5x_like.models import networks, special_tokens
 from t5x_like.models.base import ModelConfig
+from t5x_like.models.networks import MODEL
 from t5x_like.objectives.heads import HeadForm
 from t5x_like.objectives.sequence_regression import SequenceRegression
 from t5x_like.reporting import model_card
@@ -27,6 +28,7 @@ from t5x_like.runtime import run_files
 from t5x_like.training import weight_files, weight_source
 from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.checkpoints.manager import Checkpoints
+from t5x_like.training.network_weights import RunModel
 from t5x_like.training.runs import run_tokenizer
 
 
@@ -36,6 +38,7 @@ def convert(
     output_path: str,
     model: ModelConfig | None = None,
     checkpoint: str | int = "latest",
+    network: str | None = None,
     heads: Literal["all", "none"] = "all",
     labels: Sequence[str] | None = None,
     head: HeadForm | None = None,
@@ -60,6 +63,8 @@ def convert(
       model: Configuration of the model. Not needed for a Hugging Face directory, whose config.json describes it.
         Required for a T5X checkpoint, which does not describe it.
       checkpoint: Which checkpoint of a run to convert: `latest`, `best` (by its evaluation), or a step.
+      network: Name of the network of a run to convert, such as `generator`, with the heads that read it; None for the
+        model. Modules that it shares with another network are written with it.
       heads: Whether to convert the heads of the objective (`all`), or the bare model (`none`).
       labels: Names of the labels or scores of a run's head, for config.json; `LABEL_0`, … by default.
       head: The form of a run's head, whose dropout rate is written to config.json.
@@ -90,7 +95,10 @@ def convert(
     elif (index := weight_files.find_t5x(checkpoint_path)) is not None:
         model, leaves, described = _read_t5x(index, checkpoint_path, model)
     else:
-        is_run, leaves = True, _select(_read_run(checkpoint_path, model), heads)
+        is_run, (model, leaves) = True, _read_run(checkpoint_path, model, network)
+        leaves = _select(leaves, heads)
+    if network not in (None, MODEL) and not is_run:
+        raise UserError(f"NETWORK={network!r}: {given} has a model only. Give the directory of a run.")
     leaves = interop.fold_norms(model, leaves) if fold_norms else leaves
     _check_finite(leaves, checkpoint_path, allow_nonfinite)
 
@@ -112,7 +120,7 @@ def convert(
                 generation_settings=_generation_settings(checkpoint_path),
             )
             tokenizer_files.write(files, output_path)
-            run = model_card.ExportedRun.read(checkpoint_path, choice)
+            run = model_card.ExportedRun.read(checkpoint_path, choice, network)
             model_card.write(output_path, run, model, _counts(leaves))
     else:
         with _removed_on_failure(output_path):
@@ -143,8 +151,8 @@ def _read_t5x(index: str, path: str, model: ModelConfig | None) -> tuple[ModelCo
     return model, t5x.read(index, model), describe(model)
 
 
-def _read_run(path: str, model: ModelConfig | None) -> dict[str, Any]:
-    """Returns the parameters of a checkpoint of a run by name, `model/…` and `objective/…`."""
+def _read_run(path: str, model: ModelConfig | None, network: str | None) -> tuple[ModelConfig, dict[str, Any]]:
+    """Returns a network of a run, and its parameters and those of its heads by name, `model/…` and `objective/…`."""
     if model is None:
         if checkpoint_choice.find_step(path) is None:
             raise UserError(weight_files.explain_missing(path))
@@ -152,9 +160,15 @@ def _read_run(path: str, model: ModelConfig | None) -> dict[str, Any]:
             f"{path}: missing model. Omit --gin_file if the run directory has a config.gin, or give the model with "
             "--gin_file=models/…"
         )
+    if network is not None or run_files.find_run(path) is not None:
+        run = RunModel(model, RunModel.read(path).objective)
+        network = network or (MODEL if len(networks.specs(run.objective, model)) > 1 else None)
+        if network is not None:
+            model = networks.find(run.objective, model, network, path).config
     sharding = partitioning.Partitioner(rules="dp").replicated
-    with weight_source.open_source(weight_source.InitialWeights(path=path), model) as (shapes, read):
-        return read({n: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for n, shape in shapes.items()})
+    with weight_source.open_run(path, network=network) as weights:
+        wanted = {n: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for n, shape in weights.shapes.items()}
+        return model, weights.read(wanted)
 
 
 def _select(leaves: Mapping[str, Any], heads: str) -> dict[str, Any]:

@@ -15,12 +15,14 @@ from t5x_like.errors import UserError
 from t5x_like.inference.loaded import Loaded
 from t5x_like.models import build
 from t5x_like.models.base import ModelConfig
+from t5x_like.models.networks import MODEL
 from t5x_like.objectives.base import Objective
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import run_files
 from t5x_like.training import weight_files, weight_source
 from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.loaded_teachers import LoadedTeacher
+from t5x_like.training.network_weights import RunModel
 from t5x_like.training.runs import run_tokenizer
 
 # Its settings describe a model for all commands that read weights.
@@ -33,6 +35,7 @@ def open_model(
     path: str,
     *,
     checkpoint: str | int = checkpoint_choice.LATEST,
+    network: str | None = None,
     model: ModelConfig | None = None,
     objective: Objective | None = None,
     data: DataSource | None = None,
@@ -50,6 +53,8 @@ def open_model(
       path: A run directory, one of its checkpoints, a Hugging Face directory, or a T5X checkpoint.
       checkpoint: Which checkpoint of a run: `latest`, `best` (by its evaluation), or a step; for `evaluate` also `all`
         or `watch`.
+      network: Name of a network of a run, such as `generator`, to open with what it predicts by itself; None for the
+        model. `model` and `objective` are those of the run.
       model: Configuration of the model; None for that at the path. A T5X checkpoint does not describe it.
       objective: What the model predicts. With `model`, None stands for sequence-to-sequence generation.
       data: The task whose preprocessors and vocabularies encode text, or a source with only a vocabulary. Token ids do
@@ -64,7 +69,7 @@ def open_model(
       The opened model.
 
     Raises:
-      UserError: The path does not describe a model.
+      UserError: The path does not describe a model, or the run does not have the network.
     """
     given = {
         "model": model,
@@ -76,10 +81,16 @@ def open_model(
     }
     if model is None:
         given = _described(path) | {name: value for name, value in given.items() if value is not None}
+    network = None if network == MODEL else network
+    if network is not None:
+        run = RunModel.read(path) if given["objective"] is None else RunModel(given["model"], given["objective"])
+        found = run.network(network, path)
+        given |= {"model": found.model, "objective": found.objective}
     data, lengths = given["data"], given["task_feature_lengths"]
     return Loaded(
         path=path,
         checkpoint=checkpoint,
+        network=network,
         config=given["model"],
         objective=given["objective"],
         data=data,
@@ -131,12 +142,14 @@ def open_teacher(teacher: Teacher, student: Objective | None = None, *, weights:
         describe a model and an objective, or does not have the tensors of its model.
     """
     path = checkpoint_path = teacher.path.rstrip("/")
-    vocabulary = None
+    vocabulary, network = None, None if teacher.network == MODEL else teacher.network
     if not weights and path.endswith(_GIN):
         model, objective = _configured(path, ("model",), files=(path,))["model"], teacher.objective or student
     elif not paths.exists(path.removesuffix("/best")):
         raise UserError(f"TEACHER={path}: not found. Give a run directory or a Hugging Face directory.")
     elif weight_files.is_huggingface(path) or (not weights and "config.json" in paths.listdir(path)):
+        if network is not None:
+            raise UserError(f"TEACHER_NETWORK={network!r}: {path} has a model only. Give the directory of a run.")
         model = interop.config_from_huggingface(path)
         objective = teacher.objective or _objective_of_huggingface(path, model, student, weights)
         if weights:
@@ -145,16 +158,19 @@ def open_teacher(teacher: Teacher, student: Objective | None = None, *, weights:
             _check_heads(path, model, objective, interop.head_names(path))
     else:
         run = _run_of(path)
-        names = ("model",) if teacher.objective is not None else ("model", "objective")
+        names = ("model",) if teacher.objective is not None and network is None else ("model", "objective")
         found = _configured(run, names, run_directory=run)
+        if network is not None:
+            found = vars(RunModel(found["model"], found["objective"]).network(network, path))
         model, objective = found["model"], teacher.objective or found["objective"]
         if weights:
             (checkpoint_path,) = checkpoint_choice.choose(path, teacher.checkpoint, setting="TEACHER_CHECKPOINT")
             vocabulary = run_tokenizer.stored_digest(run)
-            _check_heads(path, model, objective, weight_source.stored_names(checkpoint_path))
+            _check_heads(path, model, objective, weight_source.stored_names(checkpoint_path, network))
     return LoadedTeacher(
         path=teacher.path,
         checkpoint_path=checkpoint_path,
+        network=network,
         config=model if teacher.dtype is None else dataclasses.replace(model, dtype=teacher.dtype),
         objective=objective,
         vocabulary=vocabulary,

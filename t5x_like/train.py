@@ -123,7 +123,7 @@ def train(
         evaluate = Evaluations(recipe.evaluations or {}, recipe.predicting, config, partitioner)
         check_run(evaluate.names if periods.evaluate is not None else (), periods.patience)
         if initial is not None and not run_directory.may_resume(storage.model_dir):
-            warm_start.check(initial, all_shapes["model"], config, partitioner)
+            warm_start.check(initial, all_shapes, config, partitioner, objective)
             run_tokenizer.check_initial(initial, vocabulary)
 
         # ---- Run directory: exclusive, and its stored configuration agrees -------------------------------------------
@@ -179,7 +179,7 @@ def train(
             if initial is not None:
                 path = distributed.compute_in_main(lambda: weight_source.resolve(initial.path))
                 source = dataclasses.replace(initial, path=path)
-                warm = warm_start.restore(source, state, frozen, config, partitioner, objective.other_names)
+                warm = warm_start.restore(source, state, frozen, config, partitioner, objective)
                 state, frozen = warm.state, warm.frozen
                 base = frozen_base.of_new_run(path, warm.exact, frozen.params)
         base = None if storage.store_base else base

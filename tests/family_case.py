@@ -27,6 +27,7 @@ class Family:
       padding_id: padding token in batches without segment ids, or None.
       huggingface: whether transformers supports the family, so that weights are converted.
       pretraining: objective whose heads transformers stores with the model; None: none.
+      other_heads: heads that transformers stores with the model in other classes than those of `pretraining`.
       huggingface_sizes: fields of `config` to replace where transformers requires other sizes.
       initial_loss_margin: nats per token by which the initial loss may exceed the loss of a uniform prediction.
     """
@@ -41,6 +42,7 @@ class Family:
     padding_id: int | None = 0
     huggingface: bool = True
     pretraining: Objective | None = None
+    other_heads: tuple[str, ...] = ()
     huggingface_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     initial_loss_margin: float = 0.2
 

@@ -152,7 +152,7 @@ def _initial_weights(model: ModelConfig, arguments: Mapping[str, Any]) -> str | 
     def check() -> str | None:
         if run_directory.may_resume(arguments.get("model_dir")):
             return None
-        fit = _fit(source, model)
+        fit = _fit(source, model, arguments["objective"])
         run_tokenizer.check_initial(source, arguments["data"].text_vocabulary(arguments["objective"].features))
         return fit
 
@@ -169,10 +169,14 @@ def _weights(model: ModelConfig, path: str | None) -> str | None:
     return _with_timeout(check) if path else None
 
 
-def _fit(source: InitialWeights, model: ModelConfig) -> str:
-    """Checks that weights fit the model."""
+def _fit(source: InitialWeights, model: ModelConfig, objective: Objective | None = None) -> str:
+    """Checks that weights fit the model, or a network of the objective."""
     here, partitioner = for_platform(model, "cpu"), partitioning.Partitioner(devices=jax.devices()[:1])
-    warm_start.check(source, build.shapes(here, partitioner), here, partitioner)
+    if source.target is None:
+        params = {"model": build.shapes(here, partitioner)}
+    else:
+        params = build.params_shapes(here, objective, partitioner)
+    warm_start.check(source, params, here, partitioner, objective)
     return f"{source.path} fits"
 
 

@@ -88,7 +88,9 @@ class Distillation(Objective):
             for term, value in objective.coefficients.items()
         }
         self.coefficients = own | {name: given[name] for name in losses}
-        self.other_names, self.draws = objective.other_names, objective.draws
+        running_objectives = [each.objective for name, each in self.teachers.items() if name not in self.cached]
+        self.other_names = objective.other_names
+        self.draws = any(each.draws for each in (objective, *running_objectives))
         self._on_policy = on_policy
         if objective.stages or (on_policy is not None and objective.prepare is not None):
             raise UserError(
@@ -214,7 +216,7 @@ class Distillation(Objective):
     ) -> Outputs:
         """Runs the student, and the teachers whose predictions are not cached; see `Objective.run`."""
         student, ran = self._student(params["model"].config), {}
-        captured = dict.fromkeys(capture)
+        captured, undropped = dict.fromkeys(capture), dataclasses.replace(keys, dropout=None)
         for name, teacher in self.teachers.items():
             ours, theirs = self._captures(student, name)
             captured |= dict.fromkeys(ours)
@@ -224,7 +226,7 @@ class Distillation(Objective):
                 prefix = f"{TEACHER}{name}/"
                 own = {key.removeprefix(prefix): each for key, each in carry.items() if key.startswith(prefix)}
                 with teacher.bound():
-                    outputs = teacher.objective.run(frozen, read, carry=own, capture=theirs)
+                    outputs = teacher.objective.run(frozen, read, keys=undropped, carry=own, capture=theirs)
                 outputs = jax.lax.stop_gradient(outputs)
                 ran[f"{TEACHER}{name}"] = outputs
                 ran |= {f"{prefix}{key}": outputs if key == MODEL else outputs.networks[key] for key in own}

@@ -19,6 +19,8 @@ class Teacher:
     path: str
     # Which checkpoint of a run: latest, best or a step.
     checkpoint: str | int = "latest"
+    # Name of a network of a run, such as `generator`, with what it predicts by itself; by default the model.
+    network: str | None = None
     # Weight among several teachers; they need not add up to 1.
     weight: float = 1.0
     # dtype of its parameters and activations; by default bfloat16 on TPU and GPU, float32 on CPU.

@@ -34,6 +34,7 @@ class Loaded:
       config: Configuration of the model. Fields that are left to the platform are None.
       objective: What the model predicts, by its heads if it has any; None for sequence-to-sequence generation.
       checkpoint: Which checkpoint of a run.
+      network: Name of the network of the run that the model is; None for its model.
       data: The task whose preprocessors and vocabularies encode text, or a source with only a vocabulary. None for
         token ids.
       task_feature_lengths: Maximum length of each task feature in tokens.
@@ -46,6 +47,7 @@ class Loaded:
     config: ModelConfig
     objective: Objective | None = None
     checkpoint: str | int = checkpoint_choice.LATEST
+    network: str | None = None
     data: DataSource | None = None
     task_feature_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
     decoding: Decoding = Decoding()
@@ -103,7 +105,7 @@ class Loaded:
 
     def _load(self, shapes: Mapping[str, Any], path: str) -> dict[str, Any]:
         distributed.heartbeat(f"the parameters of {path}")
-        return warm_start.load(path, shapes, self.resolved, self.partitioner)
+        return warm_start.load(path, shapes, self.resolved, self.partitioner, self.network)
 
     # ---- text --------------------------------------------------------------------------------------------------------
 

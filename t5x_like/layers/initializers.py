@@ -59,5 +59,18 @@ def fan_in(variance: float = 1.0, *, truncated: bool = False) -> Initializer:
     return initializer
 
 
+def glorot_uniform(key: jax.Array, shape: tuple[int, ...], num_inputs: int) -> Float[Array, "..."]:
+    """Draws from the uniform distribution with variance 2 / (inputs + outputs) (Glorot and Bengio 2010, equation 16).
+
+    Args:
+      key: random key.
+      shape: shape of the kernel.
+      num_inputs: number of contracted dimensions.
+    """
+    return jax.nn.initializers.glorot_uniform(in_axis=range(num_inputs), out_axis=range(num_inputs, len(shape)))(
+        key, shape, jnp.float32
+    )
+
+
 # Initializer of the heads of BERT: `initializer_range` of the released configurations.
 BERT = truncated_normal(0.02)

@@ -9,7 +9,8 @@ GELU and a larger epsilon.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +85,11 @@ class BertConfig(BaseConfig):
         checks.positive(self, "norm_epsilon", "initializer_range")
         checks.activations(self)
         checks.non_negative_integers(self, "num_token_types", "position_offset", "padding_id")
+
+    @property
+    def embeds_positions(self) -> bool:
+        """Whether embeddings of positions are added to those of the tokens."""
+        return True
 
     @property
     def unembed_dim(self) -> int:
@@ -165,20 +171,35 @@ def forward_flops(config: BertConfig, batch: int, length: int, predictions: int)
     return 2.0 * batch * (trunk + (e != d) * length * e * d + predictions * e * config.vocab_size)
 
 
-def make_layer(config: BertConfig, key: jax.Array) -> TransformerLayer:
-    """Makes a post-norm layer of self-attention and a feed-forward block."""
+def make_attention(config: BertConfig, *, key: jax.Array) -> MultiHeadAttention:
+    """Makes the self-attention of a layer."""
+    return MultiHeadAttention(key=key, scale=config.head_dim**-0.5, **attention_options(config))
+
+
+def attention_options(config: BertConfig) -> dict[str, Any]:
+    """Returns the arguments of `MultiHeadAttention`, without scale and key."""
+    return {
+        "size": config.embed_dim,
+        "heads": config.num_heads,
+        "head_dim": config.head_dim,
+        "init": initializers.truncated_normal(config.initializer_range),
+        "bias": True,
+        "dropout": Dropout(config.attention_dropout_rate),
+        "dtype": config.compute_dtype,
+    }
+
+
+def make_layer(
+    config: BertConfig, key: jax.Array, attention: Callable[..., MultiHeadAttention] = make_attention
+) -> TransformerLayer:
+    """Makes a post-norm layer of self-attention and a feed-forward block.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
+      attention: makes the self-attention, `attention(config, key=key)`.
+    """
     attention_key, mlp_key = jax.random.split(key)
-    attention = MultiHeadAttention(
-        config.embed_dim,
-        heads=config.num_heads,
-        head_dim=config.head_dim,
-        init=initializers.truncated_normal(config.initializer_range),
-        bias=True,
-        scale=config.head_dim**-0.5,
-        dropout=Dropout(config.attention_dropout_rate),
-        dtype=config.compute_dtype,
-        key=attention_key,
-    )
     mlp = MLP(
         config.embed_dim,
         config.mlp_dim,
@@ -189,7 +210,7 @@ def make_layer(config: BertConfig, key: jax.Array) -> TransformerLayer:
         key=mlp_key,
     )
     return TransformerLayer(
-        {"attention": attention, "mlp": mlp},
+        {"attention": attention(config, key=attention_key), "mlp": mlp},
         functools.partial(make_norm, config),
         norm_position="post",
         dropout=Dropout(config.dropout_rate),
@@ -210,7 +231,7 @@ class BertEmbeddings(nnx.Module):
 
     Attributes:
       token_embedder: table `[vocab_size embedding]` of the tokens and of the logits.
-      position_embedder: table `[max_length+position_offset embedding]`.
+      position_embedder: table `[max_length+position_offset embedding]`; missing in a model that embeds no positions.
       token_type_embedder: table `[num_token_types embedding]`; missing in a model without token types.
       norm: norm of the sum.
     """
@@ -225,7 +246,8 @@ class BertEmbeddings(nnx.Module):
             return Embedder(num_embeddings, size, key=key, axis=axis, init=init, dtype=dtype)
 
         self.token_embedder = embedder(config.vocab_size, "vocab", token_key)
-        self.position_embedder = embedder(config.max_length + config.position_offset, "positions", position_key)
+        if config.embeds_positions:
+            self.position_embedder = embedder(config.max_length + config.position_offset, "positions", position_key)
         if config.num_token_types:
             self.token_type_embedder = embedder(config.num_token_types, "token_types", token_type_key)
         self.norm = LayerNorm(config.unembed_dim, epsilon=config.norm_epsilon)
@@ -234,8 +256,10 @@ class BertEmbeddings(nnx.Module):
         """Embeds tokens, positions and token types; see `Bert.embed`."""
         tokens = batch["encoder_input_tokens"]
         checks.row_length(self.config, tokens.shape[1])
-        positions = position_ids(*tokens.shape, batch.get("encoder_positions")) + self.config.position_offset
-        embedded = self.token_embedder(tokens) + self.position_embedder(positions)
+        embedded = self.token_embedder(tokens)
+        if self.config.embeds_positions:
+            positions = position_ids(*tokens.shape, batch.get("encoder_positions")) + self.config.position_offset
+            embedded += self.position_embedder(positions)
         if self.config.num_token_types:
             embedded += self.token_type_embedder(batch.get("token_types", jnp.zeros_like(tokens)))
         return self.norm(embedded)
@@ -270,6 +294,9 @@ class Bert(BaseModel):
             )
         self.encoder = self.make_encoder(encoder_key)
 
+    # Makes the self-attention of a layer.
+    make_attention = staticmethod(make_attention)
+
     def make_encoder(self, key: jax.Array, *, order: Sequence[int] | None = None) -> Stack:
         """Makes the layers.
 
@@ -278,7 +305,7 @@ class Bert(BaseModel):
           order: the stored layer of each application; None for `num_layers` layers once.
         """
         return Stack(
-            functools.partial(make_layer, self.config),
+            functools.partial(make_layer, self.config, attention=self.make_attention),
             self.config.num_layers if order is None else max(order) + 1,
             key=key,
             order=order,
@@ -320,17 +347,18 @@ class Bert(BaseModel):
         x = Dropout(self.config.dropout_rate)(embedded["encoder"], first_key)
         if self.config.unembed_dim != self.config.embed_dim:
             x = self.embedding_projection(x)
-        inputs = {"attention": {"mask": self._mask(batch)}}
+        inputs = {"attention": self.attention_inputs(batch)}
         hidden, captured = self.encoder(x, inputs, dropout_key=layers_key, captures=captures)
         hidden, output = captures.state(capturing.OUTPUT, hidden)
         return Outputs(hidden=hidden, captured=captured | output)
 
+    def attention_inputs(self, batch: Batch) -> dict[str, Any]:
+        """Returns the inputs of the attention that all layers share: the mask."""
+        segments = batch.get("encoder_segment_ids")
+        if segments is None:
+            return {"mask": Mask(key_valid=batch["encoder_input_tokens"] != self.config.padding_id)}
+        return {"mask": Mask(query_segments=segments, key_segments=segments)}
+
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
         """Returns logits in float32, with the token embeddings as their kernel."""
         return self.embeddings.token_embedder.attend(hidden)
-
-    def _mask(self, batch: Batch) -> Mask:
-        segments = batch.get("encoder_segment_ids")
-        if segments is None:
-            return Mask(key_valid=batch["encoder_input_tokens"] != self.config.padding_id)
-        return Mask(query_segments=segments, key_segments=segments)

@@ -6,78 +6,65 @@ positions, which the layers share and project with kernels of their own. Apart f
 """
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from t5x_like.kernels.dropout import NO_DROPOUT, Dropout, split_key
-from t5x_like.kernels.masks import Mask
-from t5x_like.layers import captures as capturing
+from t5x_like.errors import UserError
+from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.layers import initializers
 from t5x_like.layers.attention import MultiHeadAttention
-from t5x_like.layers.blocks import Hidden, TransformerLayer
+from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.embeddings import Embedder
-from t5x_like.layers.mlp import MLP
 from t5x_like.layers.projections import Projection
-from t5x_like.layers.stacks import Stack
 from t5x_like.models import bert, checks
-from t5x_like.models.base import BaseConfig, BaseModel, Batch, StackInfo
-from t5x_like.models.outputs import Outputs
+from t5x_like.models.base import Batch
+from t5x_like.models.bert import Bert, BertConfig
 
 # Content to content, content to position, position to content.
 NUM_SCORES = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class DisentangledConfig(BaseConfig):
+class DisentangledConfig(BertConfig):
     """Sizes and hyperparameters of an encoder with disentangled attention; by default a small model."""
 
-    # Rows of the token embedding table.
-    vocab_size: int = 30522
     # Size of a hidden state.
     embed_dim: int = 128
     # Size within a feed-forward block.
     mlp_dim: int = 512
     # Number of attention heads.
     num_heads: int = 2
-    # Size of the queries, keys and values of a head.
-    head_dim: int = 64
     # Number of layers.
     num_layers: int = 2
-    # Longest row, in tokens.
-    max_length: int = 512
+    # Number of token types; 0: they are not embedded.
+    num_token_types: int = 0
     # Distance from which all positions on a side share a vector of the table, which has twice as many.
     max_distance: int = 128
-    # Id of the padding token, which is masked in batches without segment ids.
-    padding_id: int = 0
     # Activations of the feed-forward blocks and of the masked-LM head.
     activations: tuple[str, ...] = ("gelu_exact",)
     # Dropout rate of the embeddings, of the relative positions and of the output of each block.
     dropout_rate: float = 0.1
-    # Dropout rate of the attention weights.
-    attention_dropout_rate: float = 0.1
     # Epsilon of the norms.
     norm_epsilon: float = 1e-7
-    # Standard deviation of new kernels and tables, truncated at twice its value.
-    initializer_range: float = 0.02
 
     def __post_init__(self):
         super().__post_init__()
-        checks.positive_integers(self, "embed_dim", "mlp_dim", "num_heads", "head_dim", "num_layers")
-        checks.positive_integers(self, "max_length", "max_distance")
-        checks.rates(self, "dropout_rate", "attention_dropout_rate")
-        checks.positive(self, "norm_epsilon", "initializer_range")
-        checks.activations(self)
-        checks.non_negative_integers(self, "padding_id")
+        checks.positive_integers(self, "max_distance")
+        if self.position_offset:
+            raise UserError(
+                f"position_offset={self.position_offset}: not supported by DisentangledConfig, whose positions are "
+                "relative. Omit it."
+            )
 
     @property
-    def stacks(self) -> dict[str, StackInfo]:
-        """Sizes of the stack; see `ModelConfig.stacks`."""
-        return {"encoder": self.stack(self.num_layers)}
+    def embeds_positions(self) -> bool:
+        """False: positions are relative; see `BertConfig.embeds_positions`."""
+        return False
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -95,11 +82,10 @@ class DisentangledConfig(BaseConfig):
         multiply-adds per batch, for the projected table, and 2LRa per row.
         """
         batch, length = shapes["encoder_input_tokens"]
-        _, predictions = shapes.get("masked_positions", (batch, 0))
         relative, a = 2 * self.max_distance, self.num_heads * self.head_dim
         added = 2.0 * self.num_layers * 2 * relative * a * (self.embed_dim + batch * length)
         # The backward pass computes two matrix products of the same size per product of the forward pass.
-        return 3.0 * (bert.forward_flops(self, batch, length, predictions) + added)
+        return super().train_flops(shapes) + 3.0 * added
 
 
 @struct.dataclass
@@ -164,22 +150,12 @@ class DisentangledAttention(MultiHeadAttention):
 
     def __init__(self, config: DisentangledConfig, *, key: jax.Array):
         content_key, query_key, key_key = jax.random.split(key, 3)
-        init, dtype = initializers.truncated_normal(config.initializer_range), config.compute_dtype
-        super().__init__(
-            config.embed_dim,
-            heads=config.num_heads,
-            head_dim=config.head_dim,
-            init=init,
-            bias=True,
-            scale=(NUM_SCORES * config.head_dim) ** -0.5,
-            dropout=Dropout(config.attention_dropout_rate),
-            dtype=dtype,
-            key=content_key,
-        )
+        options = bert.attention_options(config)
+        super().__init__(key=content_key, scale=(NUM_SCORES * config.head_dim) ** -0.5, **options)
         sizes = (config.embed_dim,), (config.num_heads, config.head_dim)
-        options = {"axes": ("embed", "heads", "kv"), "init": init, "dtype": dtype}
-        self.position_query = Projection(*sizes, key=query_key, **options)
-        self.position_key = Projection(*sizes, key=key_key, **options)
+        of_table = {"axes": ("embed", "heads", "kv"), "init": options["init"], "dtype": options["dtype"]}
+        self.position_query = Projection(*sizes, key=query_key, **of_table)
+        self.position_key = Projection(*sizes, key=key_key, **of_table)
         self.position_dropout = Dropout(config.dropout_rate)
 
     def __call__(
@@ -199,27 +175,7 @@ class DisentangledAttention(MultiHeadAttention):
         return super().__call__(x, bias=bias, **options)
 
 
-def make_layer(config: DisentangledConfig, key: jax.Array) -> TransformerLayer:
-    """Makes a post-norm layer of disentangled attention and a feed-forward block."""
-    attention_key, mlp_key = jax.random.split(key)
-    mlp = MLP(
-        config.embed_dim,
-        config.mlp_dim,
-        activations=config.activations,
-        init=initializers.truncated_normal(config.initializer_range),
-        bias=True,
-        dtype=config.compute_dtype,
-        key=mlp_key,
-    )
-    return TransformerLayer(
-        {"attention": DisentangledAttention(config, key=attention_key), "mlp": mlp},
-        functools.partial(bert.make_norm, config),
-        norm_position="post",
-        dropout=Dropout(config.dropout_rate),
-    )
-
-
-class Disentangled(BaseModel):
+class Disentangled(Bert):
     """An encoder with disentangled attention. Implements `Model` of `models/base.py`.
 
     Args:
@@ -227,77 +183,24 @@ class Disentangled(BaseModel):
       key: random key of the initialization.
 
     Attributes:
-      token_embedder: table of the tokens and of the logits.
-      embedding_norm: norm of the embedded tokens.
       relative_embedder: table of relative positions; entry `query - key + max_distance`.
-      encoder: layers of the encoder.
     """
 
+    make_attention = staticmethod(DisentangledAttention)
+
     def __init__(self, config: DisentangledConfig, *, key: jax.Array):
-        token_key, relative_key, encoder_key = jax.random.split(key, 3)
-        self.config = config
-        options = {
-            "init": initializers.truncated_normal(config.initializer_range),
-            "dtype": config.compute_dtype,
-        }
-        self.token_embedder = Embedder(config.vocab_size, config.embed_dim, key=token_key, **options)
+        model_key, relative_key = jax.random.split(key)
+        super().__init__(config, key=model_key)
         self.relative_embedder = Embedder(
-            2 * config.max_distance, config.embed_dim, axis="positions", key=relative_key, **options
-        )
-        self.embedding_norm = bert.make_norm(config)
-        self.encoder = Stack(
-            functools.partial(make_layer, config),
-            config.num_layers,
-            key=encoder_key,
-            scan=bool(config.scan_layers),
-            remat=config.remat,
+            2 * config.max_distance,
+            config.embed_dim,
+            axis="positions",
+            key=relative_key,
+            init=initializers.truncated_normal(config.initializer_range),
+            dtype=config.compute_dtype,
         )
 
-    def embed(self, batch: Batch) -> dict[str, Hidden]:
-        """Embeds tokens.
-
-        Args:
-          batch: `encoder_input_tokens`.
-
-        Returns:
-          The normalized embeddings as `encoder`.
-
-        Raises:
-          UserError: rows are longer than `max_length`.
-        """
-        tokens = batch["encoder_input_tokens"]
-        checks.row_length(self.config, tokens.shape[1])
-        return {"encoder": self.embedding_norm(self.token_embedder(tokens))}
-
-    def trunk(
-        self,
-        embedded: Mapping[str, Hidden],
-        batch: Batch,
-        *,
-        dropout_key: jax.Array | None = None,
-        capture: Sequence[str] = (),
-        edits: Sequence[capturing.Edit] = (),
-    ) -> Outputs:
-        """Computes everything between the embeddings and the logits; see `Model.trunk`.
-
-        Packed rows have `encoder_segment_ids`. Without them, `encoder_input_tokens` equal to `padding_id` are masked.
-        """
-        stacks = {"encoder": (self.config.num_layers, self.encoder.capturable)}
-        captures = capturing.parse(capture, stacks, edits)["encoder"]
-        first_key, layers_key = split_key(dropout_key, 2)
-        x = Dropout(self.config.dropout_rate)(embedded["encoder"], first_key)
+    def attention_inputs(self, batch: Batch) -> dict[str, Any]:
+        """Returns the inputs of the attention that all layers share: the mask and the table of relative positions."""
         relative = self.relative_embedder.embedding[...].astype(self.config.compute_dtype)
-        inputs = {"attention": {"mask": self._mask(batch), "relative": relative}}
-        hidden, captured = self.encoder(x, inputs, dropout_key=layers_key, captures=captures)
-        hidden, output = captures.state(capturing.OUTPUT, hidden)
-        return Outputs(hidden=hidden, captured=captured | output)
-
-    def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
-        """Returns logits in float32, with the token embeddings as their kernel."""
-        return self.token_embedder.attend(hidden)
-
-    def _mask(self, batch: Batch) -> Mask:
-        segments = batch.get("encoder_segment_ids")
-        if segments is None:
-            return Mask(key_valid=batch["encoder_input_tokens"] != self.config.padding_id)
-        return Mask(query_segments=segments, key_segments=segments)
+        return {**super().attention_inputs(batch), "relative": relative}

@@ -28,7 +28,8 @@ class Shared:
       path: `NETWORK/MODULE`, where NETWORK is `model` or the name of a declared network. The module is one that NETWORK
         stores.
       combine: None if the module itself is used; otherwise a function of it and of the own module, which is stored as
-        well, such as embeddings that add a table of their own.
+        well, such as embeddings that add a table of their own. If the result has the parameters of the own module, the
+        network can be read from a run by itself.
     """
 
     path: str
@@ -44,11 +45,14 @@ class NetworkSpec:
         model itself, which an objective declares if it shares modules or reads some of the features alone.
       shares: module of this network, such as `embeddings` -> the module in its place.
       features: names of the features that the network reads, for its floating-point operations; None for all.
+      objective: what the network predicts by itself, such as masked language modeling. Its heads are those of the same
+        names that the objective of the run has. None: nothing; for the model, the objective of the run.
     """
 
     config: ModelConfig | None = None
     shares: Mapping[str, Shared] = dataclasses.field(default_factory=dict)
     features: tuple[str, ...] | None = None
+    objective: "HasNetworks | None" = None
 
     def train_flops(self, shapes: Shapes) -> float:
         """Returns the floating-point operations of the network in a training step; see `ModelConfig.train_flops`."""
@@ -141,6 +145,50 @@ def resolve(objective: HasNetworks, params: Mapping[str, Any]) -> Mapping[str, A
             modules[module] = source if shared.combine is None else shared.combine(source, own)
         complete[name] = _with_modules(stored[name], modules)
     return {**params, MODEL: complete.pop(MODEL), "objective": complete}
+
+
+def find(objective: HasNetworks, config: ModelConfig, name: str, where: str) -> NetworkSpec:
+    """Returns a network of a run.
+
+    Args:
+      objective: declares the networks.
+      config: configuration of the model.
+      name: name of the network.
+      where: the run, for the message.
+
+    Raises:
+      UserError: the run does not have the network.
+    """
+    found = specs(objective, config)
+    if name not in found:
+        raise UserError(f"network {name!r}: {where} does not have it. Give one of its networks: {', '.join(found)}.")
+    return found[name]
+
+
+def heads_of(objective: HasNetworks, config: ModelConfig, name: str, heads: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the names of the heads that read a network.
+
+    Args:
+      objective: declares the networks.
+      config: configuration of the model.
+      name: name of the network.
+      heads: the heads and networks of the objective by name, as in `make`.
+
+    Returns:
+      The heads of `NetworkSpec.objective`. Without it, the model has the heads that no other network has.
+    """
+    found = specs(objective, config)
+
+    def own(each: NetworkSpec) -> set[str]:
+        if each.objective is None:
+            return set()
+        key = jax.random.key(0)
+        return set(jax.eval_shape(lambda: each.objective.init(key, construct.make(each.config, key))))
+
+    if name != MODEL or found[MODEL].objective is not None:
+        return tuple(head for head in heads if head in own(found[name]))
+    others = set(found).union(*(own(each) for each in found.values()))
+    return tuple(head for head in heads if head not in others)
 
 
 def exported(objective: HasNetworks, params: Mapping[str, Any]) -> dict[str, nnx.Module]:

@@ -1,10 +1,10 @@
 """UniLM (Dong et al. 2019, arXiv:1905.03197): BERT with a mask for each row, for four kinds of language modeling."""
 
 import dataclasses
+from typing import Any
 
 import jax
 
-from t5x_like.kernels.masks import Mask
 from t5x_like.models.base import Batch
 from t5x_like.models.bert import Bert, BertConfig
 
@@ -40,6 +40,7 @@ class Unilm(Bert):
     A token sees the tokens of its own segment whose `encoder_ranks` are at most its own; without ranks, all of them.
     """
 
-    def _mask(self, batch: Batch) -> Mask:
-        ranks = batch.get(RANKS)
-        return dataclasses.replace(super()._mask(batch), query_ranks=ranks, key_ranks=ranks)
+    def attention_inputs(self, batch: Batch) -> dict[str, Any]:
+        """Returns the mask; see `Bert.attention_inputs`."""
+        inputs, ranks = super().attention_inputs(batch), batch.get(RANKS)
+        return inputs | {"mask": dataclasses.replace(inputs["mask"], query_ranks=ranks, key_ranks=ranks)}

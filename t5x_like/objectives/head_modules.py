@@ -1,5 +1,6 @@
 """The modules of heads for classification, which the forms in `heads.py` make."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import jax
@@ -117,7 +118,7 @@ class ReluHead(nnx.Module):
 
 
 class DenseHead(nnx.Module):
-    """Dropout, a dense layer with tanh, dropout, and a linear classifier.
+    """Dropout, a dense layer with an activation, dropout, and a linear classifier.
 
     Args:
       config: configuration of the model.
@@ -125,22 +126,32 @@ class DenseHead(nnx.Module):
       rate: dropout rate.
       init: initializer of the kernels.
       key: random key for the initial values.
+      activation: activation of the dense layer.
 
     Attributes:
       dense: projection with kernel `[embed, embed]` and bias.
       classifier: projection with kernel `[embed, outputs]` and bias, computed in float32.
     """
 
-    def __init__(self, config: HeadConfig, outputs: int, *, rate: float, init: Initializer, key: jax.Array):
+    def __init__(
+        self,
+        config: HeadConfig,
+        outputs: int,
+        *,
+        rate: float,
+        init: Initializer,
+        key: jax.Array,
+        activation: Callable[[Array], Array] = jnp.tanh,
+    ):
         dense_key, classifier_key = jax.random.split(key)
         self.dense = _square(config, init, dense_key)
         self.classifier = _classifier(config, outputs, init, classifier_key)
-        self.dropout = Dropout(rate)
+        self.dropout, self.activation = Dropout(rate), activation
 
     def __call__(self, states: States, dropout_key: jax.Array | None = None) -> Logits:
         """Computes logits; see `Head`."""
         first_key, second_key = split_key(dropout_key, 2)
-        dense = jnp.tanh(self.dense(self.dropout(states, first_key)))
+        dense = self.activation(self.dense(self.dropout(states, first_key)))
         return self.classifier(self.dropout(dense, second_key))
 
 

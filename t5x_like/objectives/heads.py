@@ -6,6 +6,7 @@ module. The forms and their names in transformers:
 * `PooledFirstToken`: `BertForSequenceClassification`;
 * `FirstToken`: `MobileBertForSequenceClassification` without `classifier_activation`;
 * `DenseFirstToken`: `RobertaForSequenceClassification`;
+* `GeluFirstToken`: `ElectraForSequenceClassification`;
 * `ReluFirstToken`: `DistilBertForSequenceClassification`;
 * `LastToken`: `GPT2ForSequenceClassification`, `LlamaForSequenceClassification` and other decoders;
 * `DecoderLastToken`: `BartForSequenceClassification`, `T5ForSequenceClassification`;
@@ -26,6 +27,7 @@ from t5x_like.data import features, specs
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.layers import initializers
+from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.objectives import next_sentence
 from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.head_modules import DenseHead, Head, LinearHead, PooledHead, ReluHead, States
@@ -149,6 +151,25 @@ class DenseFirstToken(_Form):
     def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> DenseHead:
         """Creates the head; see `HeadForm.make`."""
         return DenseHead(config, outputs, rate=self.rate(config), init=initializers.normal(0.02), key=key)
+
+    def read(self, hidden: Hidden, batch: Batch) -> States:
+        """Returns the hidden state of the first token; see `HeadForm.read`."""
+        return hidden[:, :1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GeluFirstToken(_Form):
+    """ELECTRA's head in transformers: dropout, dense, exact GELU, dropout, classifier of the first token.
+
+    Kernels are drawn from a normal distribution with standard deviation 0.02.
+    """
+
+    inputs = specs.ENCODER_INPUTS_WITH_TYPES
+
+    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> DenseHead:
+        """Creates the head; see `HeadForm.make`."""
+        rate, activation = self.rate(config), ACTIVATIONS["gelu_exact"]
+        return DenseHead(config, outputs, rate=rate, init=initializers.normal(0.02), key=key, activation=activation)
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the hidden state of the first token; see `HeadForm.read`."""

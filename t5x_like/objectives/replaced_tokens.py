@@ -52,10 +52,12 @@ class ReplacedTokenHead(nnx.Module):
 
     def __init__(self, config: HeadConfig, activation: str, *, key: jax.Array):
         dense_key, classifier_key = jax.random.split(key)
-        size, init = (config.embed_dim,), initializers.BERT
+        size, dtype = (config.embed_dim,), config.compute_dtype
         self.dense = Projection(
-            size, size, axes=("embed", "mlp"), key=dense_key, init=init, bias=True, dtype=config.compute_dtype
+            size, size, axes=("embed", "mlp"), key=dense_key, init=initializers.BERT, bias=True, dtype=dtype
         )
+        # The released code gives this layer no initializer.
+        init = initializers.glorot_uniform
         self.classifier = Projection(
             size, (1,), axes=("embed", None), key=classifier_key, init=init, bias=True, dtype="float32"
         )
@@ -79,28 +81,54 @@ class ReplacedTokenDetection(Objective):
     the model, `masked_lm_loss` and `masked_lm_accuracy` of the generator, and `replaced`, the share of replaced tokens.
 
     Args:
-      generator_size: width of the generator relative to the model, in hidden states, feed-forward blocks and heads.
+      generator_size: width of the generator relative to the model. Its hidden states have this share of those of the
+        model, rounded; a head has 64 dimensions, and a feed-forward block four times the size of a hidden state. The
+        paper has 1/4 for small and large, and 1/3 for base.
+      generator_layers: number of layers of the generator relative to the model.
       coefficient: factor of the term `replaced_tokens`.
       temperature: divisor of the generator's logits before sampling.
 
     Raises:
-      UserError: an argument is not positive, or the model is not a BERT.
+      UserError: an argument is not positive, the model is not a BERT, or the heads of the generator do not divide the
+        size of its hidden states.
     """
 
     features = specs.MASKED_LM
     draws = True
 
-    def __init__(self, *, generator_size: float = 0.25, coefficient: float = 50.0, temperature: float = 1.0):
-        arguments = {"generator_size": generator_size, "coefficient": coefficient, "temperature": temperature}
+    def __init__(
+        self,
+        *,
+        generator_size: float = 0.25,
+        generator_layers: float = 1.0,
+        coefficient: float = 50.0,
+        temperature: float = 1.0,
+    ):
+        arguments = {
+            "generator_size": generator_size,
+            "generator_layers": generator_layers,
+            "coefficient": coefficient,
+            "temperature": temperature,
+        }
         for name, value in arguments.items():
             if value <= 0:
                 raise UserError(f"{name}={value} of ReplacedTokenDetection is not positive. Give a positive number.")
-        self.generator_size, self.temperature = generator_size, temperature
+        self.generator_size, self.generator_layers = generator_size, generator_layers
+        self.temperature = temperature
         self.coefficients = {masked_lm.NAME: 1.0, NAME: coefficient}
         self._masked_lm = MaskedLM()
 
     def networks(self, config: BertConfig) -> dict[str, NetworkSpec]:
         """Declares the generator, on the embeddings of the model; see `Objective.networks`."""
+        inputs = tuple(name for name in self.features.dtypes if not name.startswith("masked_"))
+        shared = {"embeddings": Shared(f"{MODEL}/embeddings")}
+        return {
+            MODEL: NetworkSpec(features=inputs),
+            GENERATOR: NetworkSpec(self._generator(config), shared, objective=self._masked_lm),
+        }
+
+    def _generator(self, config: BertConfig) -> BertConfig:
+        """Returns the configuration of the generator (`get_generator_config` of the released code)."""
         if not isinstance(config, BertConfig):
             raise UserError(
                 f"ReplacedTokenDetection: the model is a {type(config).__name__}. Give a BertConfig, on whose "
@@ -108,26 +136,26 @@ class ReplacedTokenDetection(Objective):
             )
         size = max(1, round(config.embed_dim * self.generator_size))
         heads = max(1, size // _HEAD_DIM)
-        generator = dataclasses.replace(
+        if size % heads:
+            raise UserError(
+                f"generator_size={self.generator_size}: hidden states of size {size}, which {heads} heads do not "
+                f"divide. Give a size for which embed_dim={config.embed_dim} times it is a multiple of {_HEAD_DIM}."
+            )
+        return dataclasses.replace(
             config,
             embedding_dim=config.unembed_dim,
             embed_dim=size,
             mlp_dim=4 * size,
             num_heads=heads,
             head_dim=size // heads,
+            num_layers=max(1, round(config.num_layers * self.generator_layers)),
         )
-        inputs = tuple(name for name in self.features.dtypes if not name.startswith("masked_"))
-        return {
-            MODEL: NetworkSpec(features=inputs),
-            GENERATOR: NetworkSpec(generator, {"embeddings": Shared(f"{MODEL}/embeddings")}),
-        }
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, nnx.Module]:
         """Initializes the heads `masked_lm` of the generator and `replaced_tokens`; see `Objective.init`."""
         generator_key, model_key = jax.random.split(key)
-        generator = self.networks(model.config)[GENERATOR].config
         return {
-            masked_lm.NAME: MaskedLMHead(generator, key=generator_key),
+            masked_lm.NAME: MaskedLMHead(self._generator(model.config), key=generator_key),
             NAME: ReplacedTokenHead(model.config, model.config.activations[0], key=model_key),
         }
 

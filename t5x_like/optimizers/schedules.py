@@ -7,7 +7,7 @@ BERT's released fine-tuning code.
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax.numpy as jnp
 import optax
@@ -177,6 +177,31 @@ def piecewise(values: Mapping[int, float]) -> Schedule:
     schedules = [optax.constant_schedule(values[step]) for step in steps]
     joined = optax.join_schedules(schedules, steps[1:])
     return lambda step: jnp.asarray(joined(jnp.asarray(step)), jnp.float32)
+
+
+@recorded
+def product(schedules: Sequence[Schedule]) -> Schedule:
+    """Creates the product of schedules, such as a decay that counts from step 0 times a warmup of factors up to 1.
+
+    Args:
+      schedules: The schedules, at least one.
+
+    Returns:
+      The schedule.
+
+    Raises:
+      UserError: There are no schedules.
+    """
+    if not schedules:
+        raise UserError("product.schedules is empty. Give at least one schedule.")
+
+    def schedule(step):
+        found = jnp.ones((), jnp.float32)
+        for each in schedules:
+            found = found * each(step)
+        return found
+
+    return schedule
 
 
 @recorded

@@ -49,6 +49,8 @@ _SETTINGS = {
     "optimizer": "Optimizer",
     "update.max_grad_norm": "Largest norm of gradients",
     "initial.path": "Initial weights",
+    "initial.network": "Network of the initial weights",
+    "initial.target": "Network that starts from them",
     "initial.layers": "Initial layers",
     "seed": "Seed",
 }
@@ -69,6 +71,7 @@ class ExportedRun(NamedTuple):
       start: the record of the start that saved it; {} for a run of an earlier version.
       tokens: number of tokens of the steps, without padding, computed from the throughput of the metrics; None if no
         step was measured.
+      network: name of the exported network; None for the model.
     """
 
     name: str
@@ -79,14 +82,16 @@ class ExportedRun(NamedTuple):
     metrics: Mapping[str, float]
     start: Mapping[str, Any]
     tokens: float | None = None
+    network: str | None = None
 
     @classmethod
-    def read(cls, checkpoint: str, choice: str) -> "ExportedRun":
+    def read(cls, checkpoint: str, choice: str, network: str | None = None) -> "ExportedRun":
         """Reads a run.
 
         Args:
           checkpoint: path of the checkpoint, `MODEL_DIR/checkpoints/STEP`.
           choice: how it was chosen.
+          network: name of the exported network.
         """
         directory, _, last = checkpoint.rstrip("/").rpartition("/")
         model_dir, step = directory.rpartition("/")[0], int(last)
@@ -102,6 +107,7 @@ class ExportedRun(NamedTuple):
             metrics=CheckpointEvaluations(directory).get(step) or {},
             start=starts[-1] if starts else {},
             tokens=_tokens(model_dir, step),
+            network=network,
         )
 
     @property
@@ -155,7 +161,7 @@ def write(directory: str, run: ExportedRun, model: ModelConfig, parameters: Mapp
     sections = (
         _front_matter(hf_config),
         _introduction(run, hf_config),
-        _model(model, hf_config, parameters),
+        _model(run, model, hf_config, parameters),
         [] if run.source else _training(run),
         [] if run.source else _data(run),
         [] if run.source else _checkpoint(run),
@@ -185,8 +191,11 @@ def _introduction(run: ExportedRun, hf_config: Mapping[str, Any]) -> list[str]:
     return [*lines, f"Trained and exported with t5x_like {t5x_like.__version__}. The facts below describe the run."]
 
 
-def _model(model: ModelConfig, hf_config: Mapping[str, Any], parameters: Mapping[str, int]) -> list[str]:
-    rows = [("Family", code(hf_config["model_type"])), ("Class of transformers", code(_class(hf_config)))]
+def _model(
+    run: ExportedRun, model: ModelConfig, hf_config: Mapping[str, Any], parameters: Mapping[str, int]
+) -> list[str]:
+    rows = [("Network of the run", code(run.network))] if run.network else []
+    rows += [("Family", code(hf_config["model_type"])), ("Class of transformers", code(_class(hf_config)))]
     rows += [("Parameters of the model", f"{parameters['model']:,}")]
     rows += [("Parameters of its heads", f"{parameters['objective']:,}")] if parameters["objective"] else []
     rows += [(name, code(getattr(model, name))) for name in _SIZES if getattr(model, name, None) is not None]

@@ -1,7 +1,6 @@
 """Initializes a run from pretrained weights, given by INITIAL_CHECKPOINT_PATH."""
 
 import dataclasses
-import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,8 +9,10 @@ from absl import logging
 
 from t5x_like import optimizers, parameters, partitioning
 from t5x_like.errors import UserError
+from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig
-from t5x_like.training import weight_source
+from t5x_like.objectives.base import Objective
+from t5x_like.training import network_weights, weight_source
 from t5x_like.training.checkpoints.checkpoint_layout import lay_out, stacked_shapes
 from t5x_like.training.frozen_base import BaseLeaf
 from t5x_like.training.state import Frozen
@@ -33,14 +34,28 @@ class WarmStart:
     exact: Mapping[str, BaseLeaf]
 
 
-def check(source: InitialWeights, model: Any, config: ModelConfig, partitioner: partitioning.Partitioner) -> None:
-    """Checks that pretrained weights fit a model, or its shapes, without reading them.
+def check(
+    source: InitialWeights,
+    params: Mapping[str, Any],
+    config: ModelConfig,
+    partitioner: partitioning.Partitioner,
+    objective: Objective | None = None,
+) -> None:
+    """Checks that pretrained weights fit a model without reading them.
 
     `restore` describes the other arguments and the errors.
+
+    Args:
+      source: the weights.
+      params: the parameters of the run, or their shapes. Without `source.target`, the model is enough.
+      config: the configuration of the model.
+      partitioner: the mesh and rules.
+      objective: the objective of the run; not needed without `source.target`.
     """
-    params = {"model": model}
-    stored = weight_source.model_shapes(source, config)
-    _fits(source, stacked_shapes(params, partitioner), params, stored, {})
+    target = _target(source, params, config, partitioner, objective)
+    model = dataclasses.replace(target, shapes={n: s for n, s in target.shapes.items() if n.startswith(MODEL)})
+    wanted = [weight_source.renamed(name, source.mapping) for name in model.shapes]
+    _fits(source, model, weight_source.model_shapes(source, target.config, wanted), {})
 
 
 def restore(
@@ -49,7 +64,7 @@ def restore(
     frozen: Frozen,
     config: ModelConfig,
     partitioner: partitioning.Partitioner,
-    other_names: Mapping[str, str] = types.MappingProxyType({}),
+    objective: Objective,
 ) -> WarmStart:
     """Restores pretrained parameters. Step, optimizer and data position stay fresh.
 
@@ -61,42 +76,98 @@ def restore(
       source: the weights, and the changes that adapt them to this model.
       state: a `TrainState` with freshly initialized parameters.
       frozen: the arrays that are not trained.
-      config: the configuration of the model; a Hugging Face directory or a T5X checkpoint must agree with it, except
-        for the sizes that `source` changes.
+      config: the configuration of the model; a Hugging Face directory or a T5X checkpoint must agree with it, or with
+        that of the network `source.target`, except for the sizes that `source` changes.
       partitioner: the mesh and rules that place the arrays.
-      other_names: part of a head -> name of the same part in another head, which is read if the source does not have
-        the first; see `Objective.other_names`.
+      objective: the objective of the run: its networks, and in `other_names`, part of a head -> name of the same part
+        in another head, which is read if the source does not have the first.
 
     Returns:
       The `WarmStart`.
 
     Raises:
       UserError: a tensor of the model has another shape at the source, the source has a tensor of a model that this one
-        lacks, no tensor of the model was found, or the changes do not fit.
+        lacks, no tensor of the model was found, a network is unknown, or the changes do not fit.
     """
     params = optimizers.merge(state.params, frozen.params)
-    shapes = stacked_shapes(params, partitioner)
-    with weight_source.open_source(source, config) as (stored, read):
-        fits = _fits(source, shapes, params, stored, other_names)
-        leaves = read({fit.stored_name: shapes[name] for name, fit in fits.items() if fit.is_exact})
-        found = {name: leaves[fit.stored_name] for name, fit in fits.items() if fit.is_exact}
+    target = _target(source, params, config, partitioner, objective)
+    shapes, here = target.shapes, target.names
+    wanted = [weight_source.renamed(name, source.mapping) for name in shapes]
+    with weight_source.open_source(source, target.config, wanted) as weights:
+        fits = _fits(source, target, weights.shapes, objective.other_names)
+        leaves = weights.read({fit.stored_name: shapes[name] for name, fit in fits.items() if fit.is_exact})
+        found = {here[name]: leaves[fit.stored_name] for name, fit in fits.items() if fit.is_exact}
         fresh = parameters.named_leaves(params)
         for name, fit in fits.items():
             if not fit.is_exact:
-                found[name] = _fitted(source, fit, read, shapes[name], fresh.get(name), partitioner)
-    _report(source, shapes, {name: fit.stored_name for name, fit in fits.items()}, stored)
+                own = fresh.get(here[name])
+                found[here[name]] = _fitted(source, fit, weights.read, shapes[name], own, partitioner)
+        exact = {
+            here[name]: BaseLeaf(weights.tensors[fit.stored_name], fit.stored_shape)
+            for name, fit in fits.items()
+            if fit.is_exact and fit.stored_name in weights.tensors
+        }
+    _report(source, shapes, {name: fit.stored_name for name, fit in fits.items()}, weights.shapes)
     shardings = parameters.named_leaves(partitioner.shardings(params))
     placed = lay_out(found, {name: at for name, at in shardings.items() if parameters.stored_name(name)[0] in found})
     merged = parameters.map_named(lambda name, leaf: placed.get(name, leaf), params)
     return WarmStart(
         state.replace(params=_select(state.params, merged)),
         frozen.replace(params=_select(frozen.params, merged)),
-        {name: BaseLeaf(fit.stored_name, fit.stored_shape) for name, fit in fits.items() if fit.is_exact},
+        exact,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """What pretrained weights are read into.
+
+    Attributes:
+      config: configuration of the network.
+      shapes: name of a parameter -> its shape, with dtype and sharding. The names are those of a run whose model is the
+        network, `model/…` and `objective/…`.
+      names: this name -> the stored name in the run.
+      axes: this name -> the logical axes.
+    """
+
+    config: ModelConfig
+    shapes: Mapping[str, jax.ShapeDtypeStruct]
+    names: Mapping[str, str]
+    axes: Mapping[str, tuple[str | None, ...]]
+
+
+def _target(source: InitialWeights, params, config: ModelConfig, partitioner, objective: Objective | None) -> _Target:
+    """Returns the network that starts from pretrained weights: the whole run, or `source.target`.
+
+    Raises:
+      UserError: the run does not have this network, or combines one of its modules with another one.
+    """
+    shapes = stacked_shapes(params, partitioner)
+    axes = _stacked_axes(params, {name: shape.shape for name, shape in shapes.items()})
+    if source.target is None:
+        return _Target(config, shapes, {name: name for name in shapes}, axes)
+    spec = networks.find(objective, config, source.target, "this run")
+    found = network_weights.origins(objective, config, source.target)
+    if combined := [name for name, stored in found.items() if len(stored) > 1]:
+        raise UserError(
+            f"INITIAL_TARGET={source.target!r}: {combined[0]!r} is computed from {' and '.join(found[combined[0]])}, "
+            "which no weights determine. Map the names with --gin.InitialWeights.mapping instead."
+        )
+    names = {name: stored for name, (stored,) in found.items()}
+    return _Target(
+        spec.config,
+        {name: shapes[stored] for name, stored in names.items()},
+        names,
+        {name: axes[stored] for name, stored in names.items()},
     )
 
 
 def load(
-    path: str, like: Mapping[str, Any], config: ModelConfig, partitioner: partitioning.Partitioner
+    path: str,
+    like: Mapping[str, Any],
+    config: ModelConfig,
+    partitioner: partitioning.Partitioner,
+    network: str | None = None,
 ) -> dict[str, Any]:
     """Loads all parameters of a tree, in its dtypes.
 
@@ -105,6 +176,7 @@ def load(
       like: shapes, `{"model": …}`, optionally with `"objective"`.
       config: the configuration of the model, resolved by `models.base.for_platform`.
       partitioner: the mesh and rules that place the arrays.
+      network: name of the network of a run that the model is; None for its model.
 
     Returns:
       A tree of the structure of `like`.
@@ -113,7 +185,8 @@ def load(
       UserError: a tensor is missing at `path`, has another shape there, or belongs to another model.
     """
     shapes = stacked_shapes(like, partitioner)
-    with weight_source.open_source(InitialWeights(path=path), config) as (stored, read):
+    with weight_source.open_source(InitialWeights(path=path, network=network), config, list(shapes)) as weights:
+        stored = weights.shapes
         for root in like:
             own = [name for name in shapes if name.startswith(f"{root}/")]
             if missing := sorted(set(own) - set(stored)):
@@ -124,7 +197,7 @@ def load(
         for name in shapes:
             _check_shape(path, name, shapes[name].shape, name, stored[name])
         _check_unexpected(path, [name for name in stored if name.startswith(MODEL) and name not in shapes])
-        leaves = read(shapes)
+        leaves = weights.read(shapes)
     return parameters.rebuild(like, lay_out(leaves, parameters.named_leaves(partitioner.shardings(like))))
 
 
@@ -133,16 +206,16 @@ def _select(like: Any, params: Any) -> Any:
     return parameters.rebuild(like, {name: leaves[name] for name in parameters.named_leaves(like)})
 
 
-def _fits(source: InitialWeights, shapes, params, stored, other_names: Mapping[str, str]) -> dict[str, Fit]:
-    """Returns stored name of a parameter -> how it is made of a tensor at the source.
+def _fits(source: InitialWeights, target: _Target, stored, other_names: Mapping[str, str]) -> dict[str, Fit]:
+    """Returns name of a parameter of the target -> how it is made of a tensor at the source.
 
     Raises:
       UserError: see `restore`.
     """
-    wanted = {name: weight_source.renamed(name, source.mapping) for name in shapes}
+    here = {name: shape.shape for name, shape in target.shapes.items()}
+    wanted = {name: weight_source.renamed(name, source.mapping) for name in here}
     wanted |= _found_elsewhere(source.path, wanted, stored, other_names)
-    here = {name: shape.shape for name, shape in shapes.items()}
-    fits = weight_source.fit(source, wanted, here, _stacked_axes(params, here), stored)
+    fits = weight_source.fit(source, wanted, here, target.axes, stored)
     for name, other in wanted.items():
         if name.startswith(MODEL) and name not in fits and other in stored:
             _check_shape(source.path, name, here[name], other, stored[other])

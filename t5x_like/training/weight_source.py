@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,17 +14,18 @@ from jaxtyping import Array, Float
 from t5x_like import interop, parameters, paths
 from t5x_like.errors import UserError
 from t5x_like.interop import t5x
-from t5x_like.models import build, construct
+from t5x_like.models import build, construct, networks
 from t5x_like.models.base import ModelConfig
-from t5x_like.training import frozen_base, layer_choice, weight_files
+from t5x_like.training import frozen_base, layer_choice, network_weights, weight_files
 from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.checkpoints.manager import Checkpoints
 from t5x_like.training.frozen_base import FrozenBase
+from t5x_like.training.network_weights import RunModel, Weights
 
 MODEL, OBJECTIVE, PARAMS = "model/", "objective/", "params/"
 VOCAB = "vocab"
+HUGGINGFACE = "Hugging Face"
 Shapes = dict[str, tuple[int, ...]]
-Read = Callable[[Mapping[str, jax.ShapeDtypeStruct]], dict[str, Any]]
 _STACK = re.compile(rf"{MODEL}(?P<stack>.+)/{parameters.LAYERS}/")
 
 
@@ -36,6 +37,8 @@ class InitialWeights:
       path: A run directory, its `checkpoints` directory, one checkpoint in it (`checkpoints/400`, or `checkpoints/best`
         for the best by its evaluation), a Hugging Face directory with safetensors, or a T5X checkpoint of T5. Heads are
         restored if they match. None: all weights are fresh.
+      network: name of the network of the run at `path` to start from, such as `generator`; None for its model.
+      target: name of the network of this run that starts from it, with the heads that read it; None for the model.
       mapping: (regex, replacement) pairs that turn a tensor name of this model or its heads, without the leading
         `model/` or `objective/`, into the name at `path`. They are applied in order. A tensor whose name becomes empty
         stays freshly initialized.
@@ -55,6 +58,8 @@ class InitialWeights:
     """
 
     path: str | None = None
+    network: str | None = None
+    target: str | None = None
     mapping: Sequence[tuple[str, str]] = ()
     new_tokens: int = 0
     layers: Mapping[str, Sequence[int] | layer_choice.Rule] | None = None
@@ -198,55 +203,68 @@ def _differing_rows(source: InitialWeights, axes, stored: tuple[int, ...], here:
     return axis if is_longer or is_shorter else None
 
 
-def model_shapes(source: InitialWeights, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def model_shapes(source: InitialWeights, config: ModelConfig, wanted: Collection[str] = ()) -> Shapes:
     """Returns the shapes of the tensors of the model at a source by stored name, without reading a tensor.
 
     Args:
       source: the source.
       config: the configuration of this model, with which the source must agree.
+      wanted: the stored names of the parameters to read; see `open_source`.
 
     Raises:
       UserError: the source is not found, or does not agree.
     """
     bare = construct.without_adapters(config)
-    if weight_files.is_huggingface(source.path):
+    if (other := _of_other_library(source)) is None:
+        with open_run(source.path, network=source.network, wanted=wanted, verify=False) as weights:
+            return {name: shape for name, shape in weights.shapes.items() if name.startswith(MODEL)}
+    if other == HUGGINGFACE:
         return interop.model_shapes(source.path, bare, other_sizes=source.has_other_sizes)
-    if (index := weight_files.find_t5x(source.path)) is not None:
-        _check_t5x(source)
-        t5x.check(index, bare)
-        stacked = build.stacked_shapes(bare)
-        return {MODEL + name: leaf.shape for name, leaf in parameters.named_leaves(stacked).items()}
-    with _open_run(source.path, verify=False) as (shapes, _):
-        return {name: shape for name, shape in shapes.items() if name.startswith(MODEL)}
+    t5x.check(other, bare)
+    stacked = build.stacked_shapes(bare)
+    return {MODEL + name: leaf.shape for name, leaf in parameters.named_leaves(stacked).items()}
 
 
 @contextlib.contextmanager
-def open_source(source: InitialWeights, config: ModelConfig) -> Iterator[tuple[Shapes, Read]]:
-    """Yields the shapes of the tensors at a source by name, and a function that reads the wanted ones.
+def open_source(source: InitialWeights, config: ModelConfig, wanted: Collection[str] = ()) -> Iterator[Weights]:
+    """Opens the weights at a source.
 
     Args:
       source: the source.
       config: the configuration of this model, with which the source must agree.
+      wanted: the stored names of the parameters to read. If the model of a run lacks one of them, because it shares a
+        module with another network, it is read from there.
+
+    Yields:
+      The weights.
 
     Raises:
       UserError: the source is not found, does not agree, or cannot be read.
     """
     bare = construct.without_adapters(config)
-    if weight_files.is_huggingface(source.path):
-        leaves = interop.read(source.path, bare, other_sizes=source.has_other_sizes)
-    elif (index := weight_files.find_t5x(source.path)) is not None:
-        _check_t5x(source)
-        leaves = t5x.read(index, bare)
-    else:
-        leaves = None
-    if leaves is not None:
-        yield (
-            {name: leaf.shape for name, leaf in leaves.items()},
-            lambda wanted: {name: _put(leaves[name], shape) for name, shape in wanted.items()},
-        )
+    if (other := _of_other_library(source)) is None:
+        with open_run(source.path, network=source.network, wanted=wanted) as weights:
+            yield weights
         return
-    with _open_run(source.path) as opened:
-        yield opened
+    if other == HUGGINGFACE:
+        leaves = interop.read(source.path, bare, other_sizes=source.has_other_sizes)
+    else:
+        leaves = t5x.read(other, bare)
+    yield Weights(
+        {name: leaf.shape for name, leaf in leaves.items()},
+        lambda wanted: {name: _put(leaves[name], shape) for name, shape in wanted.items()},
+        {name: name for name in leaves},
+    )
+
+
+def _of_other_library(source: InitialWeights) -> str | None:
+    """Returns `HUGGINGFACE`, the index of a T5X checkpoint, or None for a run."""
+    found = HUGGINGFACE if weight_files.is_huggingface(source.path) else weight_files.find_t5x(source.path)
+    if found is not None and source.network not in (None, networks.MODEL):
+        raise UserError(f"network {source.network!r}: {source.path} has a model only. Give the directory of a run.")
+    if found not in (None, HUGGINGFACE):
+        _check_t5x(source)
+    return found
 
 
 def read_base(base: FrozenBase, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
@@ -265,8 +283,8 @@ def read_base(base: FrozenBase, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> d
         # The model may have other sizes than the model of the run.
         leaves = interop.read(base.path, interop.config_from_huggingface(base.path))
         return {name: _put(leaves[tensors[name]], shape) for name, shape in wanted.items()}
-    with _open_run(base.path) as (_, read):
-        found = read({tensors[name]: shape for name, shape in wanted.items()})
+    with open_run(base.path) as weights:
+        found = weights.read({tensors[name]: shape for name, shape in wanted.items()})
     return {name: found[tensors[name]] for name in wanted}
 
 
@@ -276,15 +294,35 @@ def resolve(path: str) -> str:
     return path if step is None else paths.join(checkpoint_choice.locate(path)[0], str(step))
 
 
-def stored_names(path: str) -> set[str]:
-    """Returns the stored names of the parameters of a checkpoint of a run, `model/…` and `objective/…`."""
-    with _open_run(path, verify=False) as (shapes, _):
-        return set(shapes)
+def stored_names(path: str, network: str | None = None) -> set[str]:
+    """Returns the stored names of the parameters of a checkpoint of a run, `model/…` and `objective/…`.
+
+    Args:
+      path: the checkpoint.
+      network: name of the network whose parameters and heads are meant; None for all.
+    """
+    with open_run(path, network=network, verify=False) as weights:
+        return set(weights.shapes)
 
 
 @contextlib.contextmanager
-def _open_run(path: str, *, verify: bool = True) -> Iterator[tuple[Shapes, Read]]:
-    """Yields the shapes of the parameters of a run and its base, and a function that reads the wanted ones."""
+def open_run(
+    path: str, *, network: str | None = None, wanted: Collection[str] = (), verify: bool = True
+) -> Iterator[Weights]:
+    """Opens the weights of a run, and of its base.
+
+    Args:
+      path: the run directory, or one of its checkpoints.
+      network: name of the network to open; None for all parameters under their stored names.
+      wanted: see `open_source`.
+      verify: whether to compare the checkpoint with its checksums.
+
+    Yields:
+      The weights.
+
+    Raises:
+      UserError: the checkpoint or the network is not found.
+    """
     directory, step = checkpoint_choice.locate(path)
     base = frozen_base.of_run(checkpoint_choice.run_of(path))
     reader = Checkpoints(directory, read_only=True)
@@ -302,7 +340,14 @@ def _open_run(path: str, *, verify: bool = True) -> Iterator[tuple[Shapes, Read]
             found = below(PARAMS, reader.read(step, own)) if own else {}
             return found | read_base(lacking, others) if others else found
 
-        yield stored | {name: leaf.shape for name, leaf in of_base.items()}, read
+        shapes = stored | {name: leaf.shape for name, leaf in of_base.items()}
+        weights = Weights(shapes, read, {name: name for name in shapes})
+        if network is None:
+            yield network_weights.with_shared_modules(weights, wanted, path)
+        else:
+            run = RunModel.read(path)
+            networks.find(run.objective, run.model, network, path)
+            yield network_weights.select(weights, run, network)
     finally:
         reader.close()
 

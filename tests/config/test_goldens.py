@@ -114,6 +114,7 @@ RUNS = {
     "albert": ("train", ["models/albert/base.gin", "runs/albert.gin"], TASK),
     "structbert": ("train", ["models/bert/base.gin", "runs/structbert.gin"], TASK),
     "unilm": ("train", ["models/unilm/base.gin", "runs/unilm.gin"], TASK),
+    "electra": ("train", ["models/electra/base.gin", "runs/electra.gin"], TASK),
     "spanbert": ("train", ["models/spanbert/base.gin", "runs/spanbert.gin"], TASK),
     "roberta": ("train", ["models/roberta/base.gin", "runs/roberta.gin"], TASK),
     "mobilebert": ("train", ["models/mobilebert/base.gin", "runs/mobilebert.gin"], TASK),

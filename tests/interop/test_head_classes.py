@@ -59,6 +59,8 @@ def change_config(directory, **changes):
         ("bert", TOKENS, heads.EachToken()),
         ("roberta", SEQUENCE, heads.DenseFirstToken()),
         ("distilbert", SEQUENCE, heads.ReluFirstToken(dropout_rate=0.2)),
+        ("electra", SEQUENCE, heads.GeluFirstToken()),
+        ("electra", TOKENS, heads.EachToken()),
         ("gpt1", SEQUENCE, heads.LastToken()),
         ("gpt2", TOKENS, heads.EachDecoderToken(dropout_rate=0.1)),
         ("llama", SEQUENCE, heads.LastToken()),

@@ -45,7 +45,7 @@ def reference_hidden(config, p, tokens, types):
     length = tokens.shape[1]
     pairs = torch.tensor([[delta(i, j) for j in range(length)] for i in range(length)])
     padding = tokens == config.padding_id
-    x = norm(p["token_embedder/embedding"][tokens], "embedding_norm")
+    x = norm(p["embeddings/token_embedder/embedding"][tokens], "embeddings/norm")
     for layer in range(config.num_layers):
         names = {name: f"encoder/layers/{layer}/{name}" for name in ("attention", "mlp")}
         q, k, v = (heads(x, f"{names['attention']}/{what}") for what in ("query", "key", "value"))

@@ -11,14 +11,17 @@ from families import PARAMETERS
 from family_cases.albert import ALBERT
 from family_cases.bert import BERT, COMPACT, ROBERTA
 from family_cases.distilbert import DISTILBERT
+from family_cases.electra import ELECTRA
 from family_cases.mobilebert import MOBILEBERT
 from family_cases.spanbert import SPANBERT
 from family_cases.unilm import UNILM
 
 from t5x_like import parameters
 from t5x_like.layers import rope_scaling
+from t5x_like.models import build
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.objectives.replaced_tokens import GENERATOR, ReplacedTokenDetection
 from t5x_like.objectives.span_boundary import SpanBoundary
 
 MODELS = Path(__file__).resolve().parents[2] / "gin_configs" / "models"
@@ -90,6 +93,18 @@ def test_spanbert_file_has_expected_parameter_counts(load, name):
     assert "{:,} parameters; {:,} with the masked-LM head, {:,} with both heads.".format(*SPANBERT[name]) in header(
         name
     )
+
+
+@pytest.mark.parametrize("name", sorted(ELECTRA))
+def test_electra_file_has_published_parameter_counts(load, name):
+    config = dataclasses.replace(load(name), scan_layers=True)
+    objective = ReplacedTokenDetection(generator_size=gin.query_parameter("PUBLISHED_GENERATOR_SIZE/gin.macro.value"))
+    params = build.params_shapes(config, objective)
+    discriminator = parameters.count((params["model"], params["objective"]["replaced_tokens"]))
+    of_generator = build.params_shapes(objective.networks(config)[GENERATOR].config, MaskedLM())
+    assert (parameters.count(params["model"]), discriminator, parameters.count(of_generator)) == ELECTRA[name]
+    stated = "{:,} parameters; {:,} with the head of replaced tokens, and a generator of {:,}.".format(*ELECTRA[name])
+    assert stated in header(name)
 
 
 @pytest.mark.parametrize("layers", COMPACT)

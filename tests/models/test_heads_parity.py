@@ -57,6 +57,8 @@ CASES = [
     ("MobileBertForSequenceClassification", _MOBILEBERT | {"classifier_dropout": 0.2}, 3),
     ("MobileBertForSequenceClassification", _MOBILEBERT | {"classifier_activation": True}, 1),
     ("MobileBertForTokenClassification", _MOBILEBERT, 4),
+    ("ElectraForSequenceClassification", _ENCODER | {"embedding_size": 7, "classifier_dropout": 0.2}, 3),
+    ("ElectraForTokenClassification", _ENCODER | {"embedding_size": 15}, 4),
     ("BartForSequenceClassification", _SIZES | _BART | {"classifier_dropout": 0.25}, 3),
     ("BartForSequenceClassification", _SIZES | _BART, 1),
     ("T5ForSequenceClassification", _SIZES | _T5, 3),

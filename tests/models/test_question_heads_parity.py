@@ -56,6 +56,7 @@ _LLAMA = _ENCODER | dict(hidden_size=16, num_attention_heads=4, num_key_value_he
 CASES = {
     "BertForQuestionAnswering": _ENCODER | {"type_vocab_size": 2},
     "RobertaForQuestionAnswering": _ROBERTA,
+    "ElectraForQuestionAnswering": _ENCODER | {"embedding_size": 7},
     "DistilBertForQuestionAnswering": _DISTILBERT | {"qa_dropout": 0.3},
     "BartForQuestionAnswering": _SIZES | _BART,
     "T5ForQuestionAnswering": _SIZES | _T5,

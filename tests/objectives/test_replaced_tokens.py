@@ -12,6 +12,7 @@ from objective_cases import CASES
 from t5x_like import parameters
 from t5x_like.errors import UserError
 from t5x_like.models import build, networks
+from t5x_like.models.electra import ElectraConfig
 from t5x_like.models.networks import NetworkSpec, Shared
 from t5x_like.objectives import passes
 from t5x_like.objectives.masked_lm import MaskedLM
@@ -101,6 +102,33 @@ def test_modules_may_be_shared_in_both_directions_and_combined():
     found = parameters.named_leaves(jax.jit(jax.grad(total))(params))
     own, others = sorted(tables)
     assert np.any(found[own]) and not np.any(found[others])
+
+
+def test_generator_has_the_sizes_of_the_released_code():
+    def generator(config, **sizes):
+        return ReplacedTokenDetection(**sizes).networks(config)[GENERATOR].config
+
+    def sizes(config):
+        return config.num_layers, config.embed_dim, config.mlp_dim, config.num_heads, config.head_dim
+
+    base, small = ElectraConfig(), ElectraConfig(embedding_dim=128, embed_dim=256, mlp_dim=1024, num_heads=4)
+    assert sizes(generator(base, generator_size=0.33333)) == (12, 256, 1024, 4, 64)
+    assert sizes(generator(small)) == (12, 64, 256, 1, 64)
+    assert sizes(generator(small, generator_size=1.0)) == (12, 256, 1024, 4, 64)
+    assert sizes(generator(small, generator_layers=0.25)) == (3, 64, 256, 1, 64)
+    assert {generator(each).embedding_dim for each in (base, small)} == {768, 128}
+    with pytest.raises(UserError, match="generator_size=0.2: hidden states of size 205, which 3 heads do not divide"):
+        generator(ElectraConfig(embed_dim=1024), generator_size=0.2)
+
+
+def test_layers_without_initializer_in_the_released_code_are_glorot():
+    config = ElectraConfig(embedding_dim=16, embed_dim=400, num_heads=4, head_dim=100, num_layers=1, vocab_size=50)
+    params = jax.jit(lambda key: networks.make(ReplacedTokenDetection(), config, key))(jax.random.key(0))
+    classifier = params["objective"]["replaced_tokens"].classifier.kernel[...]
+    for kernel in (params["model"].embedding_projection.kernel[...], classifier):
+        bound = (6 / sum(kernel.shape)) ** 0.5
+        assert 0.95 * bound < np.abs(kernel).max() <= bound
+    assert np.abs(params["objective"]["replaced_tokens"].dense.kernel[...]).max() <= 0.04  # truncated normal of BERT
 
 
 def test_invalid_networks_raise():

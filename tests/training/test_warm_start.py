@@ -42,13 +42,13 @@ def path(request, stored, tmp_path_factory):
     return str(directory / "huggingface")
 
 
-def restored(path, params, other_names=None, config=BERT, **changes):
+def restored(path, params, objective=None, config=BERT, **changes):
     optimizer = optimizers.adamw(learning_rate=0.1, groups=(optimizers.ParameterGroup("token_embedder", freeze=True),))
     trainable, frozen = optimizers.split(params, optimizer.groups)
     state, frozen = create_state(trainable, of_objective(MaskedLM(), optimizer), 0), Frozen(frozen)
     source = warm_start.InitialWeights(path=path, **changes)
-    warm_start.check(source, params["model"], config, Partitioner(rules="dp"))
-    start = warm_start.restore(source, state, frozen, config, Partitioner(rules="dp"), other_names or {})
+    warm_start.check(source, params, config, Partitioner(rules="dp"))
+    start = warm_start.restore(source, state, frozen, config, Partitioner(rules="dp"), objective or MaskedLM())
     return parameters.named_leaves(optimizers.merge(start.state.params, start.frozen.params))
 
 
@@ -87,7 +87,7 @@ def test_pooler_of_a_classifier_is_that_of_the_next_sentence_head(path, stored, 
     params = params_of(BERT, 5) | {"objective": objective.init(jax.random.key(7), BERT.make(jax.random.key(5)))}
     fresh = parameters.named_leaves(params)
     with caplog.at_level("INFO", logger="absl"):
-        leaves = restored(path, params, other_names=objective.other_names)
+        leaves = restored(path, params, objective)
     name, pretrained = "objective/sequence_classification/", "objective/next_sentence/"
     expected = parameters.named_leaves(stored)
     for tensor in ("pooler/kernel", "pooler/bias"):
@@ -202,7 +202,9 @@ NARROW = dataclasses.replace(BERT, num_token_types=0)
 def test_changes_that_do_not_fit_raise_before_arrays_exist(deep_path, config, changes, message):
     model = jax.eval_shape(config.make, jax.random.key(0))
     with pytest.raises(UserError, match=message):
-        warm_start.check(warm_start.InitialWeights(path=deep_path, **changes), model, config, Partitioner(rules="dp"))
+        warm_start.check(
+            warm_start.InitialWeights(path=deep_path, **changes), {"model": model}, config, Partitioner(rules="dp")
+        )
 
 
 def test_huggingface_directory_of_another_architecture_raises(tmp_path, deep):

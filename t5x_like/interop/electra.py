@@ -1,0 +1,189 @@
+"""Maps ELECTRA to transformers: the discriminator, the generator, and the heads of downstream tasks.
+
+The heads of pretraining are `objective/replaced_tokens`, of `ElectraForPreTraining`, and `objective/masked_lm`, of
+`ElectraForMaskedLM`, whose logits have the table of the token embeddings as their kernel.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from t5x_like.errors import UserError
+from t5x_like.interop import fields
+from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, attention, head_form, special_tokens
+from t5x_like.interop.head_classes import SEQUENCE, TOKENS, question_answering
+from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.models.electra import ElectraConfig
+from t5x_like.objectives import heads, replaced_tokens
+
+_NAMES = {
+    # field of the configuration: key of config.json
+    "vocab_size": "vocab_size",
+    "embedding_dim": "embedding_size",
+    "embed_dim": "hidden_size",
+    "mlp_dim": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+    "max_length": "max_position_embeddings",
+    "num_token_types": "type_vocab_size",
+    "dropout_rate": "hidden_dropout_prob",
+    "attention_dropout_rate": "attention_probs_dropout_prob",
+    "norm_epsilon": "layer_norm_eps",
+    "initializer_range": "initializer_range",
+}
+# Defaults of transformers for missing keys.
+_DEFAULTS = {
+    "vocab_size": 30522,
+    "embedding_size": 128,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 12,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "layer_norm_eps": 1e-12,
+    "initializer_range": 0.02,
+    "pad_token_id": 0,
+}
+# Keys with one supported value.
+_FIXED = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+_REPLACED_TOKENS = f"{OBJECTIVE}{replaced_tokens.NAME}"
+# Head of pretraining -> class of transformers.
+_ARCHITECTURES = {
+    (): "ElectraModel",
+    (MASKED_LM,): "ElectraForMaskedLM",
+    (_REPLACED_TOKENS,): "ElectraForPreTraining",
+}
+# The activation of the generator's head in transformers, whatever hidden_act is.
+_HEAD_ACTIVATION = "gelu_exact"
+
+
+def config_from_huggingface(hf_config: Mapping[str, Any]) -> ElectraConfig:
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
+
+    Raises:
+      UserError: a value has the wrong type, or is not supported.
+    """
+    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
+    fields.check_fixed(hf_config, _FIXED)
+    found = fields.values(hf_config, _NAMES, ElectraConfig)
+    activation = fields.choice(hf_config, "hidden_act", ACTIVATIONS)
+    if "ElectraForMaskedLM" in fields.strings(hf_config, "architectures"):
+        _check_head(activation, f"hidden_act {hf_config['hidden_act']!r}")
+    return ElectraConfig(
+        head_dim=fields.head_dim(hf_config, "hidden_size", "num_attention_heads"),
+        padding_id=hf_config["pad_token_id"],
+        activations=(activation,),
+        **found,
+    )
+
+
+def config_to_huggingface(config: ElectraConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`.
+
+    Args:
+      config: configuration of the model.
+      heads: stored names of the parameters of the heads.
+
+    Raises:
+      UserError: transformers does not support the model or these heads.
+    """
+    names = {(activation,): hf_name for hf_name, activation in reversed(ACTIVATIONS.items())}
+    if config.activations not in names:
+        raise UserError(f"activations={config.activations}: not supported by transformers' ELECTRA")
+    if config.num_heads * config.head_dim != config.embed_dim:
+        raise UserError(
+            f"head_dim={config.head_dim}: not supported by transformers' ELECTRA, which requires embed_dim / num_heads "
+            f"= {config.embed_dim} / {config.num_heads}"
+        )
+    for field in ("position_offset", "num_token_types"):
+        if (getattr(config, field) > 0) == (field == "position_offset"):
+            raise UserError(f"{field}={getattr(config, field)}: not supported by transformers' ELECTRA")
+    architecture = _architecture(heads)
+    if architecture == "ElectraForMaskedLM":
+        _check_head(config.activations[0], f"activations {config.activations}")
+    return {
+        "architectures": [architecture],
+        "model_type": "electra",
+        "hidden_act": names[config.activations],
+        "torch_dtype": "float32",
+        **_FIXED,
+        **special_tokens(config, _DEFAULTS["pad_token_id"], {}),
+        **{key: getattr(config, field) for field, key in _NAMES.items()},
+        "embedding_size": config.unembed_dim,
+    }
+
+
+def _architecture(names: Iterable[str]) -> str:
+    """Returns the class of transformers with these heads of pretraining.
+
+    Raises:
+      UserError: transformers does not have such a class.
+    """
+    present = tuple(sorted({"/".join(name.split("/")[:2]) for name in names}))
+    if present not in _ARCHITECTURES:
+        raise UserError(f"{', '.join(sorted(names))}: no ELECTRA class of transformers has just these heads")
+    return _ARCHITECTURES[present]
+
+
+def _check_head(activation: str, source: str) -> None:
+    if activation != _HEAD_ACTIVATION:
+        raise UserError(
+            f"{source}: not supported with a masked-LM head, since transformers' ELECTRA head always uses exact GELU. "
+            "The head here uses the activation of the model."
+        )
+
+
+def table(config: ElectraConfig) -> list[TensorMapping]:
+    """Returns the mapping of every tensor of the model and of the heads."""
+    embeddings, hf_layer, layer = "electra.embeddings", "electra.encoder.layer.{i}", "model/encoder/layers"
+    has_projection = config.unembed_dim != config.embed_dim
+    return [
+        TensorMapping("model/embeddings/token_embedder/embedding", f"{embeddings}.word_embeddings.weight"),
+        TensorMapping("model/embeddings/position_embedder/embedding", f"{embeddings}.position_embeddings.weight"),
+        TensorMapping("model/embeddings/token_type_embedder/embedding", f"{embeddings}.token_type_embeddings.weight"),
+        *norm("model/embeddings/norm", f"{embeddings}.LayerNorm"),
+        *(dense("model/embedding_projection", "electra.embeddings_project") if has_projection else ()),
+        *attention(layer, hf_layer),
+        *dense(f"{layer}/mlp/wi", f"{hf_layer}.intermediate.dense"),
+        *dense(f"{layer}/mlp/wo", f"{hf_layer}.output.dense"),
+        *norm(f"{layer}/mlp_norm", f"{hf_layer}.output.LayerNorm"),
+        *dense(f"{MASKED_LM}/dense", "generator_predictions.dense"),
+        *norm(f"{MASKED_LM}/norm", "generator_predictions.LayerNorm"),
+        TensorMapping(f"{MASKED_LM}/bias", "generator_lm_head.bias"),
+        *dense(f"{_REPLACED_TOKENS}/dense", "discriminator_predictions.dense"),
+        *dense(f"{_REPLACED_TOKENS}/classifier", "discriminator_predictions.dense_prediction"),
+    ]
+
+
+def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
+    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    sequence = f"{OBJECTIVE}{SEQUENCE}"
+    pooled = dense(f"{sequence}/dense", "classifier.dense") + dense(f"{sequence}/classifier", "classifier.out_proj")
+    tagging = dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier")
+    return (
+        HeadClass("ElectraForSequenceClassification", SEQUENCE, tuple(pooled), head_form(heads.GeluFirstToken)),
+        HeadClass("ElectraForTokenClassification", TOKENS, tuple(tagging), head_form(heads.EachToken)),
+        question_answering("ElectraForQuestionAnswering", heads.EachToken(dropout_rate=0.0)),
+    )
+
+
+FAMILY = Family(
+    model_types=("electra",),
+    config_class=ElectraConfig,
+    config_from_json=config_from_huggingface,
+    config_to_json=config_to_huggingface,
+    table=table,
+    head_classes=head_classes,
+    prefix="electra.",
+    ignored=re.compile(r"electra\.embeddings\.(position_ids|token_type_ids)"),
+    tied=lambda config: {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+)
