@@ -20,7 +20,7 @@ from t5x_like import parameters
 INTRODUCTION = """# Families
 
 `python benchmarks/families.py` writes this page; its docstring has the commands. A difference is the largest
-one between a tensor and that of the reference implementation, for random weights of small random
+one between a tensor and the reference implementation's, for random weights of small random
 configurations in float32, divided by the tensor's largest value (or by a thousandth of the largest value
 among all tensors of its kind, if that is more); 2e-5 is allowed. Parameter counts include every tensor of the
 model once. Poolers and heads belong to objectives: the headers of the gin files and the page of a family

@@ -312,7 +312,7 @@ def _print_rows(
     full = ", ".join(f"{name} {fraction:.1%}" for name, fraction in found.efficiency.items())
     rows = f"{len(batches) * source.batch_size:,} rows"
     if source.continuous:
-        rows += f" of {len(batches):,} batches, each row continues that of the batch before"
+        rows += f" of {len(batches):,} batches, each row continues the batch before"
     else:
         rows += f", {found.examples_per_row:.2f} examples per row"
     console.print(Text(f"\n{rows}, not padding: {full}"))

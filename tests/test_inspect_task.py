@@ -310,7 +310,7 @@ def test_continuous_rows_continue_one_another_with_marks_where_documents_begin(r
         "row 1 of batch 0, targets → decoder_target_tokens": "┃ hij </s>",
         "row 1 of batch 1, targets → decoder_target_tokens": "┃ klmn",
     }
-    assert "4 rows of 2 batches, each row continues that of the batch before" in output
+    assert "4 rows of 2 batches, each row continues the batch before" in output
     assert found.trimmed == {"targets": 0} and found.problems == []  # documents are not trimmed
 
 

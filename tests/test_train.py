@@ -340,13 +340,13 @@ class Identified(Copying):
     """A source whose position includes the batch size, as in real sources."""
 
     def state(self):
-        return b"%d of %d" % (self.drawn, self.batch_size)
+        return b"%d of %d" % (self.batches_read, self.batch_size)
 
     def restore(self, state):
         drawn, _, rows = state.split()
         if int(rows) != self.batch_size:
             raise DataMismatchError(f"batch_size was {int(rows)}, is {self.batch_size}")
-        self.drawn = int(drawn)
+        self.batches_read = int(drawn)
 
 
 def test_override_config_restarts_the_data_for_another_batch_size(tmp_path, caplog):

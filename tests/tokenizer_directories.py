@@ -101,3 +101,18 @@ def train_llama_model(test_data, directory):
     path = directory / "tokenizer.model"
     path.write_bytes(model.getvalue())
     return path
+
+
+def save_t5_fast(test_data, directory):
+    import transformers
+
+    save_t5(test_data, directory)
+    return transformers.T5TokenizerFast.from_pretrained(directory)
+
+
+def save_llama(test_data, directory):
+    import transformers
+
+    reference = transformers.LlamaTokenizerFast(str(train_llama_model(test_data, directory)), legacy=False)
+    reference.save_pretrained(directory)
+    return reference

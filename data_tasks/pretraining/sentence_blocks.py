@@ -27,7 +27,7 @@ def sentence_blocks(
       ds: documents in the format of `data_tasks.pretraining.sentences`.
       sequence_length: length of `inputs` in tokens, including special ones.
       output_features: `inputs`, whose vocabulary has the special tokens.
-      special: the special tokens. Default: those of the vocabulary.
+      special: the special tokens. Default: the tokens of the vocabulary.
       documents_per_batch: number of documents processed together.
 
     Returns:

@@ -52,7 +52,7 @@ def shuffle_trigrams(
       sequence_length: length of `inputs` and of `shuffled_targets`, the maximum number of shuffled tokens.
       output_features: `inputs`, whose vocabulary has the special tokens.
       rate: fraction of the tokens to shuffle.
-      special: the special tokens. Default: those of the vocabulary.
+      special: the special tokens. Default: the tokens of the vocabulary.
       examples_per_batch: number of examples processed together.
 
     Returns:
@@ -132,7 +132,7 @@ def trigram_order(firsts: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
 
     Args:
       firsts: first tokens of disjoint trigrams, bool `[rows, length]`.
-      draws: uint32 `[rows, length]`, whose order among three positions is that of the tokens.
+      draws: uint32 `[rows, length]`, whose order among three positions is the order of the tokens.
     """
     positions = tf.range(tf.shape(firsts)[1])
     offset = tf.cast(shift(firsts, 1), tf.int32) + 2 * tf.cast(shift(firsts, 2), tf.int32)

@@ -197,7 +197,7 @@ def add_tasks(
       masking: the rule for choosing tokens, from the fraction of tokens to choose.
       examples: makes examples from documents in the format of `sentences`.
       further: preprocessors of masked examples.
-      features: features that the preprocessors make in addition to those of `add_sentences_task`.
+      features: features that the preprocessors make in addition to the features of `add_sentences_task`.
       lower_case: default of the task argument `lower_case`.
       read_vocabulary: reads the vocabulary at a path that is no Hugging Face directory, with the task arguments.
       lower_text: whether the task lower-cases the text, for vocabularies that do not do so themselves.

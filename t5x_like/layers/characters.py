@@ -1,6 +1,6 @@
 """Vectors of words from their characters: convolutions, max-pooling and highway layers (Kim et al. 2016).
 
-The sizes and initial values of the defaults are those of ELMo (Peters et al. 2018; bilm-tf).
+Default sizes and initial values follow ELMo (Peters et al. 2018; bilm-tf).
 """
 
 from collections.abc import Sequence

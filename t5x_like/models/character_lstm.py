@@ -63,7 +63,7 @@ class CharacterLSTMConfig(LSTMConfig):
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
         """Returns the floating-point operations of one training step.
 
-        Beside those of `LSTMConfig`, a word of C characters takes (C - w + 1) · w · character_dim · n multiply-adds per
+        Besides `LSTMConfig`'s, a word of C characters takes (C - w + 1) · w · character_dim · n multiply-adds per
         convolution with n filters of width w, and with m filters in all 2m² per highway layer and m · embedding_dim.
 
         Args:

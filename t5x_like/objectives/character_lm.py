@@ -23,6 +23,6 @@ class CharacterLM(RecurrentLM):
     def __init__(self, *, eos_id: int | None = 1, max_characters: int = 50):
         super().__init__(eos_id=eos_id)
         if isinstance(max_characters, bool) or not isinstance(max_characters, int) or max_characters < 1:
-            raise UserError(f"max_characters={max_characters!r} is not a positive integer. Give that of the task.")
+            raise UserError(f"max_characters={max_characters!r} is not a positive integer. Give the task's.")
         self.max_characters = max_characters
         self.features = specs.with_characters(RecurrentLM.features, max_characters)

@@ -8,7 +8,7 @@ from t5x_like.recorded import recorded
 class SentenceStructure(NextSentence):
     """Predicts whether the second segment of a row follows the first (StructBERT, Wang et al. 2020, section 3.2).
 
-    The head and the term are those of `NextSentence`, with three classes: `next_sentence_label` is 0 if the second
+    It has the head and the term of `NextSentence`, with three classes: `next_sentence_label` is 0 if the second
     segment follows the first, 1 if it precedes the first, and 2 if it is random. The metrics are
     `sentence_structure_loss` in nats per row and `sentence_structure_accuracy`.
 

@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from stored_weights import leaves, rewrite
 
 from t5x_like import interop, parameters
 from t5x_like.interop import safetensors_files
@@ -24,10 +25,6 @@ CONFIG = BartConfig(
 )
 
 
-def leaves(model):
-    return parameters.stack(parameters.named_leaves(model))
-
-
 def make(config):
     """Returns a model with random values, so that all tensors differ."""
     like, rng = jax.eval_shape(config.make, jax.random.key(0)), np.random.default_rng(0)
@@ -39,12 +36,6 @@ def written(tmp_path):
     model = make(CONFIG)
     interop.to_huggingface({"model": model}, CONFIG, str(tmp_path))
     return model, tmp_path
-
-
-def rewrite(directory, change):
-    tensors = dict(safetensors_files.Tensors(str(directory)))
-    change(tensors)
-    safetensors_files.write(str(directory), tensors)
 
 
 def update_config(directory, **changes):

@@ -3,11 +3,12 @@
 import dataclasses
 import json
 
-import jax
 import numpy as np
 import pytest
+from families import random_model
+from stored_weights import leaves, rewrite
 
-from t5x_like import interop, parameters
+from t5x_like import interop
 from t5x_like.interop import gpt as mapping
 from t5x_like.interop import safetensors_files
 from t5x_like.models.gpt import GPTConfig
@@ -18,20 +19,9 @@ GPT2 = GPTConfig(
 GPT1 = dataclasses.replace(GPT2, norm_position="post", mlp_dim=48, tied_embeddings=False)
 
 
-def leaves(model):
-    return parameters.stack(parameters.named_leaves(model))
-
-
-def random(config):
-    """Returns a model with random values, so that all tensors differ."""
-    model = jax.eval_shape(config.make, jax.random.key(0))
-    rng = np.random.default_rng(0)
-    return parameters.map_named(lambda name, leaf: rng.normal(size=leaf.shape).astype(np.float32), model)
-
-
 @pytest.fixture(params=[GPT2, GPT1], ids=["gpt2", "gpt1"])
 def written(request, tmp_path):
-    model = random(request.param)
+    model = random_model(request.param)
     interop.to_huggingface({"model": model}, model.config, str(tmp_path))
     return request.param, model, tmp_path
 
@@ -47,12 +37,6 @@ def test_query_key_and_value_share_one_tensor(written):
     assert bias[1 * 12 + 2 * 4 + 3] == attention.key.bias[2, 3]
     assert tensors["transformer.h.1.attn.c_proj.weight"][1 * 4 + 2, 7] == attention.out.kernel[1, 2, 7]
     np.testing.assert_array_equal(tensors["transformer.h.0.mlp.c_fc.weight"], model.decoder.layers[0].mlp.wi.kernel)
-
-
-def rewrite(directory, change):
-    tensors = dict(safetensors_files.Tensors(str(directory)))
-    change(tensors)
-    safetensors_files.write(str(directory), tensors)
 
 
 def test_files_without_prefix_and_with_buffers_are_read(written):
@@ -72,7 +56,7 @@ def test_files_without_prefix_and_with_buffers_are_read(written):
 
 
 def test_copy_of_embeddings_is_accepted_only_if_equal(tmp_path):
-    interop.to_huggingface({"model": random(GPT2)}, GPT2, str(tmp_path))
+    interop.to_huggingface({"model": random_model(GPT2)}, GPT2, str(tmp_path))
     rewrite(tmp_path, lambda t: t.update({"lm_head.weight": t["transformer.wte.weight"]}))
     interop.from_huggingface(str(tmp_path))
     rewrite(tmp_path, lambda t: t.update({"lm_head.weight": t["lm_head.weight"] + 1}))
@@ -140,5 +124,5 @@ def test_unsupported_config_raises(written, changes, message):
 )
 def test_unsupported_model_raises_and_writes_nothing(config, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        interop.to_huggingface({"model": random(config)}, config, str(tmp_path))
+        interop.to_huggingface({"model": random_model(config)}, config, str(tmp_path))
     assert list(tmp_path.iterdir()) == []

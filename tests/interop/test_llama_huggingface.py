@@ -3,11 +3,12 @@
 import dataclasses
 import json
 
-import jax
 import numpy as np
 import pytest
+from families import random_model
+from stored_weights import rewrite
 
-from t5x_like import interop, parameters
+from t5x_like import interop
 from t5x_like.interop import llama as mapping
 from t5x_like.interop import safetensors_files
 from t5x_like.layers.rope_scaling import Dynamic, Linear, Llama3, Yarn
@@ -29,20 +30,9 @@ LLAMA = LlamaConfig(
 MISTRAL = dataclasses.replace(LLAMA, attention_windows=(7,), attention_bias=False, mlp_bias=False, tied_embeddings=True)
 
 
-def leaves(model):
-    return parameters.stack(parameters.named_leaves(model))
-
-
-def random(config):
-    """Returns a model with random values, so that all tensors differ."""
-    model = jax.eval_shape(config.make, jax.random.key(0))
-    rng = np.random.default_rng(0)
-    return parameters.map_named(lambda name, leaf: rng.normal(size=leaf.shape).astype(np.float32), model)
-
-
 @pytest.fixture(params=[LLAMA, MISTRAL], ids=["llama", "mistral"])
 def written(request, tmp_path):
-    model = random(request.param)
+    model = random_model(request.param)
     interop.to_huggingface({"model": model}, model.config, str(tmp_path))
     return request.param, model, tmp_path
 
@@ -59,12 +49,6 @@ def test_kernels_have_expected_layout(written):
     np.testing.assert_array_equal(tensors["model.layers.1.mlp.up_proj.weight"].T, layer.mlp.wi_1.kernel)
 
 
-def rewrite(directory, change):
-    tensors = dict(safetensors_files.Tensors(str(directory)))
-    change(tensors)
-    safetensors_files.write(str(directory), tensors)
-
-
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"])
 def test_frequencies_in_old_files_are_ignored(written, name):
     rewrite(written[2], lambda t: t.update({name: np.ones(3, np.float32)}))
@@ -72,7 +56,7 @@ def test_frequencies_in_old_files_are_ignored(written, name):
 
 
 def test_untied_logits_raise_for_tied_config(tmp_path):
-    interop.to_huggingface({"model": random(MISTRAL)}, MISTRAL, str(tmp_path))
+    interop.to_huggingface({"model": random_model(MISTRAL)}, MISTRAL, str(tmp_path))
     rewrite(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}))
     interop.from_huggingface(str(tmp_path))
     rewrite(tmp_path, lambda t: t.update({"lm_head.weight": t["lm_head.weight"] + 1}))
@@ -209,5 +193,5 @@ def test_unsupported_config_raises(written, changes, message):
 def test_unsupported_model_raises_and_writes_nothing(changes, message, tmp_path):
     config = dataclasses.replace(LLAMA, **changes)
     with pytest.raises(ValueError, match=message):
-        interop.to_huggingface({"model": random(config)}, config, str(tmp_path))
+        interop.to_huggingface({"model": random_model(config)}, config, str(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -6,8 +6,9 @@ import json
 import jax
 import numpy as np
 import pytest
+from stored_weights import leaves, rewrite
 
-from t5x_like import interop, parameters
+from t5x_like import interop
 from t5x_like.errors import UserError
 from t5x_like.interop import safetensors_files
 from t5x_like.models.t5 import T5Config
@@ -23,10 +24,6 @@ V1_1 = T5Config(
     dropout_rate=0.1,
 )
 V1_0 = dataclasses.replace(V1_1, activations=("relu",), tied_embeddings=True)
-
-
-def leaves(model):
-    return parameters.stack(parameters.named_leaves(model))
 
 
 @pytest.fixture(params=[V1_1, V1_0], ids=["1.1", "1.0"])
@@ -45,12 +42,6 @@ def test_attention_kernels_have_expected_layout(written):
     assert tensor.shape == (6, 8) and tensor[1 * 3 + 2, 5] == query[5, 1, 2]
     out = np.asarray(model.encoder.layers[0].attention.out.kernel[...])
     assert tensors["encoder.block.0.layer.0.SelfAttention.o.weight"][5, 1 * 3 + 2] == out[1, 2, 5]
-
-
-def rewrite(directory, change):
-    tensors = dict(safetensors_files.Tensors(str(directory)))
-    change(tensors)
-    safetensors_files.write(str(directory), tensors)
 
 
 def test_copies_of_embeddings_are_accepted(written):

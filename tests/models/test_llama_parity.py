@@ -8,11 +8,11 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from decoder_parity import check_logits_loss_and_gradients, reference_outputs
 
 from t5x_like import interop, parameters
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
-from t5x_like.kernels.cross_entropy import cross_entropy
 
 torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
 transformers = pytest.importorskip("transformers", reason="compares with torch and transformers (extra `parity`)")
@@ -185,18 +185,6 @@ def pair(request, tmp_path_factory):
     return Pair(reference, config, model, *random_rows(np.random.default_rng(request.param), config))
 
 
-def reference_outputs(pair):
-    first = pair.valid & ~np.pad(pair.valid[:, :-1], ((0, 0), (1, 0)))  # the first token of each row
-    return pair.reference(
-        input_ids=torch.tensor(pair.tokens).long(),
-        attention_mask=torch.tensor(pair.valid).long(),
-        position_ids=torch.tensor(pair.positions).long(),
-        labels=torch.tensor(np.where(pair.valid & ~first, pair.tokens, -100)).long(),
-        output_hidden_states=True,
-        output_attentions=True,
-    )
-
-
 def test_hidden_states_and_attention(pair, assert_parity):
     with torch.no_grad():
         reference = reference_outputs(pair)
@@ -216,24 +204,7 @@ def test_hidden_states_and_attention(pair, assert_parity):
 
 
 def test_logits_loss_and_gradients(pair, assert_parity):
-    reference = reference_outputs(pair)
-    reference.loss.backward()
-    targets, weights = np.roll(pair.tokens, -1, axis=1), pair.predicted.astype(np.float32)
-
-    def loss(model):
-        hidden = model(pair.batch).hidden
-        entropy = cross_entropy(hidden, model.unembed, targets, weights)
-        return entropy.total / entropy.weight, model.unembed(hidden)
-
-    (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(pair.model)
-    assert_parity({"logits": logits[pair.valid]}, {"logits": reference.logits.detach().numpy()[pair.valid]}, "logits")
-    assert_parity({"loss": value}, {"loss": reference.loss.detach()}, "loss")
-    assert_parity(
-        interop.tensors_to_huggingface({"model": gradient}, pair.config),
-        {name: parameter.grad for name, parameter in pair.reference.named_parameters()},
-        "gradients",
-    )
-    pair.reference.zero_grad()
+    check_logits_loss_and_gradients(pair, assert_parity)
 
 
 def test_greedy_generation(pair, request):

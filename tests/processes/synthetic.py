@@ -1,4 +1,4 @@
-"""Synthetic rows for runs of several processes. They depend only on the number of the batch."""
+"""Synthetic rows for runs of one or several processes. They depend only on the number of the batch."""
 
 import dataclasses
 
@@ -10,7 +10,10 @@ from t5x_like.data.vocabulary_digest import TextVocabulary
 
 @dataclasses.dataclass
 class Rows:
-    """Rows whose targets equal their inputs; each process reads its shard of every batch."""
+    """A source of rows whose targets equal their inputs; each process reads its shard of every batch.
+
+    The position is the number of batches read.
+    """
 
     batch_size: int = 8
     length: int = 8
@@ -19,7 +22,7 @@ class Rows:
     name: str = "synthetic rows"
 
     def describe(self):
-        return ["synthetic rows"]
+        return [self.name]
 
     def batch_shapes(self, spec):
         lengths = spec.model_lengths({"inputs": self.length, "targets": self.length})
@@ -35,7 +38,7 @@ class Rows:
     def make(self, seed):
         rng = np.random.default_rng(seed)
         tokens = rng.integers(2, 30, size=(self.batch_size, self.length)).astype(np.int32)
-        tokens[:, -1] = np.where(rng.random(self.batch_size) < 0.5, 0, 1)
+        tokens[:, -1] = np.where(rng.random(self.batch_size) < 0.5, 0, 1)  # some rows are shorter
         tokens = np.split(tokens, self.shard[1])[self.shard[0]]
         return batches.from_arrays(specs.ENCODER_DECODER, {"inputs": tokens, "targets": tokens})
 
@@ -49,7 +52,7 @@ class Rows:
         return False
 
     def check(self, spec):
-        pass
+        assert spec == specs.ENCODER_DECODER
 
     def vocabulary_kind(self, spec):
         return None

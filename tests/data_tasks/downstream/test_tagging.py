@@ -6,7 +6,7 @@ import gold_predictions
 import numpy as np
 import pytest
 import tensorflow as tf
-from tokenizer_directories import save_bert, save_gpt2, save_roberta, save_t5, train_llama_model
+from tokenizer_directories import save_bert, save_gpt2, save_llama, save_roberta, save_t5_fast
 
 from data_tasks.corpora.conll_files import ConllTable
 from data_tasks.downstream import tagging
@@ -90,21 +90,6 @@ def test_real_files_have_the_published_numbers_of_sentences_and_entities(test_da
 
 
 # ---- alignment -------------------------------------------------------------------------------------------------------
-
-
-def save_llama(test_data, directory):
-    import transformers
-
-    reference = transformers.LlamaTokenizerFast(str(train_llama_model(test_data, directory)), legacy=False)
-    reference.save_pretrained(directory)
-    return reference
-
-
-def save_t5_fast(test_data, directory):
-    import transformers
-
-    save_t5(test_data, directory)
-    return transformers.T5TokenizerFast.from_pretrained(directory)
 
 
 TOKENIZERS = {

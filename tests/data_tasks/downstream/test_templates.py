@@ -5,7 +5,7 @@ import itertools
 import pytest
 import seqio
 import tensorflow as tf
-from tokenizer_directories import save_bert, save_gpt2, save_llama3, save_roberta, save_t5, train_llama_model
+from tokenizer_directories import save_bert, save_gpt2, save_llama, save_llama3, save_roberta, save_t5_fast
 
 from data_tasks.downstream import templates
 from data_tasks.downstream.templates import template_of
@@ -16,22 +16,6 @@ from t5x_like.errors import UserError
 WORDS = "the quick brown fox jumps over a very lazy dog and runs far away from it all".split()
 # Numbers of words: shorter than half, about half and longer than the lengths below.
 SIZES = (0, 1, 3, 4, 5, 6, 12)
-
-
-def save_llama(test_data, directory):
-    import transformers
-
-    model = train_llama_model(test_data, directory)
-    reference = transformers.LlamaTokenizerFast(str(model), legacy=False)
-    reference.save_pretrained(directory)
-    return reference
-
-
-def save_t5_fast(test_data, directory):
-    import transformers
-
-    save_t5(test_data, directory)
-    return transformers.T5TokenizerFast.from_pretrained(directory)
 
 
 TOKENIZERS = {
