@@ -67,11 +67,7 @@ _HEAD_ACTIVATION = "gelu_exact"
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> ElectraConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
-
-    Raises:
-      UserError: a value has the wrong type, or is not supported.
-    """
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     fields.check_fixed(hf_config, _FIXED)
     found = fields.values(hf_config, _NAMES, ElectraConfig)
@@ -87,33 +83,20 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> ElectraConfig:
 
 
 def config_to_huggingface(config: ElectraConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`.
-
-    Args:
-      config: configuration of the model.
-      heads: stored names of the parameters of the heads.
-
-    Raises:
-      UserError: transformers does not support the model or these heads.
-    """
-    names = {(activation,): hf_name for hf_name, activation in reversed(ACTIVATIONS.items())}
-    if config.activations not in names:
-        raise UserError(f"activations={config.activations}: not supported by transformers' ELECTRA")
-    if config.num_heads * config.head_dim != config.embed_dim:
-        raise UserError(
-            f"head_dim={config.head_dim}: not supported by transformers' ELECTRA, which requires embed_dim / num_heads "
-            f"= {config.embed_dim} / {config.num_heads}"
-        )
-    for field in ("position_offset", "num_token_types"):
-        if (getattr(config, field) > 0) == (field == "position_offset"):
-            raise UserError(f"{field}={getattr(config, field)}: not supported by transformers' ELECTRA")
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    activation = fields.activation_name(config.activations, ACTIVATIONS, "ELECTRA")
+    fields.check_head_dim(config, "ELECTRA")
+    if config.position_offset:
+        raise UserError(f"position_offset={config.position_offset}: not supported by transformers' ELECTRA. Set 0.")
+    if not config.num_token_types:
+        raise UserError("num_token_types=0: not supported by transformers' ELECTRA. Set 1.")
     architecture = _architecture(heads)
     if architecture == "ElectraForMaskedLM":
         _check_head(config.activations[0], f"activations {config.activations}")
     return {
         "architectures": [architecture],
         "model_type": "electra",
-        "hidden_act": names[config.activations],
+        "hidden_act": activation,
         "torch_dtype": "float32",
         **_FIXED,
         **special_tokens(config, _DEFAULTS["pad_token_id"], {}),
