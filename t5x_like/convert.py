@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -65,7 +66,8 @@ def convert(
       checkpoint: Which checkpoint of a run to convert: `latest`, `best` (by its evaluation), or a step.
       network: Name of the network of a run to convert, such as `generator`, with the heads that read it; None for the
         model. Modules that it shares with another network are written with it.
-      heads: Whether to convert the heads of the objective (`all`), or the bare model (`none`).
+      heads: Whether to convert the heads of the objective (`all`), or the bare model (`none`). Heads that no class of
+        transformers has are left out.
       labels: Names of the labels or scores of a run's head, for config.json; `LABEL_0`, … by default.
       head: The form of a run's head, whose dropout rate is written to config.json.
       vocabulary_path: The vocabulary of a run, by default its copy in the run directory.
@@ -96,7 +98,7 @@ def convert(
         model, leaves, described = _read_t5x(index, checkpoint_path, model)
     else:
         is_run, (model, leaves) = True, _read_run(checkpoint_path, model, network)
-        leaves = _select(leaves, heads)
+        leaves = _exportable(_select(leaves, heads), model)
     if network not in (None, MODEL) and not is_run:
         raise UserError(f"NETWORK={network!r}: {given} has a model only. Give the directory of a run.")
     leaves = interop.fold_norms(model, leaves) if fold_norms else leaves
@@ -174,6 +176,25 @@ def _read_run(path: str, model: ModelConfig | None, network: str | None) -> tupl
 def _select(leaves: Mapping[str, Any], heads: str) -> dict[str, Any]:
     """Returns the parameters to convert."""
     return {name: leaf for name, leaf in leaves.items() if heads == "all" or name.startswith(weight_source.MODEL)}
+
+
+def _exportable(leaves: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
+    """Leaves out the heads that no class of transformers has beside the others, with a warning."""
+    heads = sorted({name.split("/")[1] for name in leaves if not name.startswith(weight_source.MODEL)})
+    problem = None
+    for left_out in itertools.chain.from_iterable(itertools.combinations(heads, n) for n in range(len(heads) + 1)):
+        prefixes = tuple(f"objective/{head}/" for head in left_out)
+        kept = {name: leaf for name, leaf in leaves.items() if not name.startswith(prefixes)}
+        try:
+            interop.exported_class(model, kept)
+        except UserError as error:
+            problem = problem or error
+            continue
+        if left_out:
+            shown = ", ".join(heads), ", ".join(left_out)
+            logging.warning("no class of transformers has the heads %s: exported without %s", *shown)
+        return kept
+    raise problem  # without its heads, the model is not supported either
 
 
 def _check_finite(leaves: Mapping[str, Any], checkpoint_path: str, allow: bool) -> None:

@@ -87,8 +87,8 @@ class Objective:
       features: the features that the objective reads.
       coefficients: term -> factor of its normalized loss in the total loss: a number, or a function of the step. Its
         keys are the names of all terms.
-      other_names: parameter or part of a head -> name under which pretrained weights may have it instead, both without
-        the leading `objective/`. BERT's classifiers begin with the pooler of the next-sentence head.
+      other_names: parameter or part of a head -> names under which pretrained weights may have it instead, without the
+        leading `objective/`. BERT's classifiers begin with the pooler of the next-sentence head.
       labels: names of the labels that the objective predicts, in the order of their indices; empty if it has none.
       prepare: None, or a function `prepare(params, batch, *, key, step) -> batch` for batches that depend on the
         parameters, such as text that the model generates, or on all rows. It is called with the global batch, before
@@ -101,7 +101,7 @@ class Objective:
 
     features: FeatureSpec
     coefficients: Mapping[str, float | Schedule]
-    other_names: Mapping[str, str] = types.MappingProxyType({})
+    other_names: Mapping[str, tuple[str, ...]] = types.MappingProxyType({})
     labels: tuple[str, ...] = ()
     prepare: Callable[..., Batch] | None = None
     draws: bool = False

@@ -28,7 +28,7 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.layers import initializers
 from t5x_like.layers.mlp import ACTIVATIONS
-from t5x_like.objectives import next_sentence
+from t5x_like.objectives import next_sentence, sentence_structure
 from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.head_modules import DenseHead, Head, LinearHead, PooledHead, ReluHead, States
 from t5x_like.objectives.masked_lm import gather_positions
@@ -42,12 +42,12 @@ class HeadForm(Protocol):
     Attributes:
       each_token: whether the head reads each token, or one state per row.
       inputs: the features that the model reads, made from the task features `inputs` and `token_types`.
-      pretrained: part of the head -> name of the same part in a pretrained head; see `Objective.other_names`.
+      pretrained: part of the head -> names of the same part in pretrained heads; see `Objective.other_names`.
     """
 
     each_token: bool
     inputs: FeatureSpec
-    pretrained: Mapping[str, str]
+    pretrained: Mapping[str, tuple[str, ...]]
 
     def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> Head:
         """Creates the head.
@@ -113,7 +113,9 @@ class PooledFirstToken(_Form):
     """
 
     inputs = specs.ENCODER_INPUTS_WITH_TYPES
-    pretrained = types.MappingProxyType({"pooler": f"{next_sentence.NAME}/pooler"})
+    pretrained = types.MappingProxyType(
+        {"pooler": tuple(f"{name}/pooler" for name in (next_sentence.NAME, sentence_structure.NAME))}
+    )
 
     def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> PooledHead:
         """Creates the head; see `HeadForm.make`."""

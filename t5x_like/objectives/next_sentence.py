@@ -67,10 +67,12 @@ class NextSentence(Objective):
 
     Attributes:
       metrics_prefix: Prefix of the names of the metrics.
+      head: Name of the head.
       classes: Number of classes. 0: the second segment follows the first; 1: it is a random segment.
     """
 
     metrics_prefix = NAME
+    head = NAME
     classes = 2
     features = dataclasses.replace(
         specs.SENTENCE_PAIRS,
@@ -83,8 +85,8 @@ class NextSentence(Objective):
         self.pooler = pooler
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, NextSentenceHead]:
-        """Initializes the head `next_sentence`; see `Objective.init`."""
-        return {NAME: NextSentenceHead(model.config, key=key, pooler=self.pooler, classes=self.classes)}
+        """Initializes the head; see `Objective.init`."""
+        return {self.head: NextSentenceHead(model.config, key=key, pooler=self.pooler, classes=self.classes)}
 
     def weights(self, rows: Batch) -> dict[str, Float[Array, "batch 1"]]:
         """Returns 1 for rows that are not padding; see `Objective.weights`."""
@@ -96,7 +98,7 @@ class NextSentence(Objective):
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the distribution over the classes of each row; see `Objective.read`."""
-        logits, weights = params["objective"][NAME](outputs.hidden), self.weights(rows)[NAME]
+        logits, weights = params["objective"][self.head](outputs.hidden), self.weights(rows)[NAME]
         known = self.target_weights(rows)[NAME] if "next_sentence_label" in rows else None
         predicted = Prediction(logits, identity, weights, rows.get("next_sentence_label"), known)
         metrics = {f"{self.metrics_prefix}_loss": "nll", f"{self.metrics_prefix}_accuracy": "correct"}

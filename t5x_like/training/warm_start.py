@@ -79,8 +79,8 @@ def restore(
       config: the configuration of the model; a Hugging Face directory or a T5X checkpoint must agree with it, or with
         that of the network `source.target`, except for the sizes that `source` changes.
       partitioner: the mesh and rules that place the arrays.
-      objective: the objective of the run: its networks, and in `other_names`, part of a head -> name of the same part
-        in another head, which is read if the source does not have the first.
+      objective: the objective of the run: its networks, and in `other_names`, part of a head -> names of the same
+        part in other heads, which is read if the source does not have the first.
 
     Returns:
       The `WarmStart`.
@@ -206,7 +206,9 @@ def _select(like: Any, params: Any) -> Any:
     return parameters.rebuild(like, {name: leaves[name] for name in parameters.named_leaves(like)})
 
 
-def _fits(source: InitialWeights, target: _Target, stored, other_names: Mapping[str, str]) -> dict[str, Fit]:
+def _fits(
+    source: InitialWeights, target: _Target, stored, other_names: Mapping[str, tuple[str, ...]]
+) -> dict[str, Fit]:
     """Returns name of a parameter of the target -> how it is made of a tensor at the source.
 
     Raises:
@@ -237,11 +239,11 @@ def _stacked_axes(params: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str,
     return {name: (parameters.LAYERS,) * (len(shapes[name]) - len(found)) + found for name, found in axes.items()}
 
 
-def _found_elsewhere(path, wanted, stored, other_names: Mapping[str, str]) -> dict[str, str]:
+def _found_elsewhere(path, wanted, stored, other_names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     """Returns the parameters of heads that `path` has only under other names -> these names."""
     found = {}
     for name, stored_name in wanted.items():
-        for part, other in other_names.items():
+        for part, other in ((part, other) for part, others in other_names.items() for other in others):
             candidate = stored_name.replace(f"{OBJECTIVE}{part}/", f"{OBJECTIVE}{other}/", 1)
             if stored_name not in stored and candidate != stored_name and candidate in stored:
                 logging.info("%s: %s is read from %s", path, name, candidate)

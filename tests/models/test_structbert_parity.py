@@ -75,13 +75,13 @@ def test_loss_and_gradients_equal_those_of_torch(seed, scan, tmp_path, assert_pa
     safetensors_torch.save_file(state, tmp_path / "model.safetensors")
     config, model = interop.from_huggingface(str(tmp_path), scan_layers=scan)
     stored = {
-        name.removeprefix(tables.OBJECTIVE): leaf
+        name.removeprefix(tables.OBJECTIVE).replace("next_sentence", "sentence_structure"): leaf
         for name, leaf in interop.read(str(tmp_path), config).items()
         if name.startswith(tables.OBJECTIVE)
     }
     stored |= {
-        "next_sentence/classifier/kernel": classifier["weight"].T,
-        "next_sentence/classifier/bias": classifier["bias"],
+        "sentence_structure/classifier/kernel": classifier["weight"].T,
+        "sentence_structure/classifier/bias": classifier["bias"],
     }
     heads = parameters.rebuild(jax.eval_shape(OBJECTIVE.init, jax.random.key(0), model), stored)
     params, batch = {"model": model, "objective": heads}, make_batch(np.random.default_rng(seed), config.vocab_size)
@@ -107,8 +107,10 @@ def test_loss_and_gradients_equal_those_of_torch(seed, scan, tmp_path, assert_pa
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(params)
     assert_parity({"loss": value}, {"loss": expected.detach()}, "loss")
+    heads = gradient["objective"]
+    named = {"masked_lm": heads["masked_lm"], "next_sentence": heads["sentence_structure"]}
     assert_parity(
-        interop.tensors_to_huggingface(gradient, config),
+        interop.tensors_to_huggingface({**gradient, "objective": named}, config),
         {name: parameter.grad for name, parameter in reference.named_parameters()},
         "gradients",
     )

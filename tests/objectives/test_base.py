@@ -38,7 +38,7 @@ def test_objective_has_the_signatures_of_the_base_class(case):
     objective = case.objective
     assert isinstance(objective.features, FeatureSpec)
     assert objective.coefficients and all(isinstance(value, float) for value in objective.coefficients.values())
-    assert all(isinstance(name, str) for name in objective.other_names.values())
+    assert all(isinstance(names, tuple) for names in objective.other_names.values())
     for method in ("init", "weights", "target_weights", "run", "read", "predict"):
         expected = inspect.signature(getattr(Objective, method)).parameters
         found = inspect.signature(getattr(type(objective), method)).parameters

@@ -61,4 +61,4 @@ def test_invalid_settings_raise(make, message):
 
 def test_head_starts_from_a_pretrained_pooler():
     objective = MultipleChoice(2, head=heads.PooledFirstToken())
-    assert objective.other_names == {"multiple_choice/pooler": "next_sentence/pooler"}
+    assert objective.other_names == {"multiple_choice/pooler": ("next_sentence/pooler", "sentence_structure/pooler")}
