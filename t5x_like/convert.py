@@ -53,8 +53,9 @@ def convert(
     config.gin that describes the model and the objective of its head, or else its usual objective. It can be the
     INITIAL_CHECKPOINT_PATH of `train`, and the CHECKPOINT_PATH or MODEL_DIR of the commands that read a run. Values are
     stored in float32, to which float16 and bfloat16 convert exactly. The files of the tokenizer are copied in both
-    directions. A vocabulary that is not in the files of a Hugging Face tokenizer is written as such. An exported model
-    has a README.md, which says what the run knows about it and how to load it.
+    directions. A vocabulary that is not in the files of a Hugging Face tokenizer is written as such. The updates of
+    adapters, such as LoRA, are added to the kernels. An exported model has a README.md, which says what the run knows
+    about it and how to load it.
 
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a run directory, or one of its
@@ -96,7 +97,7 @@ def convert(
         model, leaves, described = _read_t5x(index, checkpoint_path, model)
     else:
         is_run, (model, leaves) = True, _read_run(checkpoint_path, model, network)
-        leaves = _select(leaves, heads)
+        model, leaves = interop.merge_adapters(model, _select(leaves, heads))
     if network not in (None, MODEL) and not is_run:
         raise UserError(f"NETWORK={network!r}: {given} has a model only. Give the directory of a run.")
     leaves = interop.fold_norms(model, leaves) if fold_norms else leaves

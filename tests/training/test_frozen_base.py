@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import numpy as np
@@ -15,6 +16,7 @@ from t5x_like.convert import convert
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model, open_teacher
+from t5x_like.models import construct
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.optimizers import schedules
 from t5x_like.training import frozen_base, weight_source
@@ -157,6 +159,18 @@ def test_record_of_a_start_without_checkpoint_is_removed(base, tmp_path):
     frozen_base.store(str(tmp_path), frozen_base.FrozenBase("/gone/base", "", {}))
     train(tmp_path, None, total=1)
     assert not (tmp_path / "base.json").exists()
+
+
+def test_export_of_an_adapted_run_is_merged(trained, tmp_path):
+    directory, result = trained
+    convert(checkpoint_path=str(directory), output_path=str(tmp_path / "exported"), model=ADAPTED)
+    exported = interop.read(str(tmp_path / "exported"), CONFIG)
+    merged = stacked({"model": construct.merge(result.params["model"])})
+    assert exported.keys() == merged.keys()
+    for name, leaf in merged.items():
+        np.testing.assert_allclose(exported[name], leaf, rtol=1e-6, atol=1e-7, err_msg=name)
+        changed = bool(np.any(leaf != stacked(result.params)[name]))
+        assert changed == bool(re.search("attention/(query|value)/kernel$", name)), name
 
 
 def test_merged_export_of_the_base_has_its_weights(base, tmp_path):
