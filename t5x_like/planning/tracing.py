@@ -1,17 +1,16 @@
 """FLOPs and residual bytes of a model per row of a batch, from abstract traces."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.extend.core
 
 from t5x_like import optimizers
 from t5x_like.models import build
 from t5x_like.objectives import passes
 from t5x_like.objectives.base import Objective
+from t5x_like.training.flops import jaxpr_flops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,28 +71,3 @@ def _cost_of_rows(objective, params, teachers, row_shapes, rows, embed) -> tuple
     unsplit = sum(size for shape, size in sizes if shape and shape[-1] == embed)
     gradient = jax.make_jaxpr(jax.grad(loss))(params, teachers, batch)
     return jaxpr_flops(gradient.jaxpr), sum(size for _, size in sizes) - unsplit, unsplit
-
-
-def jaxpr_flops(jaxpr: Any) -> float:
-    """Counts the FLOPs of matrix products in a jaxpr, and of Pallas kernels by their cost estimates.
-
-    Args:
-      jaxpr: a jaxpr. The body of a scan counts once per iteration.
-
-    Returns:
-      FLOPs; a multiply-add counts as two.
-    """
-    total = 0.0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            shape = equation.invars[0].aval.shape
-            total += 2.0 * equation.outvars[0].aval.size * math.prod(shape[dim] for dim in contracted)
-        if equation.primitive.name == "pallas_call":  # its jaxpr computes one step of its grid
-            estimate = equation.params["cost_estimate"]
-            total += estimate.flops if estimate else 0.0
-            continue
-        times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            total += times * jaxpr_flops(inner)
-    return total
