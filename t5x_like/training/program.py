@@ -20,7 +20,7 @@ from t5x_like.runtime import hardware_files
 from t5x_like.training import flops, gathering, gradients, step
 from t5x_like.training.recipe import Recipe
 from t5x_like.training.stages import of_objective
-from t5x_like.training.state import Frozen, TrainState, create_state
+from t5x_like.training.state import Frozen, TrainState, create_state, in_frozen_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,9 @@ def make_program(recipe: Recipe) -> Program:
         params = networks.make(objective, config, key)
         trainable, frozen = optimizers.split(params, optimizer.groups)
         carry = carrying.initial(objective, config, batch_size) if is_continuous(recipe.data) else {}
-        return create_state(trainable, of_objective(objective, optimizer), recipe.seed, carry), Frozen(frozen)
+        frozen = Frozen(in_frozen_dtype(frozen, update.frozen_dtype))
+        stages, has_average = of_objective(objective, optimizer), update.ema_decay is not None
+        return create_state(trainable, stages, recipe.seed, carry, has_average=has_average), frozen
 
     shapes = partitioner.eval_shape(init, jax.eval_shape(lambda: jax.random.key(recipe.seed)))
     # Parameters that the mesh does not divide are reported here by their name in model_info.txt.
@@ -138,6 +140,7 @@ def make_program(recipe: Recipe) -> Program:
         max_grad_norm=update.max_grad_norm,
         loss_normalizing_factor=update.loss_normalizing_factor,
         gather=update.gather_parameters,
+        ema_decay=update.ema_decay,
         count_tokens=objective.features.segment_features,
     )
     return Program(

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import optax
 import pytest
-from copying_run import CONFIG, run
+from copying_run import CONFIG, losses, run
 
 from t5x_like import interop, optimizers, parameters
 from t5x_like.adapters.lora import LoRA
@@ -127,6 +127,40 @@ def test_missing_changed_and_moved_base(base, trained, tmp_path):
     (directory / "base.json").write_text("{}")
     with pytest.raises(UserError, match="base.json: damaged"):
         opened(directory).read()
+
+
+def test_frozen_base_in_bfloat16_gives_the_same_bits_and_keeps_the_base(base, tmp_path):
+    """Activations are bfloat16, to which layers cast kernels and embeddings anyway."""
+    model = dataclasses.replace(ADAPTED, dtype="bfloat16")
+    rows = {}
+    for dtype in ("float32", "bfloat16"):
+        result = train(tmp_path / dtype, base, model=model, frozen_dtype=dtype)
+        rows[dtype] = losses(tmp_path / dtype) + losses(tmp_path / dtype, "validation")
+        dtypes = {name: leaf.dtype for name, leaf in stacked(result.params).items()}
+        rounded = {name for name, kept in dtypes.items() if kept == "bfloat16"}
+        frozen = {name for name in dtypes if re.search("/(kernel|embedding)$", name) and "/adapter/" not in name}
+        assert rounded == (frozen if dtype == "bfloat16" else set())
+    assert rows["float32"] == rows["bfloat16"]
+    digests = [json.loads((tmp_path / dtype / "base.json").read_text()) for dtype in rows]
+    assert digests[0] == digests[1]
+    # Commands read the base as it is stored, and a resumed run has the same bits.
+    assert_equal(opened(tmp_path / "bfloat16").read(), opened(tmp_path / "float32").read())
+    train(tmp_path / "resumed", base, model=model, frozen_dtype="bfloat16", total=3)
+    resumed = train(tmp_path / "resumed", base, model=model, frozen_dtype="bfloat16")
+    assert_equal(resumed.params, result.params)
+
+
+def test_rounded_parameters_are_reported_and_trained_ones_refused(base, tmp_path, caplog):
+    train(tmp_path / "stored", base, total=1, frozen_dtype="bfloat16", store_base=True)
+    assert "checkpoints store" in caplog.text and "in bfloat16, because no base has them" in caplog.text
+    still = optimizers.adamw(learning_rate=lambda _: 0.0)
+    result = train(tmp_path / "trained", tmp_path / "stored", total=1, optimizer=still)
+    assert all(leaf.dtype == "float32" for leaf in stacked(result.params).values())
+    assert_equal(result.params, opened(tmp_path / "stored").read())
+    with pytest.raises(UserError, match="FROZEN_DTYPE='bfloat16': no parameter is frozen"):
+        train(tmp_path / "refused", base, total=1, optimizer=still, frozen_dtype="bfloat16")
+    with pytest.raises(UserError, match="FROZEN_DTYPE='float16' is unknown"):
+        train(tmp_path / "trained", base, frozen_dtype="float16")
 
 
 def test_fresh_frozen_parameters_are_stored(base, tmp_path):
