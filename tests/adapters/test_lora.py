@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import FAMILIES, example_batch, scanned
+from families import FAMILIES, assert_trees_close, eight_rows, example_batch, loss, scanned
 from family_case import VOCABULARY, Family
 from numerics import assert_close
 
@@ -18,6 +18,7 @@ from t5x_like.errors import UserError
 from t5x_like.models import construct
 from t5x_like.models.base import for_platform
 from t5x_like.models.lstm import LSTMConfig
+from t5x_like.partitioning import Partitioner
 
 LORA = LoRA(rank=3, alpha=6.0)
 LSTM = Family(LSTMConfig(vocab_size=VOCABULARY, embed_dim=12, embedding_dim=8, num_layers=2), stacks=("decoder",))
@@ -120,18 +121,21 @@ def test_merged_kernel_by_hand():
     np.testing.assert_allclose(merged - query.kernel[...], update.reshape(merged.shape), rtol=1e-5, atol=1e-6)
 
 
-def test_dropout_masks_differ_between_applications_and_projections():
-    config = dataclasses.replace(FAMILIES["bert"].config, adapters=(LoRA(pattern=".", dropout_rate=0.5),))
-    model = construct.make(config, jax.random.key(0))
+def test_dropout_is_equal_in_layouts_and_on_devices_and_differs_between_applications():
+    config = dataclasses.replace(FAMILIES["bert"].config, adapters=(LoRA(rank=3, pattern=".", dropout_rate=0.5),))
+    model, batch, key = randomized(config), eight_rows(FAMILIES["bert"]), jax.random.key(3)
+    gradient = jax.grad(lambda model, key: loss(model, batch, key))
+    expected = jax.jit(gradient)(model, key)
+    assert_trees_close(jax.jit(gradient)(randomized(scanned(config)), key), expected)
+    partitioner = Partitioner(rules="fsdp_tp_sp", ici={"fsdp": 2, "sequence": 2, "tensor": 2})
+    placed = jax.device_put(model, partitioner.shardings(model))
+    assert_trees_close(partitioner.jit(gradient, out_shardings=partitioner.shardings(model))(placed, key), expected)
+
     attention, x = model.encoder.layers[0].attention, jnp.ones((1, 4, config.embed_dim))
-    key = jax.random.key(1)
-
-    def low(projection, key):
-        adapter = projection.adapter
-        dropped = adapter.dropout(x, jax.random.fold_in(key, adapter.stream))
-        return np.asarray(dropped)
-
-    masks = [low(attention.query, key), low(attention.value, key), low(attention.query, jax.random.key(2))]
+    masks = [
+        np.asarray(each.adapter.dropout(x, jax.random.fold_in(key, each.adapter.stream)))
+        for each, key in ((attention.query, key), (attention.value, key), (attention.query, jax.random.key(4)))
+    ]
     assert all(np.any(one != other) for one, other in itertools.combinations(masks, 2))
     np.testing.assert_array_equal(attention.query(x), attention.query(x, dropout_key=None))
 
