@@ -62,14 +62,14 @@ def _traced(objective, optimizer, config, batch, teachers) -> float:
     for stage in of_objective(objective, optimizer).values():
         own, others = stage.split(params)
         fixed = Frozen(optimizers.merge(others, frozen), teachers)
-        gradient, handed_on = _gradient(stage, own, fixed, {**batch, **handed})
-        total += jaxpr_flops(gradient)
+        count, handed_on = _gradient(stage, own, fixed, {**batch, **handed})
+        total += count
         handed |= handed_on
     return total
 
 
-def _gradient(stage: RunStage, params: Any, frozen: Frozen, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Returns the jaxpr of the gradient of a stage, and the shapes of what the stage hands on."""
+def _gradient(stage: RunStage, params: Any, frozen: Frozen, batch: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+    """Returns the FLOPs of the gradient of a stage, and the shapes of what the stage hands on."""
 
     def compute(params, frozen, batch):
         if stage.objective.prepare is not None:
@@ -85,10 +85,20 @@ def _gradient(stage: RunStage, params: Any, frozen: Frozen, batch: Mapping[str, 
         return jax.grad(loss, has_aux=True)(params)
 
     traced, (found, handed) = jax.make_jaxpr(compute, return_shape=True)(params, frozen, dict(batch))
-    # JAX traces the gradients of frozen kernels as well, within the rules of products. Nothing reads them.
-    of_params = len(jax.tree.leaves(found))
-    used = [index < of_params for index in range(len(traced.jaxpr.outvars))]
-    return partial_eval.dce_jaxpr(traced.jaxpr, used)[0], handed
+    return flops_of(traced, len(jax.tree.leaves(found))), handed
+
+
+def flops_of(traced: Any, outputs: int) -> float:
+    """Counts the FLOPs that the first outputs of a trace take; see `jaxpr_flops`.
+
+    JAX also traces the gradients of frozen kernels, within the rules of products. Nothing reads them.
+
+    Args:
+      traced: result of `jax.make_jaxpr`.
+      outputs: number of outputs.
+    """
+    used = [index < outputs for index in range(len(traced.jaxpr.outvars))]
+    return jaxpr_flops(partial_eval.dce_jaxpr(traced.jaxpr, used)[0])
 
 
 def jaxpr_flops(jaxpr: Any) -> float:

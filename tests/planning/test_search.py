@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 import recipes
 
-from t5x_like import optimizers, partitioning
+from t5x_like import optimizers, parameters, partitioning
 from t5x_like.kernels.fused_attention.attention import fused_attention
 from t5x_like.kernels.masks import Mask
 from t5x_like.models.lstm import LSTMConfig
@@ -94,6 +94,18 @@ def test_row_cost_equals_model_flops_and_remat_trades_flops_for_memory(planned):
     assert none.flops < dots.flops < full.flops < 4 / 3 * none.flops
     saved = [one.residual_bytes + one.unsplit_residual_bytes for one in (none, dots, full)]
     assert saved[0] > saved[1] > saved[2] > 0
+
+
+def test_row_cost_of_a_frozen_model_has_no_gradients(planned):
+    state, frozen = planned.shapes
+    trained, fixed = (
+        parameters.map_named(lambda name, leaf, own=own: leaf if ("/decoder/" in name) == own else None, state.params)
+        for own in (True, False)
+    )
+    shapes = state.replace(params=trained), frozen.replace(params=fixed)
+    config = dataclasses.replace(planned.config, remat="none")
+    found = tracing.row_cost(config, OBJECTIVE, shapes, planned.batch_shapes, CONFIG.embed_dim)
+    assert found.flops < 0.8 * row_cost(planned, "none").flops
 
 
 def test_candidates_divide_evenly_and_are_sorted_by_speed(planned):
