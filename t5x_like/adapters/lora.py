@@ -77,8 +77,8 @@ class LoRA:
     alpha: float = 16.0
     # Whether to scale as rsLoRA (Kalajdzievski 2023, arXiv:2312.03732).
     rank_stabilized: bool = False
-    # Dropout rate of the input of an update, as in loralib. The logits, and the projection of MobileBERT's embeddings,
-    # have no dropout: give them an adapter of their own with rate 0.
+    # Dropout rate of the input of an update, as in loralib. Projections of logits, and of the embeddings of MobileBERT
+    # and of models that read characters, have no dropout: give them an adapter of their own with rate 0.
     dropout_rate: float = 0.0
 
     def __post_init__(self):

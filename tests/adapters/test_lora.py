@@ -17,13 +17,23 @@ from t5x_like.adapters.lora import LoRA
 from t5x_like.errors import UserError
 from t5x_like.models import construct
 from t5x_like.models.base import for_platform
+from t5x_like.models.character_lstm import CharacterLSTMConfig
 from t5x_like.models.lstm import LSTMConfig
 from t5x_like.partitioning import Partitioner
 
 LORA = LoRA(rank=3, alpha=6.0)
-LSTM = Family(LSTMConfig(vocab_size=VOCABULARY, embed_dim=12, embedding_dim=8, num_layers=2), stacks=("decoder",))
-ALL = FAMILIES | {"lstm": LSTM}
-BY_DEFAULT = ("bert", "mobilebert", "disentangled", "gpt2", "bart", "lstm")
+RECURRENT = dict(vocab_size=VOCABULARY, embed_dim=12, embedding_dim=8, num_layers=2)
+LSTM = Family(LSTMConfig(**RECURRENT), stacks=("decoder",))
+CHARACTERS = CharacterLSTMConfig(**RECURRENT, num_characters=20, filters=((1, 4), (2, 4)), highway_layers=1)
+ALL = FAMILIES | {"lstm": LSTM, "character_lstm": Family(CHARACTERS, stacks=("decoder",))}
+# The projections that get no dropout key: of logits, and of embeddings.
+WITHOUT_KEY = {
+    "mobilebert": "^(logits|embedding_projection)$",
+    "mobilebert_tiny": "^(logits|embedding_projection)$",
+    "ib_bert": "^(logits|embedding_projection)$",
+    "character_lstm": "^(logits|character_encoder/.*)$",
+}
+BY_DEFAULT = ("bert", "mobilebert", "disentangled", "gpt2", "bart", "character_lstm")
 EVERYTHING = LoRA(rank=2, pattern=".")
 FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
 
@@ -66,6 +76,13 @@ def test_scanned_and_unrolled_layers_are_equal(family):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+def batch_of(family):
+    batch = example_batch(ALL[family])
+    if family == "character_lstm":
+        batch["decoder_input_characters"] = np.random.default_rng(0).integers(0, 20, (2, 6, 5)).astype(np.int32)
+    return batch
+
+
 @jax.jit
 def logits(model, batch, dropout_key=None):
     return model.unembed(model(batch, dropout_key=dropout_key).hidden)
@@ -76,8 +93,8 @@ def logits(model, batch, dropout_key=None):
 )
 def test_every_projection_has_its_update_and_dropout(family):
     """The gradient of `up`, which is 0, has the input of the projection, with dropout where the adapter has any."""
-    config, batch = ALL[family].config, example_batch(ALL[family])
-    without = "^(logits|embedding_projection)$" if hasattr(config, "bottleneck_dim") else "^logits$"
+    config, batch = ALL[family].config, batch_of(family)
+    without = WITHOUT_KEY.get(family, "^logits$")
     adapters = LoRA(rank=2, pattern=without), LoRA(rank=2, pattern=f"^(?!{without[1:]})", dropout_rate=0.5)
     names = [name for name in parameters.named_leaves(config.make(jax.random.key(0))) if name.endswith("/kernel")]
     projections = {parameters.stored_name(name.removesuffix("/kernel"))[0] for name in names}
@@ -103,9 +120,9 @@ def test_every_projection_has_its_update_and_dropout(family):
             construct.make(changed, jax.random.key(0))
 
 
-@pytest.mark.parametrize("family", ["t5_1_1", "bert", "albert", "disentangled", "gpt3", "mobilebert", "lstm"])
+@pytest.mark.parametrize("family", ["t5_1_1", "bert", "albert", "disentangled", "gpt3", "mobilebert", "character_lstm"])
 def test_merged_model_has_the_same_logits(family):
-    config, batch = ALL[family].config, example_batch(ALL[family])
+    config, batch = ALL[family].config, batch_of(family)
     for layout in (config, scanned(config)):
         model = randomized(dataclasses.replace(layout, adapters=(EVERYTHING,)))
         merged = construct.merge(model)
