@@ -46,6 +46,7 @@ def convert(
     vocabulary_path: str | None = None,
     bos_id: int | None = None,
     fold_norms: bool = False,
+    averaged: bool = True,
     allow_nonfinite: bool = False,
 ) -> str:
     """Converts a Hugging Face directory or a T5X checkpoint to a run directory, or a run to a Hugging Face directory.
@@ -54,8 +55,9 @@ def convert(
     config.gin that describes the model and the objective of its head, or else its usual objective. It can be the
     INITIAL_CHECKPOINT_PATH of `train`, and the CHECKPOINT_PATH or MODEL_DIR of the commands that read a run. Values are
     stored in float32, to which float16 and bfloat16 convert exactly. The files of the tokenizer are copied in both
-    directions. A vocabulary that is not in the files of a Hugging Face tokenizer is written as such. An exported model
-    has a README.md, which says what the run knows about it and how to load it.
+    directions. A vocabulary that is not in the files of a Hugging Face tokenizer is written as such. The updates of
+    adapters, such as LoRA, are added to the kernels. An exported model has a README.md, which says what the run knows
+    about it and how to load it.
 
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a run directory, or one of its
@@ -75,6 +77,7 @@ def convert(
         Face directory with ids of its own.
       fold_norms: Whether to fold the NoNorm layers of MobileBERT into its projections. The outputs stay the same up to
         rounding; all scales but those of the last layer are 1 and all biases are 0 afterwards.
+      averaged: Whether to convert the averages of the parameters of a run with EMA_DECAY, and not its parameters.
       allow_nonfinite: Whether to convert weights with infinite values or NaN, which are an error otherwise.
 
     Returns:
@@ -97,8 +100,9 @@ def convert(
     elif (index := weight_files.find_t5x(checkpoint_path)) is not None:
         model, leaves, described = _read_t5x(index, checkpoint_path, model)
     else:
-        is_run, (model, leaves) = True, _read_run(checkpoint_path, model, network)
-        leaves = _exportable(_select(leaves, heads), model)
+        is_run, (model, leaves) = True, _read_run(checkpoint_path, model, network, averaged)
+        model, leaves = interop.merge_adapters(model, _select(leaves, heads))
+        leaves = _exportable(leaves, model)
     if network not in (None, MODEL) and not is_run:
         raise UserError(f"NETWORK={network!r}: {given} has a model only. Give the directory of a run.")
     leaves = interop.fold_norms(model, leaves) if fold_norms else leaves
@@ -153,7 +157,9 @@ def _read_t5x(index: str, path: str, model: ModelConfig | None) -> tuple[ModelCo
     return model, t5x.read(index, model), describe(model)
 
 
-def _read_run(path: str, model: ModelConfig | None, network: str | None) -> tuple[ModelConfig, dict[str, Any]]:
+def _read_run(
+    path: str, model: ModelConfig | None, network: str | None, averaged: bool
+) -> tuple[ModelConfig, dict[str, Any]]:
     """Returns a network of a run, and its parameters and those of its heads by name, `model/…` and `objective/…`."""
     if model is None:
         if checkpoint_choice.find_step(path) is None:
@@ -168,7 +174,7 @@ def _read_run(path: str, model: ModelConfig | None, network: str | None) -> tupl
         if network is not None:
             model = networks.find(run.objective, model, network, path).config
     sharding = partitioning.Partitioner(rules="dp").replicated
-    with weight_source.open_run(path, network=network) as weights:
+    with weight_source.open_run(path, network=network, averaged=averaged) as weights:
         wanted = {n: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for n, shape in weights.shapes.items()}
         return model, weights.read(wanted)
 

@@ -80,7 +80,8 @@ def evaluate(
         "num_examples": num_examples,
         "decoding": loaded.decoding,
     }
-    settings = _digest({"model": loaded.config, "objective": objective, "data": data, "splits": splits, **options})
+    about_model = {"model": loaded.config, "objective": objective, "averaged": loaded.averaged}
+    settings = _digest({**about_model, "data": data, "splits": splits, **options})
     shown = _shown(data, **options)
     loaded.check_vocabulary(data)
     evaluation = Evaluation(data=data, splits=splits, per_task=True, **options)

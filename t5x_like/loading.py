@@ -42,6 +42,7 @@ def open_model(
     task_feature_lengths: Mapping[str, int] | None = None,
     decoding: Decoding | None = None,
     other_vocabulary: bool = False,
+    averaged: bool = True,
     partitioner: Partitioner | None = None,
 ) -> Loaded:
     """Opens the model at a path. Its parameters are read when they are first used.
@@ -63,6 +64,7 @@ def open_model(
         those of `data`. Longer sequences are truncated, with a warning.
       decoding: How text is generated. With `model`, the default is greedy.
       other_vocabulary: Whether data may have another vocabulary than that of the model. This is an error otherwise.
+      averaged: Whether to read the averages of the parameters of a run with EMA_DECAY, and not its parameters.
       partitioner: Device mesh and sharding rules; all devices by default.
 
     Returns:
@@ -97,6 +99,7 @@ def open_model(
         task_feature_lengths=dict(lengths or getattr(data, "task_feature_lengths", None) or {}),
         decoding=given["decoding"] or Decoding(),
         other_vocabulary=other_vocabulary,
+        averaged=averaged,
         partitioner=given["partitioner"] or Partitioner(),
     )
 

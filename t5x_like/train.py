@@ -38,6 +38,7 @@ from t5x_like.training.runs import (
     start_record,
     stored_config,
 )
+from t5x_like.training.state import to_evaluate
 
 
 @dataclasses.dataclass
@@ -47,7 +48,7 @@ class TrainResult:
     Attributes:
       model_dir: The run directory.
       step: The last step.
-      params: The parameters after it, `{"model": …, "objective": …}`.
+      params: The parameters after it, or their averages with `Update.ema_decay`: `{"model": …, "objective": …}`.
       stopped_by: The signal that ended the run early, or None.
       evaluation: The metrics of the last evaluation of this start: `metric` -> value, or `evaluation/metric` if there
         are several; empty without one.
@@ -181,8 +182,9 @@ def train(
                 source = dataclasses.replace(initial, path=path)
                 warm = warm_start.restore(source, state, frozen, config, partitioner, objective)
                 state, frozen = warm.state, warm.frozen
-                base = frozen_base.of_new_run(path, warm.exact, frozen.params)
+                base = frozen_base.of_new_run(path, warm.exact, frozen.params, averaged=source.averaged)
         base = None if storage.store_base else base
+        frozen_base.report_rounded(base, frozen.params)
         checkpointer.prepare(resuming.saved(*shapes, base), partitioner)
         improvement = restore_improvement(checkpointer.best_metric, periods.patience, model_dir, start, evaluate.names)
         early = improvement.reason() if start and improvement.is_exhausted else None
@@ -190,7 +192,7 @@ def train(
             best = checkpointer.best()
             logging.info("%s", run_directory.describe_end(model_dir, start, early, best))
             logging.info("%s", run_directory.how_to_train_longer(model_dir, start, is_early=early is not None))
-            params = optimizers.merge(state.params, frozen.params)
+            params = to_evaluate(state, frozen)
             return TrainResult(model_dir, start, params, None, {}, best and best.step)
         read = {name: each.on(partitioner).read() for name, each in recipe.teachers.items() if each.runs}
         frozen = frozen.replace(teachers=read)
@@ -252,7 +254,7 @@ def train(
         best = checkpointer.best()
 
     # ---- Result ------------------------------------------------------------------------------------------------------
-    params = optimizers.merge(result.state.params, frozen.params)
+    params = to_evaluate(result.state, frozen)
     if on_finish is not None and not result.stopped_by:
         distributed.heartbeat("the final report")
         held_out = next((each.data for each in (recipe.evaluations or {}).values() if each.data is not None), data)

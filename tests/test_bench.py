@@ -16,7 +16,7 @@ from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
-from t5x_like.planning import tracing
+from t5x_like.training import flops
 from t5x_like.training.program import make_program
 
 pytestmark = pytest.mark.notf
@@ -100,7 +100,7 @@ def test_products_of_the_step_have_its_flops():
     batch = {name: jax.ShapeDtypeStruct(shape, specs[name]) for name, shape in program.batch_shapes.items()}
     jaxpr = program.train_step.trace(state, frozen, batch).jaxpr.jaxpr
     counted = matrix_products.count_products(jaxpr)
-    assert sum(product.flops * count for product, count in counted.items()) == tracing.jaxpr_flops(jaxpr)
+    assert sum(product.flops * count for product, count in counted.items()) == flops.jaxpr_flops(jaxpr)
 
 
 def test_products_of_a_scan_count_once_per_iteration():

@@ -1,5 +1,6 @@
 """Converting weights from and to Hugging Face directories."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -32,6 +33,7 @@ from t5x_like.objectives.next_sentence import NextSentence
 from t5x_like.objectives.passes import forward
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.objectives.span_boundary import SpanBoundary
 from t5x_like.partitioning import Partitioner
 from t5x_like.training.checkpoints.manager import Checkpoints
 
@@ -143,6 +145,19 @@ def test_bare_model_without_its_untied_logits_raises(tmp_path):
     save_file({name: tensor for name, tensor in load_file(file).items() if name != "lm_head.weight"}, file)
     with pytest.raises(ValueError, match="tensor 'lm_head.weight' is missing.*Save the class with a language model"):
         convert(checkpoint_path=str(tmp_path / "there"), output_path=str(tmp_path / "run"))
+
+
+def test_head_that_transformers_lacks_is_left_out(tmp_path, caplog):
+    objective = Joint([MaskedLM(), SpanBoundary(max_targets=3, position_dim=2)])
+    model = BERT.make(jax.random.key(0))
+    params = {"model": model, "objective": objective.init(jax.random.key(1), model)}
+    with contextlib.closing(Checkpoints(str(tmp_path / "run/checkpoints"))) as checkpoints:
+        checkpoints.save(0, {"params": parameters.stack(parameters.named_leaves(params))}, about={})
+        checkpoints.wait()
+    convert(checkpoint_path=str(tmp_path / "run"), output_path=str(tmp_path / "there"), model=BERT)
+    assert json.loads((tmp_path / "there/config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+    assert "exported without span_boundary" in caplog.text
+    assert "cls.predictions.bias" in tensors(tmp_path / "there")
 
 
 @pytest.mark.parametrize("to_run", [True, False])

@@ -1,6 +1,7 @@
 """The interface of adapters, and how they are added to a model."""
 
 import collections
+import functools
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -8,6 +9,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import jax
 from flax import nnx
+from jaxtyping import Array, Float
 
 from t5x_like import parameters
 from t5x_like.errors import UserError
@@ -30,18 +32,40 @@ class Adapter(Protocol):
 
     pattern: str
 
-    def make(self, projection: Projection, key: jax.Array) -> nnx.Module:
+    def make(self, projection: Projection, key: jax.Array, name: str) -> "AdapterModule":
         """Makes the module of one projection.
 
         Args:
           projection: the projection of one layer, also where layers are stacked. `projection.num_inputs` and
             `projection.axes` tell which dimensions of the kernel are inputs and how they are sharded.
           key: random key for the initial values.
+          name: stored name of the projection, which differs between the projections of a layer.
 
-        Returns:
-          A module with `__call__(x, y)`, which gets the input `[*batch, *inputs]` and the output `[*batch, *outputs]`
-          of the projection, and returns the output with the adapter.
+        Raises:
+          UserError: the adapter does not fit the projection.
         """
+
+
+class AdapterModule(Protocol):
+    """The module of an adapter in one projection."""
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length ..."],
+        y: Float[Array, "batch length ..."],
+        *,
+        dropout_key: jax.Array | None = None,
+    ) -> Float[Array, "batch length ..."]:
+        """Returns the output of the projection with the adapter.
+
+        Args:
+          x: input of the projection, `[*batch, *inputs]`.
+          y: output of the projection, `[*batch, *outputs]`.
+          dropout_key: random key of the block, which all of its projections get; None disables dropout.
+        """
+
+    def delta(self) -> Float[Array, "..."]:
+        """Returns what merged weights add to the kernel, `[*inputs, *outputs]` in float32."""
 
 
 def adapt(model: M, adapters: Sequence[Adapter], key: jax.Array) -> M:
@@ -59,7 +83,7 @@ def adapt(model: M, adapters: Sequence[Adapter], key: jax.Array) -> M:
       The model.
 
     Raises:
-      UserError: a pattern is not a regular expression, or matches no projection.
+      UserError: a pattern is not a regular expression, or matches no projection, or an adapter does not fit one.
     """
     for each in adapters:
         parameters.check_pattern(f"{type(each).__name__}.pattern", each.pattern)
@@ -72,11 +96,11 @@ def adapt(model: M, adapters: Sequence[Adapter], key: jax.Array) -> M:
         own = jax.random.fold_in(key, zlib.crc32(name.encode()))
         for index, projection in layers:
             count = _stacked_layers(projection)
+            make = functools.partial(adapter.make, name=name)
             if count is not None:
-                keys = jax.random.split(own, count)
-                made = jax.vmap(adapter.make)(projection, keys)
+                made = jax.vmap(make)(projection, jax.random.split(own, count))
             else:
-                made = adapter.make(projection, own if index is None else jax.random.split(own, len(layers))[index])
+                made = make(projection, own if index is None else jax.random.split(own, len(layers))[index])
             setattr(projection, ADAPTER, nnx.data(made))
     if unused:
         raise UserError(
@@ -84,6 +108,18 @@ def adapt(model: M, adapters: Sequence[Adapter], key: jax.Array) -> M:
             f"{type(model).__name__}. The projections are {', '.join(sorted(_projections(model)))}."
         )
     return model
+
+
+def merged_kernels(model: nnx.Module) -> dict[str, Float[Array, "..."]]:
+    """Returns the name of each kernel with an adapter -> the kernel that has the same effect without it."""
+    merged = {}
+    for name, projection in _named(model, ""):
+        adapter = projection.adapter
+        if adapter is not None:
+            is_stacked = _stacked_layers(projection) is not None
+            delta = jax.vmap(lambda each: each.delta())(adapter) if is_stacked else adapter.delta()
+            merged[f"{name}/kernel"] = projection.kernel[...] + delta
+    return merged
 
 
 def _projections(model: nnx.Module) -> dict[str, list[tuple[int | None, Projection]]]:

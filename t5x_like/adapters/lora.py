@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jaxtyping import Array, Float
 
 from t5x_like.errors import UserError
 from t5x_like.kernels.contraction import contract
+from t5x_like.kernels.dropout import Dropout
 from t5x_like.layers.projections import Projection
 from t5x_like.recorded import recorded
 
@@ -21,6 +23,8 @@ class LowRank(nnx.Module):
       projection: the projection.
       rank: number of rows of A.
       scale: factor of the update.
+      dropout: dropout of the input of the update, as in loralib.
+      stream: number of the random keys of this projection among those derived from the key of its block.
       key: random key for the initial values.
 
     Attributes:
@@ -28,27 +32,32 @@ class LowRank(nnx.Module):
       up: B, float32 `[rank, *outputs]`; initially 0.
     """
 
-    def __init__(self, projection: Projection, rank: int, scale: float, *, key: jax.Array):
+    def __init__(
+        self, projection: Projection, rank: int, scale: float, *, dropout: Dropout, stream: int, key: jax.Array
+    ):
         shape, count, axes = projection.kernel.shape, projection.num_inputs, projection.axes
         bound = 1 / math.sqrt(math.prod(shape[:count]))
         down = jax.random.uniform(key, (*shape[:count], rank), jnp.float32, -bound, bound)
         self.down = nnx.Param(down, axes=(*axes[:count], None))
         self.up = nnx.Param(jnp.zeros((rank, *shape[count:]), jnp.float32), axes=(None, *axes[count:]))
-        self.num_inputs, self.scale = count, scale
+        self.num_inputs, self.scale, self.dropout, self.stream = count, scale, dropout, stream
 
-    def __call__(self, x: Float[Array, "batch length ..."], y: Float[Array, "batch length ..."]):
-        """Returns the output of the projection with the update.
-
-        Args:
-          x: input of the projection.
-          y: output of the projection.
-        """
+    def __call__(
+        self,
+        x: Float[Array, "batch length ..."],
+        y: Float[Array, "batch length ..."],
+        *,
+        dropout_key: jax.Array | None = None,
+    ) -> Float[Array, "batch length ..."]:
+        """Returns the output of the projection with the update; see `base.AdapterModule`."""
+        if dropout_key is not None:
+            x = self.dropout(x, jax.random.fold_in(dropout_key, self.stream))
         low = contract(x.astype(y.dtype), self.down[...].astype(y.dtype), self.num_inputs)
         return y + self.scale * contract(low, self.up[...].astype(y.dtype), 1)
 
     def delta(self) -> Float[Array, "..."]:
         """Returns scale · A B, which merged weights add to the kernel."""
-        return self.scale * jnp.tensordot(self.down[...], self.up[...], axes=1)
+        return self.scale * jnp.tensordot(self.down[...], self.up[...], axes=1, precision=jax.lax.Precision.HIGHEST)
 
 
 @recorded
@@ -68,12 +77,29 @@ class LoRA:
     alpha: float = 16.0
     # Whether to scale as rsLoRA (Kalajdzievski 2023, arXiv:2312.03732).
     rank_stabilized: bool = False
+    # Dropout rate of the input of an update, as in loralib. Projections of logits, and of the embeddings of MobileBERT
+    # and of models that read characters, have no dropout: give them an adapter of their own with rate 0.
+    dropout_rate: float = 0.0
 
     def __post_init__(self):
         if self.rank < 1 or not self.alpha > 0:
             raise UserError(f"LoRA: rank={self.rank}, alpha={self.alpha}: not positive. Give positive numbers.")
+        if not 0 <= self.dropout_rate < 1:
+            raise UserError(f"LoRA.dropout_rate={self.dropout_rate}: not in [0, 1). Give 0 for no dropout.")
 
-    def make(self, projection: Projection, key: jax.Array) -> LowRank:
+    def make(self, projection: Projection, key: jax.Array, name: str) -> LowRank:
         """Makes the update of a projection; see `base.Adapter`."""
+        if self.dropout_rate and not projection.has_dropout_key:
+            raise UserError(
+                f"LoRA.dropout_rate={self.dropout_rate}: {name}, which LoRA.pattern={self.pattern!r} matches, has no "
+                "dropout. Change the pattern, and give this projection an adapter of its own with dropout_rate=0."
+            )
         divisor = math.sqrt(self.rank) if self.rank_stabilized else self.rank
-        return LowRank(projection, self.rank, self.alpha / divisor, key=key)
+        return LowRank(
+            projection,
+            self.rank,
+            self.alpha / divisor,
+            dropout=Dropout(self.dropout_rate),
+            stream=zlib.crc32(name.encode()),
+            key=key,
+        )

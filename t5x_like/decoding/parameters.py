@@ -8,8 +8,10 @@ import jax
 from absl import logging
 from flax import nnx
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from t5x_like import parameters, partitioning
+from t5x_like.parameters import Tree
 
 M = TypeVar("M", bound=nnx.Module)
 # Share of a device's memory that gathered parameters may take. The rest is for their sharded originals, which training
@@ -44,14 +46,25 @@ def in_compute_dtype(model: M, kinds: Collection[str]) -> M:
     Returns:
       The model.
     """
-    names = set(parameters.named_leaves(model))
+    return cast_kinds(model, kinds, model.config.compute_dtype)
+
+
+def cast_kinds(params: Tree, kinds: Collection[str], dtype: DTypeLike) -> Tree:
+    """Casts the parameters of some kinds.
+
+    Args:
+      params: parameters, some of which may be None.
+      kinds: see `in_compute_dtype`.
+      dtype: the dtype of the result.
+    """
+    names = set(parameters.named_leaves(params))
 
     def cast(name, leaf):
         parent, _, kind = name.rpartition("/")
         of_kernel = kind == "bias" and "kernel" in kinds and f"{parent}/kernel" in names
-        return leaf.astype(model.config.compute_dtype) if kind in kinds or of_kernel else leaf
+        return leaf.astype(dtype) if kind in kinds or of_kernel else leaf
 
-    return parameters.map_named(cast, model)
+    return parameters.map_named(cast, params)
 
 
 def _gather(tree: Any) -> Any:

@@ -19,6 +19,7 @@ from t5x_like.runtime import distributed
 from t5x_like.training import warm_start
 from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.runs import run_tokenizer, run_vocabulary
+from t5x_like.training.weight_source import InitialWeights
 
 if TYPE_CHECKING:
     from data_tasks.vocabularies.base import Vocabulary
@@ -40,6 +41,7 @@ class Loaded:
       task_feature_lengths: Maximum length of each task feature in tokens.
       decoding: How text is generated.
       other_vocabulary: Whether text may have another vocabulary than the model.
+      averaged: Whether to read averages of parameters; see `weight_source.InitialWeights`.
       partitioner: Device mesh and sharding rules.
     """
 
@@ -52,6 +54,7 @@ class Loaded:
     task_feature_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
     decoding: Decoding = Decoding()
     other_vocabulary: bool = False
+    averaged: bool = True
     partitioner: Partitioner = dataclasses.field(default_factory=Partitioner)
 
     @functools.cached_property
@@ -105,7 +108,8 @@ class Loaded:
 
     def _load(self, shapes: Mapping[str, Any], path: str) -> dict[str, Any]:
         distributed.heartbeat(f"the parameters of {path}")
-        return warm_start.load(path, shapes, self.resolved, self.partitioner, self.network)
+        source = InitialWeights(path=path, network=self.network, averaged=self.averaged)
+        return warm_start.load(source, shapes, self.resolved, self.partitioner)
 
     # ---- text --------------------------------------------------------------------------------------------------------
 

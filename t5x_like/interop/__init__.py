@@ -25,7 +25,7 @@ from t5x_like.interop import (
 from t5x_like.interop.generation import CONFIG, GENERATION_CONFIG
 from t5x_like.interop.head_classes import TaskHead
 from t5x_like.interop.registry import families, family_of, family_of_type, file_in_errors
-from t5x_like.models import build
+from t5x_like.models import build, construct
 from t5x_like.models.base import Model, ModelConfig
 from t5x_like.objectives.heads import HeadForm
 
@@ -246,7 +246,7 @@ def to_huggingface(
     """Writes config.json and safetensors for `from_pretrained` of transformers.
 
     If the special tokens were imported with a generation_config.json, or there are settings of generation, a
-    generation_config.json is written as well.
+    generation_config.json is written as well. Adapters are merged; see `merge_adapters`.
 
     Args:
       params: `{"model": …}`, optionally with the heads to write in `"objective"`; scanned, unrolled or by stored name.
@@ -262,7 +262,7 @@ def to_huggingface(
     Raises:
       UserError: transformers does not support the model or a head. No file is written then.
     """
-    leaves = parameters.stack(parameters.named_leaves(params))
+    config, leaves = merge_adapters(config, parameters.stack(parameters.named_leaves(params)))
     family = family_of(config)
     hf_config, head_class = _describe(family, config, leaves)
     if head_class is not None:
@@ -321,6 +321,26 @@ def tensors_to_huggingface(params: Mapping[str, Any], config: ModelConfig) -> di
     has_heads = any(name.startswith(tables.OBJECTIVE) for name in leaves)
     head_class = _describe(family, config, leaves)[1] if has_heads else None
     return tables.write(family, config, leaves, head_class)
+
+
+def merge_adapters(config: ModelConfig, leaves: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, Any]]:
+    """Adds the updates of adapters to the kernels of a model, which then has the same outputs without adapters.
+
+    Args:
+      config: configuration of the model.
+      leaves: stored name -> array; names of the model begin with `model/`. Layers are stacked.
+
+    Returns:
+      The configuration and the parameters without adapters.
+    """
+    if not config.adapters:
+        return config, dict(leaves)
+    prefix = "model/"
+    names = {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
+    merged = construct.merge(parameters.rebuild(build.stacked_shapes(config), names))
+    others = {name: leaf for name, leaf in leaves.items() if not name.startswith(prefix)}
+    of_model = {prefix + name: leaf for name, leaf in parameters.named_leaves(merged).items()}
+    return construct.without_adapters(config), of_model | others
 
 
 def fold_norms(config: ModelConfig, leaves: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,6 +98,7 @@ class MultiHeadAttention(nnx.Module):
         *,
         value_source: Float[Array, "batch length value_embed"] | None = None,
         cross: bool = False,
+        dropout_key: jax.Array | None = None,
     ) -> KeysValues:
         """Projects `x` to keys and values.
 
@@ -107,6 +108,7 @@ class MultiHeadAttention(nnx.Module):
           value_source: activations that the values are computed from; None for `x`.
           cross: whether `x` is the output of another stack. The projections are then saved for the backward pass as
             `[batch, 1, length, …]`: XLA clears the saved arrays of two scanned stacks if they have the same shape.
+          dropout_key: random key for adapters; None disables their dropout.
 
         Returns:
           Keys and values. If query heads are sharded more finely than key heads, each key head is repeated
@@ -115,7 +117,8 @@ class MultiHeadAttention(nnx.Module):
         copies = partitioning.kv_head_copies(self.kv_heads)
 
         def project(projection, x):
-            return projection(x[:, None], copies=copies)[:, 0] if cross else projection(x, copies=copies)
+            y = projection(x[:, None] if cross else x, copies=copies, dropout_key=dropout_key)
+            return y[:, 0] if cross else y
 
         key = self._apply_rope(project(self.key, x), positions)
         value = project(self.value, x if value_source is None else value_source)
@@ -154,20 +157,20 @@ class MultiHeadAttention(nnx.Module):
           positions: positions of `x` for rotations and biases; None for 0, 1, 2 … along each row.
           key_positions: positions of the keys for biases; None for `positions` in self-attention, otherwise for 0, 1, 2
             … along each row.
-          dropout_key: random key for dropout; None disables dropout.
+          dropout_key: random key for dropout of weights and of adapters; None disables dropout.
           capture: names from `CAPTURABLE`. Capturing scores or probabilities selects the reference implementation.
           edits: edits of arrays in `CAPTURABLE`. Those of scores or probabilities select it as well.
 
         Returns:
           The output, and the captured arrays by name.
         """
-        query = shard_activation(self._apply_rope(self.query(x), positions), "heads", "kv")
+        query = shard_activation(self._apply_rope(self.query(x, dropout_key=dropout_key), positions), "heads", "kv")
         if keys_values is None:
             if source is None:
-                keys_values = self.keys_values(x, positions, value_source=value_source)
+                keys_values = self.keys_values(x, positions, value_source=value_source, dropout_key=dropout_key)
                 key_positions = positions if key_positions is None else key_positions
             else:
-                keys_values = self.keys_values(source, cross=True)
+                keys_values = self.keys_values(source, cross=True, dropout_key=dropout_key)
         key, value = keys_values
         rows, query = query.shape, query.reshape(len(key), -1, *query.shape[2:])
         options = dict(mask=mask, bias=bias, scale=self.scale, dropout=self.dropout, dropout_key=dropout_key)
@@ -186,7 +189,7 @@ class MultiHeadAttention(nnx.Module):
         else:
             output = kernels.attention(query, key, value, **options)
         output = shard_activation(output.reshape(rows), "heads", "kv")
-        return self.out(output), {name: available[name] for name in capture}
+        return self.out(output, dropout_key=dropout_key), {name: available[name] for name in capture}
 
     def step(
         self,

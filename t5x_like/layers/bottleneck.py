@@ -85,20 +85,21 @@ class BottleneckLayer(nnx.Module):
         """
         attention_key, key = split_key(dropout_key, 2)
         gathered = gather_residual(x)
-        inner = self.bottleneck_norm(self.bottleneck(gathered))
-        queries, values = self._attention_inputs(gathered, inner)
+        inner = self.bottleneck_norm(self.bottleneck(gathered, dropout_key=dropout_key))
+        queries, values = self._attention_inputs(gathered, inner, dropout_key)
         options = {"dropout_key": attention_key, **captures.within("attention")}
         update, captured = self.attention(queries, value_source=values, **options, **inputs.get("attention", {}))
         inner = self.attention_norm(inner + update)
         for name in self.mlps:
-            update, _ = getattr(self, name)(inner)
+            update, _ = getattr(self, name)(inner, dropout_key=dropout_key)
             inner = getattr(self, f"{name}_norm")(inner + update)
-        update = self.dropout(scatter_residual(self.expansion(inner)), key)
+        update = self.dropout(scatter_residual(self.expansion(inner, dropout_key=dropout_key)), key)
         x = captures.edits("hidden", shard_residual(self.expansion_norm(x + update)))
         return x, captures.collect(hidden=x, attention=captured)
 
-    def _attention_inputs(self, x: Hidden, inner: Hidden) -> tuple[Hidden, Hidden]:
+    def _attention_inputs(self, x: Hidden, inner: Hidden, dropout_key: jax.Array | None) -> tuple[Hidden, Hidden]:
         """Returns what queries and keys are computed from, and what values are computed from."""
         if self.attention_input == "shared_bottleneck":
-            return self.attention_bottleneck_norm(self.attention_bottleneck(x)), x
+            shared = self.attention_bottleneck(x, dropout_key=dropout_key)
+            return self.attention_bottleneck_norm(shared), x
         return (inner, inner) if self.attention_input == "bottleneck" else (x, x)

@@ -34,6 +34,7 @@ class Highway(nnx.Module):
     def __init__(self, size: int, *, key: jax.Array, dtype: str):
         gate_key, transform_key = jax.random.split(key)
         options = {"axes": ("embed", "mlp"), "init": initializers.fan_in(), "bias": True, "dtype": dtype}
+        options["has_dropout_key"] = False
         self.gate = Projection((size,), (size,), key=gate_key, **options)
         self.gate.bias = nnx.Param(jnp.full((size,), _GATE_BIAS, jnp.float32), axes=("mlp",))
         self.transform = Projection((size,), (size,), key=transform_key, **options)
@@ -92,6 +93,7 @@ class CharacterEncoder(nnx.Module):
                     init=_CONVOLUTIONS,
                     bias=True,
                     dtype=dtype,
+                    has_dropout_key=False,
                 )
                 for width, number in filters
             },
@@ -111,6 +113,7 @@ class CharacterEncoder(nnx.Module):
             init=initializers.fan_in(),
             bias=True,
             dtype=dtype,
+            has_dropout_key=False,
         )
 
     def __call__(self, characters: Int[Array, "batch length characters"]) -> Float[Array, "batch length embed"]:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from t5x_like import partitioning
 from t5x_like.kernels.contraction import contract
 from t5x_like.layers.initializers import Initializer, normal
-from t5x_like.layers.projections import shard_residual
+from t5x_like.layers.projections import Projection, shard_residual
 
 STANDARD_NORMAL = normal(1.0)
 
@@ -67,6 +67,28 @@ def logits(
     product = contract(hidden, kernel.astype(hidden.dtype), 1, result_dtype=jnp.float32)
     length = "length" if hidden.shape[1] > 1 else None
     return partitioning.shard(product, "batch", length, "vocab")
+
+
+class Unembedding(Projection):
+    """The projection of hidden states to logits of a model whose embeddings are not tied.
+
+    Args:
+      embed_dim: size of the hidden states.
+      vocab_size: number of token ids.
+      key: random key for the initial values.
+      init: initializer of the kernel.
+      bias: whether a bias is added.
+    """
+
+    def __init__(self, embed_dim: int, vocab_size: int, *, key: jax.Array, init: Initializer, bias: bool = False):
+        axes = ("embed", "vocab")
+        super().__init__((embed_dim,), (vocab_size,), axes=axes, key=key, init=init, bias=bias, has_dropout_key=False)
+
+    def __call__(self, hidden: Float[Array, "batch length embed"]) -> Float[Array, "batch length vocab"]:
+        """Returns logits in float32; see `logits`."""
+        y = logits(hidden, self.kernel[...])
+        y = y + self.bias[...] if self.has_bias else y
+        return y if self.adapter is None else self.adapter(hidden, y)
 
 
 def position_ids(

@@ -106,8 +106,9 @@ class MLP(nnx.Module):
 
         def project(*branches):
             activated = [ACTIVATIONS[name](branch) for name, branch in zip(self.activations, branches, strict=True)]
-            return self.wo(self.dropout(functools.reduce(operator.mul, activated), dropout_key))
+            hidden = self.dropout(functools.reduce(operator.mul, activated), dropout_key)
+            return self.wo(hidden, dropout_key=dropout_key)
 
         # A scan stacks what each layer saves, so the hidden layer is saved once, before its activations.
-        branches = [shard_activation(getattr(self, name)(x), "mlp") for name in self.names]
+        branches = [shard_activation(getattr(self, name)(x, dropout_key=dropout_key), "mlp") for name in self.names]
         return recomputed_in_scan(project)(*branches), {}

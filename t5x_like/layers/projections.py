@@ -22,6 +22,7 @@ class Projection(nnx.Module):
       init: initializer of the kernel.
       bias: whether a bias is added.
       dtype: dtype of the computation.
+      has_dropout_key: whether calls get the dropout key of their block. An adapter without a key cannot draw.
 
     Attributes:
       kernel: float32 `[*inputs, *outputs]`.
@@ -41,6 +42,7 @@ class Projection(nnx.Module):
         init: Initializer,
         bias: bool = False,
         dtype: str = "float32",
+        has_dropout_key: bool = True,
     ):
         self.num_inputs, self.axes = len(inputs), axes
         self.kernel = nnx.Param(init(key, (*inputs, *outputs), self.num_inputs), axes=axes)
@@ -49,15 +51,18 @@ class Projection(nnx.Module):
             bias_axes = (EMBED_VECTOR,) if bias_axes == ("embed",) else bias_axes
             self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32), axes=bias_axes)
         self.has_bias = bias
-        self.dtype = dtype
+        self.dtype, self.has_dropout_key = dtype, has_dropout_key
         self.adapter: nnx.Module | None = None
 
-    def __call__(self, x: Float[Array, "batch length ..."], *, copies: int = 1) -> Float[Array, "batch length ..."]:
+    def __call__(
+        self, x: Float[Array, "batch length ..."], *, copies: int = 1, dropout_key: jax.Array | None = None
+    ) -> Float[Array, "batch length ..."]:
         """Applies the projection.
 
         Args:
           x: `[*batch, *inputs]`.
           copies: how often each element of the first output dimension is repeated, one after another.
+          dropout_key: random key of the block, for the adapter; None disables its dropout.
 
         Returns:
           `[*batch, *outputs]` in `dtype`, with a first output dimension that is `copies` times as large.
@@ -65,7 +70,8 @@ class Projection(nnx.Module):
         kernel = self.kernel[...].astype(self.dtype)
         bias = self.bias[...].astype(self.dtype) if self.has_bias else None
         if self.adapter is not None:
-            y = self.adapter(x, project(x.astype(self.dtype), kernel, bias, self.num_inputs, self.axes))
+            y = project(x.astype(self.dtype), kernel, bias, self.num_inputs, self.axes)
+            y = self.adapter(x, y, dropout_key=dropout_key)
             return jnp.repeat(y, copies, axis=x.ndim - self.num_inputs) if copies > 1 else y
         if copies > 1:
             kernel = jnp.repeat(kernel, copies, axis=self.num_inputs)

@@ -346,7 +346,7 @@ class Bert(BaseModel):
         first_key, layers_key = split_key(dropout_key, 2)
         x = Dropout(self.config.dropout_rate)(embedded["encoder"], first_key)
         if self.config.unembed_dim != self.config.embed_dim:
-            x = self.embedding_projection(x)
+            x = self.embedding_projection(x, dropout_key=first_key)
         inputs = {"attention": self.attention_inputs(batch)}
         hidden, captured = self.encoder(x, inputs, dropout_key=layers_key, captures=captures)
         hidden, output = captures.state(capturing.OUTPUT, hidden)

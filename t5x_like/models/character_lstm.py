@@ -13,7 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.layers import initializers
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.characters import CharacterEncoder
-from t5x_like.layers.projections import Projection
+from t5x_like.layers.embeddings import Unembedding
 from t5x_like.models import checks
 from t5x_like.models.base import Batch
 from t5x_like.models.lstm import LSTM, LSTMConfig, LSTMLayers
@@ -102,15 +102,8 @@ class CharacterLSTM(LSTM):
             dtype=config.compute_dtype,
         )
         self.decoder = LSTMLayers(config, layers_key)
-        self.logits = Projection(
-            (config.embed_dim,),
-            (config.vocab_size,),
-            axes=("embed", "vocab"),
-            key=logits_key,
-            init=initializers.uniform(config.initializer_range),
-            bias=True,
-            dtype=config.compute_dtype,
-        )
+        init = initializers.uniform(config.initializer_range)
+        self.logits = Unembedding(config.embed_dim, config.vocab_size, key=logits_key, init=init, bias=True)
 
     def embed(self, batch: Batch) -> dict[str, Hidden]:
         """Embeds `decoder_input_characters`; see `Model.embed`.

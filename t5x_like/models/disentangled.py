@@ -121,7 +121,7 @@ class DisentangledBias:
     ) -> Float[Array, "batch heads q_len kv_len"]:
         """Returns the scores of all pairs of queries and keys; see `ScoreBias.materialize`."""
         relative = self.dropout(self.relative, dropout_key)
-        keys, queries = self.key(relative), self.query(relative)
+        keys, queries = (each(relative, dropout_key=dropout_key) for each in (self.key, self.query))
         distance = query_positions[:, :, None] - key_positions[:, None, :]
         to_position = jnp.einsum("bqhd,rhd->bhqr", q, keys, preferred_element_type=jnp.float32)
         to_content = jnp.einsum("bkhd,rhd->bhkr", k, queries, preferred_element_type=jnp.float32)

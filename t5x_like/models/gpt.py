@@ -21,7 +21,6 @@ from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.blocks import Hidden, TransformerLayer
 from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
-from t5x_like.layers.projections import Projection
 from t5x_like.models import checks, decoder
 from t5x_like.models.base import BaseConfig, StackInfo
 
@@ -176,9 +175,7 @@ class GPT(decoder.Decoder):
             remat=config.remat,
         )
         if not config.tied_embeddings:
-            self.logits = Projection(
-                (config.embed_dim,), (config.vocab_size,), axes=("embed", "vocab"), init=init, key=logits_key
-            )
+            self.logits = embeddings.Unembedding(config.embed_dim, config.vocab_size, init=init, key=logits_key)
         self.embedding_dropout = Dropout(config.dropout_rate)
 
     def embed_tokens(self, tokens: Int[Array, "batch length"], positions: Int[Array, "batch length"]) -> Hidden:
@@ -189,4 +186,4 @@ class GPT(decoder.Decoder):
         """Returns logits in float32."""
         if self.config.tied_embeddings:
             return self.token_embedder.attend(hidden)
-        return embeddings.logits(hidden, self.logits.kernel[...])
+        return self.logits(hidden)

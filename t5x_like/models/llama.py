@@ -20,7 +20,6 @@ from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.blocks import Hidden, TransformerLayer
 from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import RMSNorm
-from t5x_like.layers.projections import Projection
 from t5x_like.layers.rope_scaling import SCALINGS, Scaling
 from t5x_like.layers.rotary import Rotary
 from t5x_like.models import checks, decoder
@@ -191,9 +190,7 @@ class Llama(decoder.Decoder):
             remat=config.remat,
         )
         if not config.tied_embeddings:
-            self.logits = Projection(
-                (config.embed_dim,), (config.vocab_size,), axes=("embed", "vocab"), init=init, key=logits_key
-            )
+            self.logits = embeddings.Unembedding(config.embed_dim, config.vocab_size, init=init, key=logits_key)
 
     def embed_tokens(self, tokens: Int[Array, "batch length"], positions: Int[Array, "batch length"]) -> Hidden:
         """Returns the token embeddings; positions enter through the rotations."""
@@ -203,4 +200,4 @@ class Llama(decoder.Decoder):
         """Returns logits in float32."""
         if self.config.tied_embeddings:
             return self.token_embedder.attend(hidden)
-        return embeddings.logits(hidden, self.logits.kernel[...])
+        return self.logits(hidden)

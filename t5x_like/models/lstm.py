@@ -22,7 +22,7 @@ from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
 from t5x_like.layers.blocks import Hidden
-from t5x_like.layers.embeddings import Embedder, logits
+from t5x_like.layers.embeddings import Embedder, Unembedding
 from t5x_like.layers.projections import Projection
 from t5x_like.models import checks
 from t5x_like.models.base import BaseConfig, Batch, StackInfo
@@ -127,6 +127,8 @@ class LSTMLayer(nnx.Module):
         cell: State,
         resets: Bool[Array, "batch length"],
         padding: Bool[Array, "batch length"],
+        *,
+        dropout_key: jax.Array | None = None,
     ) -> tuple[Hidden, State, State]:
         """Returns the hidden states of all positions, and the last hidden and cell state.
 
@@ -136,19 +138,23 @@ class LSTMLayer(nnx.Module):
           cell: cell state before the first position.
           resets: positions before which the state becomes 0.
           padding: positions that keep the state.
+          dropout_key: random key for adapters, whose masks all positions of the recurrent projection share; None
+            disables their dropout.
         """
 
         def advance(state, inputs):
             projected, reset, keep = inputs
             hidden, cell = (jnp.where(reset[:, None], 0.0, each) for each in state)
-            gates = projected + self.recurrent(hidden[:, None])[:, 0].astype(jnp.float32)
+            recurrent = self.recurrent(hidden[:, None], dropout_key=dropout_key)[:, 0]
+            gates = projected + recurrent.astype(jnp.float32)
             update, forget, candidate, output = (gates[:, number] for number in range(_GATES))
             cell = jax.nn.sigmoid(forget) * cell + jax.nn.sigmoid(update) * jnp.tanh(candidate)
             hidden = jax.nn.sigmoid(output) * jnp.tanh(cell)
             hidden, cell = jax.tree.map(lambda old, new: jnp.where(keep[:, None], old, new), state, (hidden, cell))
             return (hidden, cell), hidden
 
-        inputs = (jnp.moveaxis(self.inputs(x).astype(jnp.float32), 1, 0), resets.T, padding.T)
+        projected = self.inputs(x, dropout_key=dropout_key)
+        inputs = (jnp.moveaxis(projected.astype(jnp.float32), 1, 0), resets.T, padding.T)
         (hidden, cell), states = jax.lax.scan(advance, (hidden, cell), inputs)
         return partitioning.shard(jnp.moveaxis(states, 0, 1).astype(x.dtype), "batch", "length", None), hidden, cell
 
@@ -173,15 +179,7 @@ class LSTM(nnx.Module):
             config.vocab_size, config.embedding_dim, key=token_key, init=init, dtype=config.compute_dtype
         )
         self.decoder = LSTMLayers(config, layers_key)
-        self.logits = Projection(
-            (config.embed_dim,),
-            (config.vocab_size,),
-            axes=("embed", "vocab"),
-            key=logits_key,
-            init=init,
-            bias=True,
-            dtype=config.compute_dtype,
-        )
+        self.logits = Unembedding(config.embed_dim, config.vocab_size, key=logits_key, init=init, bias=True)
 
     def embed(self, batch: Batch) -> dict[str, Hidden]:
         """Embeds `decoder_input_tokens`; see `Model.embed`."""
@@ -215,7 +213,7 @@ class LSTM(nnx.Module):
         for number, key in enumerate(keys[1:]):
             layer = getattr(self.decoder, f"layer_{number}")
             x, after[f"hidden_{number}"], after[f"cell_{number}"] = layer(
-                x, carry[f"hidden_{number}"], carry[f"cell_{number}"], resets, padding
+                x, carry[f"hidden_{number}"], carry[f"cell_{number}"], resets, padding, dropout_key=key
             )
             x = captures.of_layer(number).edits("hidden", drop(x, key))
             hidden.append(x)
@@ -225,7 +223,7 @@ class LSTM(nnx.Module):
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
         """Returns logits in float32."""
-        return logits(hidden, self.logits.kernel[...]) + self.logits.bias[...]
+        return self.logits(hidden)
 
     def __call__(
         self,

@@ -244,7 +244,13 @@ class MobileBert(BaseModel):
         size, max_length = config.embed_dim, config.max_length
         self.token_embedder = Embedder(config.vocab_size, config.embedding_dim, key=token_key, axis="vocab", **options)
         self.embedding_projection = Projection(
-            (TRIGRAM * config.embedding_dim,), (size,), axes=(None, "embed"), key=projection_key, bias=True, **options
+            (TRIGRAM * config.embedding_dim,),
+            (size,),
+            axes=(None, "embed"),
+            key=projection_key,
+            bias=True,
+            has_dropout_key=False,
+            **options,
         )
         self.position_embedder = Embedder(max_length, size, key=position_key, axis="positions", **options)
         self.token_type_embedder = Embedder(

@@ -25,7 +25,6 @@ from t5x_like.layers.captures import Captures
 from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import RMSNorm
 from t5x_like.layers.positions import RelativePositionBias
-from t5x_like.layers.projections import Projection
 from t5x_like.layers.stacks import NO_CAPTURES
 from t5x_like.models import checks
 from t5x_like.models.base import BaseConfig, Batch, StackInfo
@@ -233,19 +232,15 @@ class Vocabulary(nnx.Module):
             config.vocab_size, config.embed_dim, key=embedder_key, dtype=config.compute_dtype
         )
         if not config.tied_embeddings:
-            self.logits = Projection(
-                (config.embed_dim,),
-                (config.vocab_size,),
-                axes=("embed", "vocab"),
-                key=logits_key,
-                init=initializers.fan_in(truncated=True),
+            self.logits = embeddings.Unembedding(
+                config.embed_dim, config.vocab_size, key=logits_key, init=initializers.fan_in(truncated=True)
             )
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
         """Returns logits in float32. Tied logits are scaled by embed_dim**-0.5."""
         if self.config.tied_embeddings:
             return self.token_embedder.attend(hidden) * self.config.embed_dim**-0.5
-        return embeddings.logits(hidden, self.logits.kernel[...])
+        return self.logits(hidden)
 
 
 class T5(Vocabulary, EncoderDecoder):

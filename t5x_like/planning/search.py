@@ -164,7 +164,7 @@ def _leaves(program: Program) -> list[_Leaf]:
     state, frozen = program.shapes
     trees = [(state.params, True, 2), (frozen.params, False, 2), (frozen.teachers, False, 1)]
     leaves = []
-    for tree, is_trained, passes in [*trees, (state.opt_state, False, 0)]:
+    for tree, is_trained, passes in [*trees, (state.opt_state, False, 0), (state.average, False, 0)]:
         axes = parameters.logical_axes(tree)
         for name, leaf in parameters.named_leaves(tree).items():
             dims = tuple(zip(axes[name], leaf.shape, strict=True))

@@ -1,17 +1,17 @@
 """FLOPs and residual bytes of a model per row of a batch, from abstract traces."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.extend.core
 
-from t5x_like import optimizers
+from t5x_like import optimizers, parameters
 from t5x_like.models import build
 from t5x_like.objectives import passes
 from t5x_like.objectives.base import Objective
+from t5x_like.training.flops import flops_of
+from t5x_like.training.state import Frozen, assemble
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,49 +51,27 @@ def row_cost(
     params = optimizers.merge(state.params, frozen.params)
     rebuilt = build.shapes(config)  # with this configuration's remat, not the program's
     params = {**params, "model": jax.tree.unflatten(jax.tree.structure(rebuilt), jax.tree.leaves(params["model"]))}
-    one, two = (_cost_of_rows(objective, params, frozen.teachers, row_shapes, rows, embed) for rows in (1, 2))
+    trained = parameters.named_leaves(state.params).keys()
+    own = parameters.map_named(lambda name, leaf: leaf if name in trained else None, params)
+    others = parameters.map_named(lambda name, leaf: None if name in trained else leaf, params)
+    fixed = Frozen(others, frozen.teachers)
+    one, two = (_cost_of_rows(objective, own, fixed, row_shapes, rows, embed) for rows in (1, 2))
     return RowCost(*(after - before for before, after in zip(one, two, strict=True)))
 
 
-def _cost_of_rows(objective, params, teachers, row_shapes, rows, embed) -> tuple[float, float, float]:
+def _cost_of_rows(objective, params, frozen, row_shapes, rows, embed) -> tuple[float, float, float]:
     dtypes = objective.features.dtypes
     batch = {name: jax.ShapeDtypeStruct((rows, *shape[1:]), dtypes[name]) for name, shape in row_shapes.items()}
 
     factors = dict.fromkeys(objective.coefficients, 1.0)
 
-    def loss(params, teachers, batch):
-        read = {**params, "teachers": teachers} if teachers else params
-        return passes.loss(passes.forward_at_evaluation(objective, read, batch), factors)[0]
+    def loss(params, frozen, batch):
+        return passes.loss(passes.forward_at_evaluation(objective, assemble(params, frozen), batch), factors)[0]
 
     residuals = jax.eval_shape(
-        lambda params, *others: jax.vjp(lambda params: loss(params, *others), params)[1], params, teachers, batch
+        lambda params, *others: jax.vjp(lambda params: loss(params, *others), params)[1], params, frozen, batch
     )
     sizes = [(leaf.shape, leaf.size * leaf.dtype.itemsize) for leaf in jax.tree.leaves(residuals)]
     unsplit = sum(size for shape, size in sizes if shape and shape[-1] == embed)
-    gradient = jax.make_jaxpr(jax.grad(loss))(params, teachers, batch)
-    return jaxpr_flops(gradient.jaxpr), sum(size for _, size in sizes) - unsplit, unsplit
-
-
-def jaxpr_flops(jaxpr: Any) -> float:
-    """Counts the FLOPs of matrix products in a jaxpr, and of Pallas kernels by their cost estimates.
-
-    Args:
-      jaxpr: a jaxpr. The body of a scan counts once per iteration.
-
-    Returns:
-      FLOPs; a multiply-add counts as two.
-    """
-    total = 0.0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            shape = equation.invars[0].aval.shape
-            total += 2.0 * equation.outvars[0].aval.size * math.prod(shape[dim] for dim in contracted)
-        if equation.primitive.name == "pallas_call":  # its jaxpr computes one step of its grid
-            estimate = equation.params["cost_estimate"]
-            total += estimate.flops if estimate else 0.0
-            continue
-        times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            total += times * jaxpr_flops(inner)
-    return total
+    gradient = jax.make_jaxpr(jax.grad(loss))(params, frozen, batch)
+    return flops_of(gradient, len(gradient.out_avals)), sum(size for _, size in sizes) - unsplit, unsplit

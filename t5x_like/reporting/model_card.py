@@ -48,6 +48,7 @@ _SETTINGS = {
     "losses": "Losses of the distillation",
     "optimizer": "Optimizer",
     "update.max_grad_norm": "Largest norm of gradients",
+    "update.ema_decay": "Decay of the averaged parameters",
     "initial.path": "Initial weights",
     "initial.network": "Network of the initial weights",
     "initial.target": "Network that starts from them",

@@ -132,6 +132,7 @@ def describe_memory(program: Program, microbatches: int, error: str) -> str:
     state, frozen = program.shapes
     shardings = program.shardings
     kept = _bytes_of("params", state.params, shardings[0].params) | _bytes_of("frozen", frozen, shardings[1])
+    kept |= _bytes_of("average", state.average, shardings[0].average)
     optimizer = _bytes_of("opt_state", state.opt_state, shardings[0].opt_state)
     gradients = sum(_bytes_of("params", state.params, shardings[0].params).values())
     wanted = [

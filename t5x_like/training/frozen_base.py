@@ -10,6 +10,9 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import jax.numpy as jnp
+from absl import logging
+
 from t5x_like import parameters, paths
 from t5x_like.errors import UserError
 from t5x_like.runtime import run_files
@@ -37,12 +40,14 @@ class FrozenBase:
       path: A Hugging Face directory, or a checkpoint of another run.
       digest: Its digest; see `weight_digest.digest`.
       leaves: Stored name of a parameter of the run, `model/…` or `objective/…` -> its tensor at the base.
+      averaged: See `weight_source.InitialWeights.averaged`.
       record: The file that names the base, for messages; None before the run has one.
     """
 
     path: str
     digest: str
     leaves: Mapping[str, BaseLeaf]
+    averaged: bool = True
     record: str | None = None
 
     def check(self) -> None:
@@ -67,13 +72,14 @@ class FrozenBase:
         return dataclasses.replace(self, leaves=leaves) if leaves else None
 
 
-def of_new_run(path: str, exact: Mapping[str, BaseLeaf], frozen: Any) -> FrozenBase | None:
+def of_new_run(path: str, exact: Mapping[str, BaseLeaf], frozen: Any, *, averaged: bool = True) -> FrozenBase | None:
     """Returns the base of a run that starts from pretrained weights.
 
     Args:
       path: The weights: a Hugging Face directory, a checkpoint of a run, or a T5X checkpoint.
       exact: Stored names of the parameters that were read from there unchanged -> their tensors.
       frozen: The frozen parameters, with None in place of the others.
+      averaged: Whether averages were read, where the weights have any.
 
     Returns:
       The base; None if no frozen parameter is unchanged, or `path` has no digest.
@@ -82,7 +88,8 @@ def of_new_run(path: str, exact: Mapping[str, BaseLeaf], frozen: Any) -> FrozenB
     leaves = {name: leaf for name, leaf in exact.items() if name in names}
     if not leaves or (digest := weight_digest.digest(path)) is None:
         return None
-    return FrozenBase(os.path.abspath(paths.local(path)) if paths.is_local(path) else path, digest, leaves)
+    path = os.path.abspath(paths.local(path)) if paths.is_local(path) else path
+    return FrozenBase(path, digest, leaves, averaged)
 
 
 def of_run(model_dir: str) -> FrozenBase | None:
@@ -97,7 +104,8 @@ def of_run(model_dir: str) -> FrozenBase | None:
     try:
         record = json.loads(paths.read_text(file))
         leaves = {n: BaseLeaf(leaf["name"], tuple(leaf["shape"])) for n, leaf in record["leaves"].items()}
-        return FrozenBase(str(record["path"]), str(record["digest"]), leaves, file)
+        averaged = bool(record.get("averaged", True))
+        return FrozenBase(str(record["path"]), str(record["digest"]), leaves, averaged, file)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise UserError(f"{file}: damaged ({type(error).__name__}: {error}). Restore it from a copy.") from error
 
@@ -123,6 +131,22 @@ def split(base: FrozenBase | None, params: Any) -> tuple[Any, Any]:
     )
 
 
+def report_rounded(base: FrozenBase | None, frozen: Any) -> None:
+    """Logs a warning if checkpoints store frozen parameters that are rounded to bfloat16.
+
+    Args:
+      base: The base, whose parameters are not stored; it keeps its precision.
+      frozen: The frozen parameters.
+    """
+    stored, _ = split(base, frozen)
+    if rounded := [name for name, leaf in parameters.named_leaves(stored).items() if leaf.dtype == jnp.bfloat16]:
+        logging.warning(
+            "FROZEN_DTYPE=bfloat16: checkpoints store %d frozen parameters in bfloat16, because no base has them, such "
+            "as %s. They stay rounded if they are trained later",
+            *(len(rounded), rounded[0]),
+        )
+
+
 def store(model_dir: str, base: FrozenBase | None) -> None:
     """Writes `base.json` of a new run, or removes the file of an earlier run without checkpoints.
 
@@ -132,7 +156,7 @@ def store(model_dir: str, base: FrozenBase | None) -> None:
     """
     if base is not None:
         leaves = {name: dataclasses.asdict(leaf) for name, leaf in base.leaves.items()}
-        record = {"path": base.path, "digest": base.digest, "leaves": leaves}
+        record = {"path": base.path, "digest": base.digest, "averaged": base.averaged, "leaves": leaves}
         paths.write_atomic(_file(model_dir), json.dumps(record, indent=2) + "\n")
     elif paths.exists(_file(model_dir)):
         paths.remove(_file(model_dir))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import metrics, optimizers
+from t5x_like import metrics
 from t5x_like.data.feed import Feed
 from t5x_like.errors import RunFailed
 from t5x_like.metrics.best import Improvement, flatten
@@ -24,7 +24,7 @@ from t5x_like.training.program import Program
 from t5x_like.training.recipe import Periods
 from t5x_like.training.runs import run_directory
 from t5x_like.training.runs.run_lock import RunLock
-from t5x_like.training.state import Frozen, TrainState
+from t5x_like.training.state import Frozen, TrainState, to_evaluate
 
 # Called with a step and metrics by name.
 StepCallback = Callable[[int, Mapping[str, float]], None]
@@ -198,7 +198,7 @@ def run(
             if evaluates:
                 distributed.heartbeat(f"the evaluation after step {step}")
                 with goodput.phase("evaluate"):
-                    results = evaluate(optimizers.merge(state.params, frozen.params))
+                    results = evaluate(to_evaluate(state, frozen))
                 reports.evaluation(step, results)
                 evaluation = flatten(results)
                 finished = _judge(improvement, checkpointer, step, evaluation)

@@ -17,10 +17,10 @@ from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives import carry as carrying
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import hardware_files
-from t5x_like.training import gathering, gradients, step
+from t5x_like.training import flops, gathering, gradients, step
 from t5x_like.training.recipe import Recipe
 from t5x_like.training.stages import of_objective
-from t5x_like.training.state import Frozen, TrainState, create_state
+from t5x_like.training.state import Frozen, TrainState, create_state, in_frozen_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Program:
       batch_shapes: Model feature -> shape of the global batch.
       batch_dtypes: Model feature -> dtype.
       batch_axes: Model feature -> logical axes.
-      flops: Floating-point operations of one training step, forward and backward of all networks, without
-        recomputation, and forward of the teachers.
+      flops: Floating-point operations of one training step: of all networks (see `flops.of_step`), and of the forward
+        passes of the teachers.
     """
 
     config: ModelConfig
@@ -120,11 +120,15 @@ def make_program(recipe: Recipe) -> Program:
         params = networks.make(objective, config, key)
         trainable, frozen = optimizers.split(params, optimizer.groups)
         carry = carrying.initial(objective, config, batch_size) if is_continuous(recipe.data) else {}
-        return create_state(trainable, of_objective(objective, optimizer), recipe.seed, carry), Frozen(frozen)
+        frozen = Frozen(in_frozen_dtype(frozen, update.frozen_dtype))
+        stages, has_average = of_objective(objective, optimizer), update.ema_decay is not None
+        return create_state(trainable, stages, recipe.seed, carry, has_average=has_average), frozen
 
     shapes = partitioner.eval_shape(init, jax.eval_shape(lambda: jax.random.key(recipe.seed)))
     # Parameters that the mesh does not divide are reported here by their name in model_info.txt.
     partitioner.shardings(optimizers.merge(shapes[0].params, shapes[1].params))
+    batch = {name: jax.ShapeDtypeStruct(shape, objective.features.dtypes[name]) for name, shape in batch_shapes.items()}
+    batch |= {name: leaf.get_value() for name, leaf in shapes[0].carry.items()}
     shardings = own_shardings = partitioner.shardings(shapes)
     if teachers:
         shapes = _with_teachers(shapes, {name: each.shapes for name, each in teachers.items()})
@@ -136,6 +140,7 @@ def make_program(recipe: Recipe) -> Program:
         max_grad_norm=update.max_grad_norm,
         loss_normalizing_factor=update.loss_normalizing_factor,
         gather=update.gather_parameters,
+        ema_decay=update.ema_decay,
         count_tokens=objective.features.segment_features,
     )
     return Program(
@@ -154,7 +159,7 @@ def make_program(recipe: Recipe) -> Program:
         batch_dtypes=objective.features.dtypes,
         batch_axes=objective.features.axes,
         # The forward pass takes a third of the operations of a training step.
-        flops=sum(each.train_flops(rows) for each in of_run.values())
+        flops=flops.of_step(objective, optimizer, config, batch, shapes[1].teachers, rows)
         + sum(each.config.train_flops(rows) / 3 for each in teachers.values()),
     )
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from t5x_like import optimizers, partitioning
 from t5x_like.data.source import DataSource
@@ -18,6 +18,8 @@ from t5x_like.training.gathering import Gathering
 from t5x_like.training.gradients import LossNormalization
 from t5x_like.training.loaded_teachers import LoadedTeacher
 from t5x_like.training.weight_source import InitialWeights
+
+FrozenDtype = Literal["float32", "bfloat16"]
 
 _SETTINGS = {
     "total": "TRAIN_STEPS",
@@ -99,6 +101,11 @@ class Update:
         in float32. The mesh may then only have the axes `data` and `fsdp`. Without dropout, the result is the same.
       compiler_options: XLA options for the training step, such as those in `gin_configs/hardware`. With None, XLA's
         defaults, and the log names the file for the devices.
+      frozen_dtype: Dtype in which frozen kernels and embeddings are kept, `float32` or `bfloat16`, which takes half the
+        memory. Trained parameters are always float32.
+      ema_decay: Decay of exponential moving averages of the trained parameters, such as 0.999; None for no averages.
+        Averages are corrected for their start; see `state.update_average`. Checkpoints store them besides the
+        parameters, and evaluations and all commands that read the run use them; see `InitialWeights.averaged`.
       allow_batches_without_targets: Whether a batch without targets, whose loss is 0, is no error. With several
         processes, each one checks its own rows.
     """
@@ -108,7 +115,15 @@ class Update:
     loss_normalizing_factor: LossNormalization = "NUM_REAL_TARGET_TOKENS"
     gather_parameters: Gathering = "per_use"
     compiler_options: Mapping[str, Any] | None = None
+    frozen_dtype: FrozenDtype = "float32"
+    ema_decay: float | None = None
     allow_batches_without_targets: bool = False
+
+    def __post_init__(self):
+        if self.frozen_dtype not in get_args(FrozenDtype):
+            raise UserError(f"FROZEN_DTYPE={self.frozen_dtype!r} is unknown. Give 'float32' or 'bfloat16'.")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise UserError(f"EMA_DECAY={self.ema_decay} is not between 0 and 1. Give such as 0.999, or None.")
 
 
 @dataclasses.dataclass(frozen=True)

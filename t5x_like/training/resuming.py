@@ -6,6 +6,7 @@ import os
 from absl import logging
 
 from t5x_like import optimizers, parameters, partitioning
+from t5x_like.errors import UserError
 from t5x_like.training import frozen_base, weight_source
 from t5x_like.training.checkpoints.checkpoint_layout import lay_out, stacked_shapes
 from t5x_like.training.checkpoints.checkpointer import Checkpointer
@@ -72,11 +73,17 @@ def restore(
       The `Restored`.
 
     Raises:
-      UserError: The base is missing or has changed.
+      UserError: The base is missing or has changed, or the checkpoint has no averages.
     """
-    stored = weight_source.below(weight_source.PARAMS, checkpointer.shapes(saved_step, verify=False))
+    names = checkpointer.shapes(saved_step, verify=False)
+    stored = weight_source.below(weight_source.PARAMS, names)
     base = base.without(stored) if base is not None else None
     state, frozen = shapes
+    if state.average is not None and not weight_source.below(weight_source.AVERAGE, names):
+        raise UserError(
+            f"EMA_DECAY: checkpoint {saved_step} has no averages, because the run had none. Resume without EMA_DECAY, "
+            "or start a new run from this one with INITIAL_CHECKPOINT_PATH."
+        )
     own, of_base = frozen_base.split(base, optimizers.merge(state.params, frozen.params))
     restored = checkpointer.restore(saved_step, state.replace(params=own), partitioner)
     params = restored.params

@@ -15,7 +15,7 @@ from t5x_like.objectives.carry import as_features
 from t5x_like.training import gradients
 from t5x_like.training.gathering import Gathering
 from t5x_like.training.stages import ONLY, are_declared, of_objective
-from t5x_like.training.state import Frozen, TrainState, assemble
+from t5x_like.training.state import Frozen, TrainState, assemble, update_average
 
 # Index of the key of `Objective.prepare` among the keys derived from the key of a step. Microbatches count from 0, and
 # `gradients` has further numbers.
@@ -32,6 +32,7 @@ def make_train_step(
     max_grad_norm: float | None = None,
     loss_normalizing_factor: gradients.LossNormalization = "NUM_REAL_TARGET_TOKENS",
     gather: Gathering = "per_use",
+    ema_decay: float | None = None,
     dropout: bool = True,
     count_tokens: Sequence[str] = (),
 ) -> Callable[[TrainState, Frozen, Mapping[str, Array]], tuple[TrainState, dict[str, tuple[Scalar, Scalar]]]]:
@@ -49,6 +50,7 @@ def make_train_step(
       max_grad_norm: Gradients with a larger global norm are scaled down to it; None disables clipping.
       loss_normalizing_factor: See `gradients.normalizers`.
       gather: When parameters are gathered and gradients reduced; see `gathering`.
+      ema_decay: Decay of the averages of `state.average`; None for no averages.
       dropout: Whether the model gets a dropout key.
       count_tokens: Features whose non-zero entries are counted as `tokens`.
 
@@ -97,10 +99,15 @@ def make_train_step(
         opt_state = opt_states if several else opt_states[ONLY]
         opt_state = _select(_after(param_norm, finite), opt_state, state.opt_state)
         skipped = jnp.where(finite, 0, 1)
+        average = state.average
+        if ema_decay is not None:
+            number = state.step + 1 - state.skipped
+            average = _select(finite, update_average(average, params, ema_decay, number), average)
         new_state = state.replace(
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
+            average=average,
             skipped=state.skipped + skipped,
             skipped_in_a_row=jnp.where(finite, 0, state.skipped_in_a_row + 1),
             carry={name: old.replace(jnp.where(finite, rows[name], old[...])) for name, old in state.carry.items()},

@@ -15,7 +15,7 @@ from t5x_like.objectives.base import Objective
 from t5x_like.training import network_weights, weight_source
 from t5x_like.training.checkpoints.checkpoint_layout import lay_out, stacked_shapes
 from t5x_like.training.frozen_base import BaseLeaf
-from t5x_like.training.state import Frozen
+from t5x_like.training.state import Frozen, copy
 from t5x_like.training.weight_source import MODEL, OBJECTIVE, Fit, InitialWeights
 
 
@@ -111,8 +111,10 @@ def restore(
     shardings = parameters.named_leaves(partitioner.shardings(params))
     placed = lay_out(found, {name: at for name, at in shardings.items() if parameters.stored_name(name)[0] in found})
     merged = parameters.map_named(lambda name, leaf: placed.get(name, leaf), params)
+    trainable = _select(state.params, merged)
+    average = None if state.average is None else copy(trainable)
     return WarmStart(
-        state.replace(params=_select(state.params, merged)),
+        state.replace(params=trainable, average=average),
         frozen.replace(params=_select(frozen.params, merged)),
         exact,
     )
@@ -163,29 +165,24 @@ def _target(source: InitialWeights, params, config: ModelConfig, partitioner, ob
 
 
 def load(
-    path: str,
-    like: Mapping[str, Any],
-    config: ModelConfig,
-    partitioner: partitioning.Partitioner,
-    network: str | None = None,
+    source: InitialWeights, like: Mapping[str, Any], config: ModelConfig, partitioner: partitioning.Partitioner
 ) -> dict[str, Any]:
     """Loads all parameters of a tree, in its dtypes.
 
     Args:
-      path: see `weight_source.InitialWeights.path`.
+      source: the weights.
       like: shapes, `{"model": …}`, optionally with `"objective"`.
       config: the configuration of the model, resolved by `models.base.for_platform`.
       partitioner: the mesh and rules that place the arrays.
-      network: name of the network of a run that the model is; None for its model.
 
     Returns:
       A tree of the structure of `like`.
 
     Raises:
-      UserError: a tensor is missing at `path`, has another shape there, or belongs to another model.
+      UserError: a tensor is missing at the source, has another shape there, or belongs to another model.
     """
-    shapes = stacked_shapes(like, partitioner)
-    with weight_source.open_source(InitialWeights(path=path, network=network), config, list(shapes)) as weights:
+    shapes, path = stacked_shapes(like, partitioner), source.path
+    with weight_source.open_source(source, config, list(shapes)) as weights:
         stored = weights.shapes
         for root in like:
             own = [name for name in shapes if name.startswith(f"{root}/")]

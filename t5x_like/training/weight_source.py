@@ -22,7 +22,7 @@ from t5x_like.training.checkpoints.manager import Checkpoints
 from t5x_like.training.frozen_base import FrozenBase
 from t5x_like.training.network_weights import RunModel, Weights
 
-MODEL, OBJECTIVE, PARAMS = "model/", "objective/", "params/"
+MODEL, OBJECTIVE, PARAMS, AVERAGE = "model/", "objective/", "params/", "average/"
 VOCAB = "vocab"
 HUGGINGFACE = "Hugging Face"
 Shapes = dict[str, tuple[int, ...]]
@@ -52,6 +52,7 @@ class InitialWeights:
         model, which start from their first rows.
       other_vocabulary: Whether the token ids of `path` may belong to another vocabulary than the data's. This is
         an error otherwise, unless there are new tokens or truncated vocabularies.
+      averaged: Whether to read the averages of the parameters of a run with `Update.ema_decay`, and not its parameters.
 
     Raises:
       UserError: A value is invalid.
@@ -66,6 +67,7 @@ class InitialWeights:
     dropped: Sequence[str] = ()
     truncated: Sequence[str] = ()
     other_vocabulary: bool = False
+    averaged: bool = True
 
     def __post_init__(self):
         if self.new_tokens < 0:
@@ -243,7 +245,7 @@ def open_source(source: InitialWeights, config: ModelConfig, wanted: Collection[
     """
     bare = construct.without_adapters(config)
     if (other := _of_other_library(source)) is None:
-        with open_run(source.path, network=source.network, wanted=wanted) as weights:
+        with open_run(source.path, network=source.network, wanted=wanted, averaged=source.averaged) as weights:
             yield weights
         return
     if other == HUGGINGFACE:
@@ -283,7 +285,7 @@ def read_base(base: FrozenBase, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> d
         # The model may have other sizes than the model of the run.
         leaves = interop.read(base.path, interop.config_from_huggingface(base.path))
         return {name: _put(leaves[tensors[name]], shape) for name, shape in wanted.items()}
-    with open_run(base.path) as weights:
+    with open_run(base.path, averaged=base.averaged) as weights:
         found = weights.read({tensors[name]: shape for name, shape in wanted.items()})
     return {name: found[tensors[name]] for name in wanted}
 
@@ -307,7 +309,12 @@ def stored_names(path: str, network: str | None = None) -> set[str]:
 
 @contextlib.contextmanager
 def open_run(
-    path: str, *, network: str | None = None, wanted: Collection[str] = (), verify: bool = True
+    path: str,
+    *,
+    network: str | None = None,
+    wanted: Collection[str] = (),
+    verify: bool = True,
+    averaged: bool = True,
 ) -> Iterator[Weights]:
     """Opens the weights of a run, and of its base.
 
@@ -316,6 +323,7 @@ def open_run(
       network: name of the network to open; None for all parameters under their stored names.
       wanted: see `open_source`.
       verify: whether to compare the checkpoint with its checksums.
+      averaged: see `InitialWeights.averaged`.
 
     Yields:
       The weights.
@@ -330,14 +338,20 @@ def open_run(
         step = reader.latest() if step is None else step
         if step is None:
             raise UserError(weight_files.explain_missing(path))
-        stored = below(PARAMS, reader.shapes(step, verify=verify))
+        shapes = reader.shapes(step, verify=verify)
+        stored, averages = below(PARAMS, shapes), below(AVERAGE, shapes) if averaged else {}
         lacking = base.without(stored) if base is not None else None
         of_base = lacking.leaves if lacking is not None else {}
 
         def read(wanted):
-            own = {PARAMS + name: shape for name, shape in wanted.items() if name not in of_base}
+            own = {
+                (AVERAGE if name in averages else PARAMS) + name: shape
+                for name, shape in wanted.items()
+                if name not in of_base
+            }
             others = {name: shape for name, shape in wanted.items() if name in of_base}
-            found = below(PARAMS, reader.read(step, own)) if own else {}
+            leaves = reader.read(step, own) if own else {}
+            found = below(PARAMS, leaves) | below(AVERAGE, leaves)
             return found | read_base(lacking, others) if others else found
 
         shapes = stored | {name: leaf.shape for name, leaf in of_base.items()}

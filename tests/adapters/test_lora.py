@@ -1,21 +1,40 @@
 """LoRA: names and initial values, the update by hand, frozen bases, scanned and unrolled layers, and imports."""
 
 import dataclasses
+import itertools
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import FAMILIES, example_batch, random_model, scanned
+from families import FAMILIES, assert_trees_close, eight_rows, example_batch, loss, scanned
+from family_case import VOCABULARY, Family
+from numerics import assert_close
 
-from t5x_like import optimizers, parameters
+from t5x_like import interop, optimizers, parameters
 from t5x_like.adapters.lora import LoRA
 from t5x_like.errors import UserError
 from t5x_like.models import construct
 from t5x_like.models.base import for_platform
+from t5x_like.models.character_lstm import CharacterLSTMConfig
+from t5x_like.models.lstm import LSTMConfig
+from t5x_like.partitioning import Partitioner
 
 LORA = LoRA(rank=3, alpha=6.0)
+RECURRENT = dict(vocab_size=VOCABULARY, embed_dim=12, embedding_dim=8, num_layers=2)
+LSTM = Family(LSTMConfig(**RECURRENT), stacks=("decoder",))
+CHARACTERS = CharacterLSTMConfig(**RECURRENT, num_characters=20, filters=((1, 4), (2, 4)), highway_layers=1)
+ALL = FAMILIES | {"lstm": LSTM, "character_lstm": Family(CHARACTERS, stacks=("decoder",))}
+# The projections that get no dropout key: of logits, and of embeddings.
+WITHOUT_KEY = {
+    "mobilebert": "^(logits|embedding_projection)$",
+    "mobilebert_tiny": "^(logits|embedding_projection)$",
+    "ib_bert": "^(logits|embedding_projection)$",
+    "character_lstm": "^(logits|character_encoder/.*)$",
+}
+BY_DEFAULT = ("bert", "mobilebert", "disentangled", "gpt2", "bart", "character_lstm")
+EVERYTHING = LoRA(rank=2, pattern=".")
 FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
 
 
@@ -57,20 +76,85 @@ def test_scanned_and_unrolled_layers_are_equal(family):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["t5_1_1", "bert", "llama"])
-def test_update_is_that_of_merged_kernels(family):
-    config, batch = adapted(family), example_batch(FAMILIES[family])
-    model = randomized(config)
-    leaves = dict(parameters.named_leaves(model))
-    for name in [name for name in leaves if name.endswith("/adapter/down")]:
-        projection = name.removesuffix("/adapter/down")
-        down, up = leaves.pop(name), leaves.pop(f"{projection}/adapter/up")
-        kernel = leaves[f"{projection}/kernel"]
-        delta = 6.0 / 3 * down.reshape(-1, 3) @ up.reshape(3, -1)
-        leaves[f"{projection}/kernel"] = kernel + delta.reshape(kernel.shape)
-    base = random_model(FAMILIES[family].config)
-    merged = parameters.rebuild(base, {name: leaves[name] for name in parameters.named_leaves(base)})
-    np.testing.assert_allclose(model(batch).hidden, merged(batch).hidden, rtol=1e-4, atol=1e-5)
+def batch_of(family):
+    batch = example_batch(ALL[family])
+    if family == "character_lstm":
+        batch["decoder_input_characters"] = np.random.default_rng(0).integers(0, 20, (2, 6, 5)).astype(np.int32)
+    return batch
+
+
+@jax.jit
+def logits(model, batch, dropout_key=None):
+    return model.unembed(model(batch, dropout_key=dropout_key).hidden)
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name in BY_DEFAULT else pytest.mark.full) for name in ALL]
+)
+def test_every_projection_has_its_update_and_dropout(family):
+    """The gradient of `up`, which is 0, has the input of the projection, with dropout where the adapter has any."""
+    config, batch = ALL[family].config, batch_of(family)
+    without = WITHOUT_KEY.get(family, "^logits$")
+    adapters = LoRA(rank=2, pattern=without), LoRA(rank=2, pattern=f"^(?!{without[1:]})", dropout_rate=0.5)
+    names = [name for name in parameters.named_leaves(config.make(jax.random.key(0))) if name.endswith("/kernel")]
+    projections = {parameters.stored_name(name.removesuffix("/kernel"))[0] for name in names}
+    refused = [name for name in projections if re.search(without, name)]
+    model = randomized(dataclasses.replace(config, adapters=adapters if refused else adapters[1:]))
+    model = parameters.map_named(lambda name, leaf: 0 * leaf if name.endswith("/up") else leaf, model)
+    weights = np.random.default_rng(1).normal(size=jax.eval_shape(logits, model, batch).shape)
+    gradient = jax.jit(jax.grad(lambda model, key: jnp.sum(weights * logits(model, batch, key))))
+
+    def updates(seed):
+        leaves = parameters.named_leaves(gradient(model, jax.random.key(seed)))
+        return {name: leaf for name, leaf in leaves.items() if name.endswith("/up")}
+
+    found, other = updates(0), updates(1)
+    assert {name.removesuffix("/adapter/up") for name in found} == {name.removesuffix("/kernel") for name in names}
+    for name, leaf in found.items():
+        assert np.abs(leaf).max() > 1e-6, name
+        is_equal = np.abs(leaf - other[name]).max() < 1e-3 * np.abs(leaf).max()
+        assert is_equal == (name.removesuffix("/adapter/up") in refused), name
+    for name in refused:
+        changed = dataclasses.replace(config, adapters=(LoRA(pattern=f"^{name}$", dropout_rate=0.5),))
+        with pytest.raises(UserError, match=f"LoRA.dropout_rate=0.5: {name}, which LoRA.pattern=.* matches, has no"):
+            construct.make(changed, jax.random.key(0))
+
+
+@pytest.mark.parametrize("family", ["t5_1_1", "bert", "albert", "disentangled", "gpt3", "mobilebert", "character_lstm"])
+def test_merged_model_has_the_same_logits(family):
+    config, batch = ALL[family].config, batch_of(family)
+    for layout in (config, scanned(config)):
+        model = randomized(dataclasses.replace(layout, adapters=(EVERYTHING,)))
+        merged = construct.merge(model)
+        assert jax.tree.structure(merged) == jax.tree.structure(layout.make(jax.random.key(0)))
+        assert_close({"logits": logits(merged, batch)}, {"logits": logits(model, batch)}, 5e-6)
+
+
+def test_merged_kernel_by_hand():
+    model = randomized(adapted("t5_1_1"))
+    query = model.encoder.layers[0].attention.query
+    update = 6.0 / 3 * query.adapter.down[...] @ query.adapter.up[...].reshape(3, -1)
+    merged = construct.merge(model).encoder.layers[0].attention.query.kernel[...]
+    np.testing.assert_allclose(merged - query.kernel[...], update.reshape(merged.shape), rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_is_equal_in_layouts_and_on_devices_and_differs_between_applications():
+    config = dataclasses.replace(FAMILIES["bert"].config, adapters=(LoRA(rank=3, pattern=".", dropout_rate=0.5),))
+    model, batch, key = randomized(config), eight_rows(FAMILIES["bert"]), jax.random.key(3)
+    gradient = jax.grad(lambda model, key: loss(model, batch, key))
+    expected = jax.jit(gradient)(model, key)
+    assert_trees_close(jax.jit(gradient)(randomized(scanned(config)), key), expected)
+    partitioner = Partitioner(rules="fsdp_tp_sp", ici={"fsdp": 2, "sequence": 2, "tensor": 2})
+    placed = jax.device_put(model, partitioner.shardings(model))
+    assert_trees_close(partitioner.jit(gradient, out_shardings=partitioner.shardings(model))(placed, key), expected)
+
+    attention, x = model.encoder.layers[0].attention, jnp.ones((1, 4, config.embed_dim))
+    masks = [
+        np.asarray(each.adapter.dropout(x, jax.random.fold_in(key, each.adapter.stream)))
+        for each, key in ((attention.query, key), (attention.value, key), (attention.query, jax.random.key(4)))
+    ]
+    assert all(np.any(one != other) for one, other in itertools.combinations(masks, 2))
+    np.testing.assert_array_equal(attention.query(x), attention.query(x, dropout_key=None))
 
 
 def test_only_updates_are_trained_on_a_frozen_base():
@@ -117,3 +201,25 @@ def test_invalid_settings_raise():
             dataclasses.replace(config, adapters=adapters)
     with pytest.raises(UserError, match="rank=0, alpha=16.0: not positive"):
         LoRA(rank=0)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("family", "kind"), [("t5_1_1", "AutoModelForSeq2SeqLM"), ("gpt2", "AutoModelForCausalLM"), ("bert", "AutoModel")]
+)
+def test_transformers_reads_merged_weights(family, kind, tmp_path):
+    import torch
+    import transformers
+
+    config = dataclasses.replace(FAMILIES[family].config, **FAMILIES[family].huggingface_sizes)
+    config = dataclasses.replace(config, adapters=(EVERYTHING,))
+    model, batch = randomized(config), example_batch(FAMILIES[family])
+    interop.to_huggingface({"model": model}, config, str(tmp_path))
+    theirs = getattr(transformers, kind).from_pretrained(tmp_path).eval()
+    inputs = [torch.tensor(x.astype(np.int64)) for x in batch.values()]
+    names = ("input_ids", "decoder_input_ids") if len(inputs) == 2 else ("input_ids",)
+    with torch.no_grad():
+        found = theirs(**dict(zip(names, inputs, strict=True)))
+    expected = model(batch).hidden if kind == "AutoModel" else logits(model, batch)
+    found = found.last_hidden_state if kind == "AutoModel" else found.logits
+    assert_close({"output": found.numpy()}, {"output": expected}, 5e-6)

@@ -14,7 +14,7 @@ from t5x_like.kernels.chunks import Chunks, Readout
 from t5x_like.kernels.cross_entropy import cross_entropy, from_logits
 from t5x_like.layers import embeddings
 from t5x_like.partitioning import Partitioner
-from t5x_like.planning.tracing import jaxpr_flops
+from t5x_like.training.flops import jaxpr_flops
 
 VOCAB, EMBED = 23, 6
 

@@ -17,7 +17,7 @@ from t5x_like.kernels.chunks import Readout, sum_over_positions, weighted_sum_ov
 from t5x_like.kernels.top_k import TopK
 from t5x_like.layers import embeddings
 from t5x_like.partitioning import Partitioner
-from t5x_like.planning.tracing import jaxpr_flops
+from t5x_like.training.flops import jaxpr_flops
 
 BATCH, LENGTH, VOCAB = 3, 7, 23
 DIVERGENCES = {

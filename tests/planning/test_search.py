@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 import recipes
 
-from t5x_like import optimizers, partitioning
+from t5x_like import optimizers, parameters, partitioning
 from t5x_like.kernels.fused_attention.attention import fused_attention
 from t5x_like.kernels.masks import Mask
 from t5x_like.models.lstm import LSTMConfig
@@ -17,7 +17,7 @@ from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.recurrent_lm import RecurrentLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.planning import search, topologies, tracing
-from t5x_like.training import program
+from t5x_like.training import flops, program
 
 CONFIG = T5Config(
     vocab_size=512, embed_dim=64, mlp_dim=128, num_heads=4, head_dim=16, encoder_layers=2, decoder_layers=2
@@ -60,7 +60,7 @@ def test_flops_of_a_scan_count_every_iteration():
         return jax.lax.scan(lambda x, kernel: (x @ kernel, None), x, kernels)[0]
 
     jaxpr = jax.make_jaxpr(function)(jnp.ones((2, 8)), jnp.ones((3, 8, 8))).jaxpr
-    assert tracing.jaxpr_flops(jaxpr) == 3 * 2 * 2 * 8 * 8
+    assert flops.jaxpr_flops(jaxpr) == 3 * 2 * 2 * 8 * 8
 
 
 def test_flops_of_a_kernel_are_those_of_its_estimate():
@@ -68,7 +68,7 @@ def test_flops_of_a_kernel_are_those_of_its_estimate():
     attend = functools.partial(fused_attention, mask=Mask(), interpret=True)
     jaxpr = jax.make_jaxpr(jax.grad(lambda q: attend(q, q, q).astype(jnp.float32).sum()))(q).jaxpr
     # Two products in the forward and five in the backward pass, per row and head.
-    assert tracing.jaxpr_flops(jaxpr) == (2 + 5) * 2 * 3 * 2 * 256 * 256 * 64
+    assert flops.jaxpr_flops(jaxpr) == (2 + 5) * 2 * 3 * 2 * 256 * 256 * 64
 
 
 def test_rows_are_traced_for_the_planned_devices(planned, monkeypatch):
@@ -94,6 +94,18 @@ def test_row_cost_equals_model_flops_and_remat_trades_flops_for_memory(planned):
     assert none.flops < dots.flops < full.flops < 4 / 3 * none.flops
     saved = [one.residual_bytes + one.unsplit_residual_bytes for one in (none, dots, full)]
     assert saved[0] > saved[1] > saved[2] > 0
+
+
+def test_row_cost_of_a_frozen_model_has_no_gradients(planned):
+    state, frozen = planned.shapes
+    trained, fixed = (
+        parameters.map_named(lambda name, leaf, own=own: leaf if ("/decoder/" in name) == own else None, state.params)
+        for own in (True, False)
+    )
+    shapes = state.replace(params=trained), frozen.replace(params=fixed)
+    config = dataclasses.replace(planned.config, remat="none")
+    found = tracing.row_cost(config, OBJECTIVE, shapes, planned.batch_shapes, CONFIG.embed_dim)
+    assert found.flops < 0.8 * row_cost(planned, "none").flops
 
 
 def test_candidates_divide_evenly_and_are_sorted_by_speed(planned):

@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import numpy as np
 import optax
 import pytest
-from copying_run import CONFIG, run
+from copying_run import CONFIG, losses, run
 
 from t5x_like import interop, optimizers, parameters
 from t5x_like.adapters.lora import LoRA
@@ -15,6 +16,7 @@ from t5x_like.convert import convert
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model, open_teacher
+from t5x_like.models import construct
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.optimizers import schedules
 from t5x_like.training import frozen_base, weight_source
@@ -127,6 +129,40 @@ def test_missing_changed_and_moved_base(base, trained, tmp_path):
         opened(directory).read()
 
 
+def test_frozen_base_in_bfloat16_gives_the_same_bits_and_keeps_the_base(base, tmp_path):
+    """Activations are bfloat16, to which layers cast kernels and embeddings anyway."""
+    model = dataclasses.replace(ADAPTED, dtype="bfloat16")
+    rows = {}
+    for dtype in ("float32", "bfloat16"):
+        result = train(tmp_path / dtype, base, model=model, frozen_dtype=dtype)
+        rows[dtype] = losses(tmp_path / dtype) + losses(tmp_path / dtype, "validation")
+        dtypes = {name: leaf.dtype for name, leaf in stacked(result.params).items()}
+        rounded = {name for name, kept in dtypes.items() if kept == "bfloat16"}
+        frozen = {name for name in dtypes if re.search("/(kernel|embedding)$", name) and "/adapter/" not in name}
+        assert rounded == (frozen if dtype == "bfloat16" else set())
+    assert rows["float32"] == rows["bfloat16"]
+    digests = [json.loads((tmp_path / dtype / "base.json").read_text()) for dtype in rows]
+    assert digests[0] == digests[1]
+    # Commands read the base as it is stored, and a resumed run has the same bits.
+    assert_equal(opened(tmp_path / "bfloat16").read(), opened(tmp_path / "float32").read())
+    train(tmp_path / "resumed", base, model=model, frozen_dtype="bfloat16", total=3)
+    resumed = train(tmp_path / "resumed", base, model=model, frozen_dtype="bfloat16")
+    assert_equal(resumed.params, result.params)
+
+
+def test_rounded_parameters_are_reported_and_trained_ones_refused(base, tmp_path, caplog):
+    train(tmp_path / "stored", base, total=1, frozen_dtype="bfloat16", store_base=True)
+    assert "checkpoints store" in caplog.text and "in bfloat16, because no base has them" in caplog.text
+    still = optimizers.adamw(learning_rate=lambda _: 0.0)
+    result = train(tmp_path / "trained", tmp_path / "stored", total=1, optimizer=still)
+    assert all(leaf.dtype == "float32" for leaf in stacked(result.params).values())
+    assert_equal(result.params, opened(tmp_path / "stored").read())
+    with pytest.raises(UserError, match="FROZEN_DTYPE='bfloat16': no parameter is frozen"):
+        train(tmp_path / "refused", base, total=1, optimizer=still, frozen_dtype="bfloat16")
+    with pytest.raises(UserError, match="FROZEN_DTYPE='float16' is unknown"):
+        train(tmp_path / "trained", base, frozen_dtype="float16")
+
+
 def test_fresh_frozen_parameters_are_stored(base, tmp_path):
     result = train(tmp_path, base, total=1, mapping=((".*token_embedder.*", ""),))
     assert "model/token_embedder/embedding" in stored(tmp_path, 1)
@@ -157,6 +193,18 @@ def test_record_of_a_start_without_checkpoint_is_removed(base, tmp_path):
     frozen_base.store(str(tmp_path), frozen_base.FrozenBase("/gone/base", "", {}))
     train(tmp_path, None, total=1)
     assert not (tmp_path / "base.json").exists()
+
+
+def test_export_of_an_adapted_run_is_merged(trained, tmp_path):
+    directory, result = trained
+    convert(checkpoint_path=str(directory), output_path=str(tmp_path / "exported"), model=ADAPTED)
+    exported = interop.read(str(tmp_path / "exported"), CONFIG)
+    merged = stacked({"model": construct.merge(result.params["model"])})
+    assert exported.keys() == merged.keys()
+    for name, leaf in merged.items():
+        np.testing.assert_allclose(exported[name], leaf, rtol=1e-6, atol=1e-7, err_msg=name)
+        changed = bool(np.any(leaf != stacked(result.params)[name]))
+        assert changed == bool(re.search("attention/(query|value)/kernel$", name)), name
 
 
 def test_merged_export_of_the_base_has_its_weights(base, tmp_path):

@@ -104,7 +104,9 @@ def make_state(optimizer=None, **options):
     params = {"model": Net(jax.random.key(0)), "objective": {}}
     trainable, frozen = optimizers.split(params, ())
     train_step = jax.jit(step.make_train_step(TwoTerms(), optimizer, dropout=False, **options))
-    return create_state(trainable, of_objective(TwoTerms(), optimizer), 0), Frozen(frozen), train_step
+    has_average = "ema_decay" in options
+    state = create_state(trainable, of_objective(TwoTerms(), optimizer), 0, has_average=has_average)
+    return state, Frozen(frozen), train_step
 
 
 def test_loss_decreases_and_step_is_incremented():
@@ -117,17 +119,20 @@ def test_loss_decreases_and_step_is_incremented():
 
 
 def test_non_finite_update_is_skipped_and_counted():
-    state, frozen, train_step = make_state()
+    state, frozen, train_step = make_state(ema_decay=0.9)
     bad = make_batch() | {"x": np.full((BATCH, LENGTH, WIDTH), np.nan, np.float32)}
-    before = parameters.named_leaves((state.params, state.opt_state))
+    before = parameters.named_leaves((state.params, state.opt_state, state.average))
     for expected in (1, 2):
         state, metrics = train_step(state, frozen, bad)
         assert (int(state.skipped), int(state.skipped_in_a_row), int(state.step)) == (expected,) * 3
-    for name, leaf in parameters.named_leaves((state.params, state.opt_state)).items():
+    for name, leaf in parameters.named_leaves((state.params, state.opt_state, state.average)).items():
         np.testing.assert_array_equal(leaf, before[name], err_msg=name)
     state, metrics = train_step(state, frozen, make_batch())
     assert (int(state.skipped), int(state.skipped_in_a_row), int(state.step)) == (2, 0, 3)
     assert np.isfinite(float(metrics["grad_norm"][0]))
+    # The average of the first update that counts is its result.
+    for name, leaf in parameters.named_leaves(state.params).items():
+        np.testing.assert_allclose(parameters.named_leaves(state.average)[name], leaf, rtol=1e-5, atol=1e-6)
 
 
 def sgd(rate):

@@ -1,0 +1,103 @@
+"""Operations of a step with frozen parameters: by hand, and against XLA's count of the compiled gradient."""
+
+import dataclasses
+
+import jax
+import pytest
+import recipes
+from families import FAMILIES
+
+from t5x_like import optimizers
+from t5x_like.adapters.lora import LoRA
+from t5x_like.data.features import rows_of_shape
+from t5x_like.models.gpt import GPTConfig
+from t5x_like.models.lstm import LSTMConfig
+from t5x_like.objectives.causal_lm import CausalLM
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.recurrent_lm import RecurrentLM
+from t5x_like.partitioning import Partitioner
+from t5x_like.training.program import make_program
+
+ROWS, LENGTH = 8, 16
+GPT = GPTConfig(vocab_size=64, embed_dim=32, mlp_dim=64, num_heads=2, head_dim=16, num_layers=2, max_length=LENGTH)
+
+
+class ShapesOnly:
+    def batch_shapes(self, spec):
+        lengths = spec.model_lengths({"inputs": LENGTH, "targets": LENGTH})
+        return {name: (ROWS, length) for name, length in lengths.items()}
+
+
+def program(model, frozen=None, objective=None, data=None):
+    groups = () if frozen is None else (optimizers.ParameterGroup(frozen, freeze=True),)
+    return make_program(
+        recipes.make(
+            model=dataclasses.replace(model, dtype="float32"),
+            objective=objective or CausalLM(),
+            optimizer=optimizers.adamw(learning_rate=1e-3, groups=groups),
+            data=data or ShapesOnly(),
+            partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}),
+        )
+    )
+
+
+def products():
+    """Returns the FLOPs of a forward pass by hand: of the kernels of a layer, of its scores, and of the logits."""
+    tokens = 2.0 * ROWS * LENGTH
+    return {
+        "attention": tokens * 4 * 32 * 32,
+        "mlp": tokens * 2 * 32 * 64,
+        "scores": tokens * 2 * LENGTH * 32,
+        "logits": tokens * 32 * 64,
+    }
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_frozen_kernels_have_no_gradient(scan):
+    config, count = dataclasses.replace(GPT, scan_layers=scan), products()
+    forward = 2 * (count["attention"] + count["mlp"] + count["scores"]) + count["logits"]
+    assert program(config).flops == 3 * forward
+    # The gradients of the kernels of both feed-forward blocks are missing. A scan has one body for all layers.
+    assert program(config, "mlp/.*kernel").flops == 3 * forward - 2 * count["mlp"]
+    # Embeddings are the kernel of the logits. Below them, all activations have gradients.
+    assert program(config, "embedder").flops == 3 * forward - count["logits"]
+    # Nothing is below the final norm.
+    trained = program(config, "^model/(?!decoder/norm)")
+    assert trained.flops == forward + count["logits"]
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_lora_on_a_frozen_base(remat):
+    rank, tokens, count = 4, 2.0 * ROWS * LENGTH, products()
+    config = dataclasses.replace(GPT, adapters=(LoRA(rank=rank, pattern="layers/mlp/wo$"),), remat=remat)
+    forward = 2 * (count["attention"] + count["mlp"] + count["scores"]) + count["logits"]
+    # Activations have gradients down to the update of the first layer, whose input has none. Scores are products of two
+    # activations, which both have a gradient.
+    activations = count["logits"] + count["attention"] + count["mlp"] + 2 * count["scores"]
+    down, up = tokens * 64 * rank, tokens * rank * 32
+    adapters = 2 * 3 * (down + up) - down
+    assert program(config, "^model/(?!.*/adapter/)").flops == forward + activations + adapters
+    assert program(config).flops == 3 * forward + 2 * 3 * (down + up)
+
+
+def test_count_is_that_of_xla():
+    config = dataclasses.replace(FAMILIES["bert"].config, **FAMILIES["bert"].flops_sizes, adapters=(LoRA(rank=4),))
+    made = program(config, "^model/(?!.*/adapter/)", MaskedLM())
+    counted = made.train_step.lower(*made.abstract_arguments()).compile().cost_analysis()["flops"]
+    assert 1 <= counted / made.flops < 1.15
+    rows = {name: rows_of_shape(shape, made.batch_axes[name]) for name, shape in made.batch_shapes.items()}
+    assert made.flops < 0.8 * config.train_flops(rows)
+
+
+def test_recurrent_model_with_state_and_frozen_layers():
+    class Continuous(ShapesOnly):
+        continuous = True
+
+    def flops(frozen):
+        config = LSTMConfig(vocab_size=64, embed_dim=32, embedding_dim=32, num_layers=2)
+        return program(config, frozen, RecurrentLM(), Continuous()).flops
+
+    # Without a gradient of the lower layer, nothing below it has one: neither its kernels nor its inputs.
+    inputs, recurrent = 2.0 * ROWS * LENGTH * 4 * 32 * 32, 2.0 * ROWS * LENGTH * 4 * 32 * 32
+    assert flops(None) - flops("layer_0/inputs/kernel") == pytest.approx(inputs)
+    assert flops(None) - flops("layer_0|token_embedder") == pytest.approx(2 * inputs + 2 * recurrent + inputs)
