@@ -67,7 +67,11 @@ class Masking(Protocol):
         """Raises a UserError if the feature lengths do not fit together."""
 
     def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
-        """Chooses the tokens to predict, bool `[examples, length]`, at most `max_predictions` per example."""
+        """Chooses the tokens to predict, at most `max_predictions` per example.
+
+        Returns:
+          bool `[examples, length]`; or int32, how often each token is predicted, if it may be more than once.
+        """
 
     def replacements(self, rows: Rows, chosen: tf.Tensor, draw: Draw, vocabulary: seqio.Vocabulary) -> tf.Tensor:
         """Draws what replaces the chosen tokens, int32 `[examples, length]`; other positions are unused."""
@@ -270,15 +274,19 @@ def predictions(tokens: tf.Tensor, chosen: tf.Tensor, max_predictions: int) -> d
 
     Args:
       tokens: uncorrupted tokens, int32 `[examples, length]`.
-      chosen: bool `[examples, length]`.
-      max_predictions: number of columns; at least the number of chosen tokens of any example.
+      chosen: which tokens to predict, or how often, bool or int32 `[examples, length]`.
+      max_predictions: number of columns; at least the number of predictions of any example.
 
     Returns:
       `targets` and `masked_positions` in ascending order, int32 `[examples, max_predictions]`, padded with 0.
     """
+    counts = tf.cast(chosen, tf.int32)
+    lengths, repeats = tf.reduce_sum(counts, axis=1), tf.reshape(counts, [-1])
     positions = tf.broadcast_to(tf.range(tf.shape(tokens)[1]), tf.shape(tokens))
     return {
-        name: tf.ragged.boolean_mask(values, chosen).to_tensor(shape=[None, max_predictions])
+        name: tf.RaggedTensor.from_row_lengths(tf.repeat(tf.reshape(values, [-1]), repeats), lengths).to_tensor(
+            shape=[None, max_predictions]
+        )
         for name, values in (("targets", tokens), ("masked_positions", positions))
     }
 
@@ -327,7 +335,7 @@ def mask_inputs(
         draw = hashed_draws(tokens, duplicate) if seed is None else seeded_draws(tf.shape(tokens), seed)
         rows = Rows(tokens, counts, special)
         chosen = masking.choose(rows, draw, max_predictions, vocabulary)
-        inputs = tf.where(chosen, masking.replacements(rows, chosen, draw, vocabulary), tokens)
+        inputs = tf.where(tf.cast(chosen, tf.bool), masking.replacements(rows, chosen, draw, vocabulary), tokens)
         number = tf.reduce_sum(tf.cast(chosen, tf.int32), axis=1)
         features = {"inputs": (inputs, counts, length)} | {
             name: (values, number, max_predictions)

@@ -213,7 +213,7 @@ def next_pairs(documents: Documents, starts: tf.Tensor, targets: tf.Tensor, draw
       The pairs, `[documents]`, and the first unused sentences after them.
     """
     boundaries = documents.boundaries
-    ends = _chunk_ends(documents, starts, targets, documents.firsts[1:])
+    ends = chunk_ends(documents, starts, targets, documents.firsts[1:])
     sentences = ends - starts
     middles = starts + tf.where(sentences > 1, 1 + _random_indices(sentences - 1, draws.cut), 1)
     is_random = (sentences == 1) | (draws.kind < RANDOM_NEXT_PROBABILITY)
@@ -222,7 +222,7 @@ def next_pairs(documents: Documents, starts: tf.Tensor, targets: tf.Tensor, draw
     others = _first_different(documents.hashes, draws.others)
     firsts, lasts = tf.gather(documents.firsts, others), tf.gather(documents.firsts, others + 1)
     random_starts = firsts + _random_indices(lasts - firsts, draws.start)
-    random_ends = _chunk_ends(documents, random_starts, targets - (a_ends - a_starts), lasts)
+    random_ends = chunk_ends(documents, random_starts, targets - (a_ends - a_starts), lasts)
 
     b_starts = _token_offsets(boundaries, tf.where(is_random, random_starts, middles))
     b_ends = _token_offsets(boundaries, tf.where(is_random, random_ends, ends))
@@ -249,7 +249,7 @@ def swap_segments(pairs: Pairs, swap: tf.Tensor) -> Pairs:
     )
 
 
-def _chunk_ends(documents: Documents, starts: tf.Tensor, tokens: tf.Tensor, lasts: tf.Tensor) -> tf.Tensor:
+def chunk_ends(documents: Documents, starts: tf.Tensor, tokens: tf.Tensor, lasts: tf.Tensor) -> tf.Tensor:
     """Returns the sentence at which a chunk of `tokens` ends: at least one sentence long, at most up to `lasts`."""
     enough = tf.searchsorted(documents.boundaries, _token_offsets(documents.boundaries, starts) + tokens)
     return tf.clip_by_value(enough, starts + 1, tf.maximum(lasts, starts + 1))
@@ -308,7 +308,7 @@ def tokens_to_drop(a_length: tf.Tensor, b_length: tf.Tensor, most: int) -> tuple
 
 
 def assemble_pairs(tokens: tf.Tensor, pairs: Pairs, special: SpecialTokens, length: int) -> dict[str, tf.Tensor]:
-    """Assembles [CLS] A [SEP] B [SEP] for every pair.
+    """Assembles [CLS] A [SEP] B [SEP] for every pair, and [CLS] A [SEP] where B is empty.
 
     Args:
       tokens: int32 `[total]`.
@@ -323,7 +323,7 @@ def assemble_pairs(tokens: tf.Tensor, pairs: Pairs, special: SpecialTokens, leng
     a_start, a_length, b_start, b_length, label = (column[:, tf.newaxis] for column in pairs)
     position = tf.range(length)[tf.newaxis]
     first_sep = a_length + 1
-    last_sep = first_sep + b_length + 1
+    last_sep = first_sep + tf.where(b_length > 0, b_length + 1, 0)
     in_b = (position > first_sep) & (position <= last_sep)
     source = tf.where(in_b, b_start + position - first_sep - 1, a_start + position - 1)
     inputs = tf.gather(tokens, tf.clip_by_value(source, 0, tf.size(tokens) - 1))

@@ -96,18 +96,20 @@ MASKED_LM = FeatureSpec(
 `TASK_FEATURE_LENGTHS['targets']` is the maximum number of predictions per row (BERT's `max_predictions_per_seq`).
 """
 
+MASKED_LM_WITH_TYPES = dataclasses.replace(
+    MASKED_LM,
+    features=(*MASKED_LM.features, ModelFeature("token_types", "token_types", "tokens")),
+    aligned_features=(*MASKED_LM.aligned_features, TaskFeature("token_types", aligned_with="inputs")),
+)
+"""Masked LM of two segments, distinguished by `token_types`."""
+
 SENTENCE_PAIRS = FeatureSpec(
     features=(
-        *MASKED_LM.features,
-        ModelFeature("token_types", "token_types", "tokens"),
+        *MASKED_LM_WITH_TYPES.features,
         ModelFeature("next_sentence_label", "next_sentence_label", "tokens"),
     ),
     packable=False,
-    aligned_features=(
-        *MASKED_LM.aligned_features,
-        TaskFeature("token_types", aligned_with="inputs"),
-        TaskFeature("next_sentence_label", length=1),
-    ),
+    aligned_features=(*MASKED_LM_WITH_TYPES.aligned_features, TaskFeature("next_sentence_label", length=1)),
 )
 """Masked LM of two segments, distinguished by `token_types`; the second follows the first (label 0) or not (1)."""
 

@@ -12,6 +12,7 @@ def sample(
     readout: Readout,
     row_keys: Key[Array, " batch"],
     *,
+    positions: Int[Array, "batch length"] | None = None,
     temperature: float = 1.0,
     budget_bytes: int | None = None,
 ) -> Int[Array, "batch length"]:
@@ -22,6 +23,7 @@ def sample(
     Args:
       readout: the logits.
       row_keys: one key per row, such as `objectives.keys.Keys.rows`.
+      positions: number of each position, for its draw; 0, 1, 2 … by default. Equal numbers in a row have equal noise.
       temperature: divisor of the logits.
       budget_bytes: see `chunks.sum_over_positions`.
 
@@ -42,6 +44,7 @@ def sample(
         return jax.vmap(jax.vmap(draw, (None, 0, 0)))(row_keys, positions, logits.astype(jnp.float32))
 
     batch, length = readout.hidden.shape[:2]
-    positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
+    if positions is None:
+        positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
     detached = Readout(jax.lax.stop_gradient(readout.hidden), lambda x: jax.lax.stop_gradient(readout.logits(x)))
     return map_positions(detached, draw_chunk, positions, budget_bytes=budget_bytes)

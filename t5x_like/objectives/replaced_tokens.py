@@ -87,13 +87,13 @@ class ReplacedTokenDetection(Objective):
       generator_layers: number of layers of the generator relative to the model.
       coefficient: factor of the term `replaced_tokens`.
       temperature: divisor of the generator's logits before sampling.
+      token_types: whether both networks read `token_types`, which distinguish the two segments of an example.
 
     Raises:
       UserError: an argument is not positive, the model is not a BERT, or the heads of the generator do not divide the
         size of its hidden states.
     """
 
-    features = specs.MASKED_LM
     draws = True
 
     def __init__(
@@ -103,6 +103,7 @@ class ReplacedTokenDetection(Objective):
         generator_layers: float = 1.0,
         coefficient: float = 50.0,
         temperature: float = 1.0,
+        token_types: bool = True,
     ):
         arguments = {
             "generator_size": generator_size,
@@ -113,6 +114,7 @@ class ReplacedTokenDetection(Objective):
         for name, value in arguments.items():
             if value <= 0:
                 raise UserError(f"{name}={value} of ReplacedTokenDetection is not positive. Give a positive number.")
+        self.features = specs.MASKED_LM_WITH_TYPES if token_types else specs.MASKED_LM
         self.generator_size, self.generator_layers = generator_size, generator_layers
         self.temperature = temperature
         self.coefficients = {masked_lm.NAME: 1.0, NAME: coefficient}
@@ -179,7 +181,9 @@ class ReplacedTokenDetection(Objective):
         generated = params["objective"][GENERATOR](rows, dropout_key=own)
         predicted = self._read_generator(params, generated, rows).predictions[masked_lm.NAME]
         readout = Readout(predicted.hidden, predicted.logits)
-        sampled = position_samples.sample(readout, keys.rows, temperature=self.temperature)
+        # A token that is predicted several times has one sample.
+        at = rows["masked_positions"]
+        sampled = position_samples.sample(readout, keys.rows, positions=at, temperature=self.temperature)
         tokens = place(rows["encoder_input_tokens"], rows, sampled)
         read = {**rows, "encoder_input_tokens": tokens}
         outputs = params["model"](read, dropout_key=keys.dropout, capture=capture, edits=edits)
