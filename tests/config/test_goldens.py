@@ -34,6 +34,11 @@ RUNS = {
         ["models/bert/base.gin", "runs/finetune_classification.gin"],
         [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
+    "finetune_electra": (
+        "train",
+        ["models/electra/base.gin", "runs/finetune_electra.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "finetune_regression": (
         "train",
         ["models/bart/base.gin", "runs/finetune_regression.gin"],
