@@ -1,4 +1,4 @@
-"""`t5x_like convert`: converts weights from and to Hugging Face directories, and from T5X checkpoints."""
+"""`t5x_like convert`: converts weights from and to Hugging Face, and from T5X and TensorFlow checkpoints."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from t5x_like.config.stored import StoredSettings
 from t5x_like.data import tokenizer_files, vocabulary_digest
 from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.errors import UserError
-from t5x_like.interop import generation, json_files, t5x, tokenizer_export, tokenizer_ids
+from t5x_like.interop import generation, json_files, t5x, tensorflow_checkpoints, tokenizer_export, tokenizer_ids
 from t5x_like.models import networks, special_tokens
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import MODEL
@@ -49,7 +49,7 @@ def convert(
     averaged: bool = True,
     allow_nonfinite: bool = False,
 ) -> str:
-    """Converts a Hugging Face directory or a T5X checkpoint to a run directory, or a run to a Hugging Face directory.
+    """Converts weights of other libraries to a run directory, or a run to a Hugging Face directory.
 
     The run directory has one checkpoint at step 0, with the model and the heads of the Hugging Face directory, and a
     config.gin that describes the model and the objective of its head, or else its usual objective. It can be the
@@ -60,11 +60,12 @@ def convert(
     about it and how to load it.
 
     Args:
-      checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a run directory, or one of its
-        checkpoints.
+      checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a TensorFlow checkpoint of
+        BERT, ALBERT or ELECTRA, a run directory, or one of its checkpoints.
       output_path: The directory to write, local or in a bucket.
       model: Configuration of the model. Not needed for a Hugging Face directory, whose config.json describes it.
-        Required for a T5X checkpoint, which does not describe it.
+        Required for a T5X checkpoint, which does not describe it, and for a TensorFlow checkpoint without a file that
+        does.
       checkpoint: Which checkpoint of a run to convert: `latest`, `best` (by its evaluation), or a step.
       network: Name of the network of a run to convert, such as `generator`, with the heads that read it; None for the
         model. Modules that it shares with another network are written with it.
@@ -93,18 +94,20 @@ def convert(
     given = checkpoint_path.rstrip("/")
     (checkpoint_path,) = checkpoint_choice.choose(checkpoint_path, checkpoint)
 
-    # ---- Tensors: from any of the three formats ----------------------------------------------------------------------
+    # ---- Tensors: from any of the formats ----------------------------------------------------------------------
     is_run = False
     if weight_files.is_huggingface(checkpoint_path):
         model, leaves, described = _read_huggingface(checkpoint_path, model, heads)
     elif (index := weight_files.find_t5x(checkpoint_path)) is not None:
         model, leaves, described = _read_t5x(index, checkpoint_path, model)
+    elif (prefix := weight_files.find_tensorflow(checkpoint_path)) is not None:
+        model, leaves, described = _read_tensorflow(prefix, model, heads)
     else:
         is_run, (model, leaves) = True, _read_run(checkpoint_path, model, network, averaged)
         model, leaves = interop.merge_adapters(model, _select(leaves, heads))
         leaves = _exportable(leaves, model)
     if network not in (None, MODEL) and not is_run:
-        raise UserError(f"NETWORK={network!r}: {given} has a model only. Give the directory of a run.")
+        raise UserError(f"NETWORK={network!r}: {given} is not a run. Convert all of it to a run, and give the run.")
     leaves = interop.fold_norms(model, leaves) if fold_norms else leaves
     _check_finite(leaves, checkpoint_path, allow_nonfinite)
 
@@ -130,7 +133,7 @@ def convert(
             model_card.write(output_path, run, model, _counts(leaves))
     else:
         with _removed_on_failure(output_path):
-            _write_run(leaves, described, checkpoint_path, output_path)
+            _write_run(leaves, model, described, checkpoint_path, output_path)
     _report(leaves, checkpoint_path, output_path)
     return output_path
 
@@ -155,6 +158,13 @@ def _read_t5x(index: str, path: str, model: ModelConfig | None) -> tuple[ModelCo
             "--gin_file=models/t5_1_1/base.gin"
         )
     return model, t5x.read(index, model), describe(model)
+
+
+def _read_tensorflow(prefix: str, model: ModelConfig | None, heads: str) -> tuple[ModelConfig, dict[str, Any], str]:
+    """Returns the model of a TensorFlow checkpoint, its tensors, and the configuration of its run."""
+    found = tensorflow_checkpoints.read(prefix, model)
+    objective = found.objective if heads == "all" else None
+    return found.config, _select(found.leaves, heads), describe(found.config, objective=objective)
 
 
 def _read_run(
@@ -312,19 +322,27 @@ def _removed_on_failure(output_path: str) -> Iterator[None]:
         raise
 
 
-def _write_run(leaves: Mapping[str, Any], config: str, source: str, output_path: str) -> None:
+def _write_run(leaves: Mapping[str, Any], model: ModelConfig, config: str, source: str, output_path: str) -> None:
     """Writes a run directory with one checkpoint, of step 0."""
     with contextlib.closing(Checkpoints(paths.join(output_path, run_files.CHECKPOINTS))) as checkpoints:
         arrays = {name: jnp.asarray(leaf) for name, leaf in leaves.items()}
         checkpoints.save(0, {"params": arrays}, about={"converted_from": source})
         checkpoints.wait()
-    names = tokenizer_files.MODEL
-    if tokenizer_files.find(source) is not None:
-        names |= tokenizer_files.TOKENIZER
-    if weight_files.is_huggingface(source):
-        tokenizer_files.write(tokenizer_files.read(source, names), paths.join(output_path, run_files.TOKENIZER))
+    tokenizer_files.write(_source_tokenizer(source, model), paths.join(output_path, run_files.TOKENIZER))
     # config.gin comes last: a directory that has it is complete.
     paths.write_atomic(paths.join(output_path, run_files.CONFIG), config)
+
+
+def _source_tokenizer(source: str, model: ModelConfig) -> dict[str, bytes]:
+    """Returns the files of the tokenizer of weights of another library by name, and those that describe its model."""
+    if weight_files.is_huggingface(source):
+        has_tokenizer = tokenizer_files.find(source) is not None
+        return tokenizer_files.read(
+            source, tokenizer_files.MODEL | (tokenizer_files.TOKENIZER if has_tokenizer else frozenset())
+        )
+    if weight_files.find_t5x(source) is None and (prefix := weight_files.find_tensorflow(source)) is not None:
+        return tensorflow_checkpoints.tokenizer(prefix, model)
+    return {}
 
 
 def _counts(leaves: Mapping[str, Any]) -> dict[str, int]:

@@ -34,8 +34,13 @@ GENERIC = ("t5x_like.train", "t5x_like.training", "t5x_like.optimizers", "t5x_li
 # These packages import TensorFlow at module level. Other modules import them inside functions only.
 TENSORFLOW_PACKAGES = ("t5x_like.data.seqio_feed", "t5x_like.data.cached.writer", "data_tasks")
 TENSORFLOW = {"seqio", "tensorflow", "tensorflow_datasets", "tensorflow_text"}
-# The commands that may use SeqIO (its Evaluator, its task registry), inside functions only.
-SEQIO_COMMANDS = {"t5x_like.eval", "t5x_like.infer", "t5x_like.inspect_task"}
+# Modules that may import SeqIO (its Evaluator, its registry) or TensorFlow (its checkpoint reader) inside functions.
+LAZY_TENSORFLOW = {
+    "t5x_like.eval",
+    "t5x_like.infer",
+    "t5x_like.inspect_task",
+    "t5x_like.interop.tensorflow_checkpoints",
+}
 
 
 class Import(NamedTuple):
@@ -168,7 +173,7 @@ def test_tensorflow_is_imported_lazily():
         heavy = found.imported.split(".")[0] in TENSORFLOW
         if under(found.importer, TENSORFLOW_PACKAGES):
             continue
-        if heavy and not (found.lazy and found.importer in SEQIO_COMMANDS):
+        if heavy and not (found.lazy and found.importer in LAZY_TENSORFLOW):
             wrong.append(f"{found.where}: {found.importer} imports {found.imported}")
         if under(found.imported, TENSORFLOW_PACKAGES) and not found.lazy:
             wrong.append(f"{found.where}: {found.importer} imports {found.imported} at module level")

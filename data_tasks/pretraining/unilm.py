@@ -65,14 +65,10 @@ def mixed_rows(
 def _with_ranks(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     label, in_b, inputs = example["next_sentence_label"], example["token_types"], example["inputs"]
     positions = tf.range(tf.size(inputs))
-    last = tf.reduce_max(tf.where(inputs != 0, positions, 0))
-    single = label >= _LEFT_TO_RIGHT
     types = tf.stack([in_b, in_b, 4 + in_b, tf.fill(tf.shape(in_b), 2), tf.fill(tf.shape(in_b), 3)])
     zeros = tf.zeros_like(positions)
     ranks = tf.stack([zeros, zeros, in_b * positions, positions, tf.size(inputs) - 1 - positions])
     return example | {
-        # A row of one segment ends with its [SEP]; the one of the empty second segment is dropped.
-        "inputs": tf.where(single & (positions == last), 0, inputs),
         "token_types": types[label[0]],
         "ranks": ranks[label[0]],
         "next_sentence_label": tf.where(label <= _RANDOM, label, _UNKNOWN),

@@ -146,6 +146,8 @@ def resolve(arguments: Arguments, run_directory: str | None) -> config.Resolved:
                     f"CHECKPOINT_PATH={checkpoint} is a T5X checkpoint, which does not describe its model. Give the "
                     f"model of the checkpoint, such as {' '.join(f'--gin_file={file}' for file in files)}"
                 )
+            elif isinstance(checkpoint, str) and weight_files.find_tensorflow(checkpoint):
+                hint = f"CHECKPOINT_PATH={weight_files.explain_missing(checkpoint)}"
             raise config.ConfigError(f"{error}\n{hint}") from error
         raise
 

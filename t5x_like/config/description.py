@@ -30,20 +30,25 @@ _OBJECTIVES = {
 }
 
 
-def describe(config: ModelConfig, head: TaskHead | None = None) -> str:
+def describe(
+    config: ModelConfig,
+    head: TaskHead | None = None,
+    objective: tuple[type, Mapping[str, Any]] | None = None,
+) -> str:
     """Writes the configuration of a model as a gin file.
 
     Args:
       config: A dataclass. Fields may be dataclasses too, at most one of each class.
       head: The head of a downstream task, if the model has one.
+      objective: Class and settings of an objective; by default that of the head, or else the usual one of such a model.
 
     Returns:
-      Gin text that sets MODEL, and OBJECTIVE to the head's objective, or else to the usual objective of such a model.
+      Gin text that sets MODEL and OBJECTIVE.
     """
     lines = ["from __gin__ import dynamic_registration", "", describe_model(config)]
     if head is not None:
         return "\n".join([*lines, describe_head(head)])
-    objective, settings = usual_objective(config)
+    objective, settings = objective or usual_objective(config)
     lines += [describe_objective(objective, {name: repr(value) for name, value in settings.items()})]
     return "\n".join(lines)
 

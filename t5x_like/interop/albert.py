@@ -10,11 +10,14 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
-from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, NEXT_SENTENCE, special_tokens
+from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, NEXT_SENTENCE, TENSORFLOW_HEADS, special_tokens
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.albert import AlbertConfig
 from t5x_like.objectives import heads
+from t5x_like.objectives.joint import Joint
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.sentence_order import SentenceOrder
 
 _NAMES = {
     # field of the configuration: key of config.json
@@ -171,6 +174,22 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     )
 
 
+_TENSORFLOW_NAMES = (
+    (r"^albert\.pooler\.", "bert.pooler.dense."),
+    (r"^albert\.", "bert."),
+    (r"albert_layer_groups\.\{i\}\.albert_layers\.0", "transformer.group_{i}.inner_group_0"),
+    (r"\.attention\.(query|key|value)\.", r".attention_1.self.\1."),
+    (r"\.attention\.dense\.", ".attention_1.output.dense."),
+    (r"\.attention\.LayerNorm\.", ".LayerNorm."),
+    (r"\.full_layer_layer_norm\.", ".LayerNorm_1."),
+    (r"\.ffn\.", ".ffn_1.intermediate.dense."),
+    (r"\.ffn_output\.", ".ffn_1.intermediate.output.dense."),
+    (r"^predictions\.(dense|LayerNorm)\.", r"cls.predictions.transform.\1."),
+    (r"^predictions\.", "cls.predictions."),
+    (r"^sop_classifier\.classifier\.", "cls.seq_relationship."),
+    *TENSORFLOW_HEADS,
+)
+
 FAMILY = Family(
     model_types=("albert",),
     config_class=AlbertConfig,
@@ -185,4 +204,11 @@ FAMILY = Family(
         "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
         "predictions.decoder.bias": "predictions.bias",
     },
+    sentencepiece="spiece.model",
+    tensorflow=TensorFlowFormat(
+        marker="bert/encoder/embedding_hidden_mapping_in/kernel",
+        names=_TENSORFLOW_NAMES,
+        objective=lambda config, shapes: (Joint, {"objectives": [MaskedLM(), SentenceOrder()]}),
+        config_file="albert_config.json",
+    ),
 )

@@ -11,10 +11,13 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop import fields, special_token_fields
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.mobilebert import MobileBertConfig
 from t5x_like.objectives import heads
+from t5x_like.objectives.joint import Joint
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.next_sentence import NextSentence
 
 _NAMES = {
     # field of the configuration: key of config.json
@@ -273,6 +276,13 @@ def _model_type(config: BertConfig) -> str:
     return "roberta" if config.position_offset else "bert"
 
 
+# Names of the heads of pretraining in BERT's and ALBERT's released code.
+TENSORFLOW_HEADS = (
+    (r"^cls\.predictions\.bias$", "cls.predictions.output_bias"),
+    (r"^cls\.seq_relationship\.(weight|bias)$", r"cls.seq_relationship.output_\1"),
+    (r"output_weight$", "output_weights"),
+)
+
 FAMILY = Family(
     model_types=("bert", "roberta"),
     config_class=BertConfig,
@@ -286,4 +296,10 @@ FAMILY = Family(
     # Poolers of classes that do not use them.
     ignored=re.compile(r"(bert|roberta)\.(embeddings\.(position_ids|token_type_ids)|pooler\.dense\.(weight|bias))"),
     tied=_tied,
+    tensorflow=TensorFlowFormat(
+        marker="bert/encoder/layer_0/attention/self/query/kernel",
+        names=TENSORFLOW_HEADS,
+        objective=lambda config, shapes: (Joint, {"objectives": [MaskedLM(), NextSentence()]}),
+        config_file="bert_config.json",
+    ),
 )

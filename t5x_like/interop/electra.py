@@ -12,7 +12,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, attention, head_form, special_tokens
 from t5x_like.interop.head_classes import SEQUENCE, TOKENS, question_answering
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.electra import ElectraConfig
 from t5x_like.objectives import heads, replaced_tokens
 
@@ -159,6 +159,15 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     )
 
 
+def _pretraining(config: ElectraConfig, shapes: Mapping[str, tuple[int, ...]]) -> tuple[type, dict[str, Any]]:
+    """Returns the objective of a TensorFlow checkpoint, whose generator has the sizes of its variables, if any."""
+    layer = re.compile(r"generator/encoder/layer_(\d+)/attention/self/query/kernel")
+    found = {int(match[1]): shape for name, shape in shapes.items() if (match := layer.fullmatch(name))}
+    width, depth = (found[max(found)][0], max(found) + 1) if found else (config.embed_dim, config.num_layers)
+    settings = {"generator_size": width / config.embed_dim, "generator_layers": depth / config.num_layers}
+    return replaced_tokens.ReplacedTokenDetection, settings
+
+
 FAMILY = Family(
     model_types=("electra",),
     config_class=ElectraConfig,
@@ -169,4 +178,13 @@ FAMILY = Family(
     prefix="electra.",
     ignored=re.compile(r"electra\.embeddings\.(position_ids|token_type_ids)"),
     tied=lambda config: {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    tensorflow=TensorFlowFormat(
+        marker="electra/encoder/layer_0/attention/self/query/kernel",
+        names=(
+            (r"^generator_lm_head\.bias$", "generator_predictions.output_bias"),
+            (r"^discriminator_predictions\.dense_prediction\.", "discriminator_predictions.dense_1."),
+        ),
+        objective=_pretraining,
+        has_networks=True,
+    ),
 )

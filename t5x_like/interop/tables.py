@@ -127,6 +127,26 @@ class HeadClass:
 
 
 @dataclasses.dataclass(frozen=True)
+class TensorFlowFormat:
+    """How the released TensorFlow code of a family stores a model; see `tensorflow_checkpoints`.
+
+    Attributes:
+      marker: name of a variable that no other family has.
+      names: (regex, replacement) pairs that turn Hugging Face names into names of variables with dots.
+      objective: returns the class and the settings of the objective of pretraining, given the configuration and the
+        shapes of all variables.
+      config_file: name of the file with the sizes; None if published checkpoints have none.
+      has_networks: whether the objective has networks beside the model.
+    """
+
+    marker: str
+    names: tuple[tuple[str, str], ...]
+    objective: Callable[[Any, Mapping[str, tuple[int, ...]]], tuple[type, dict[str, Any]]]
+    config_file: str | None = None
+    has_networks: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Family:
     """Describes how transformers stores a family.
 
@@ -151,6 +171,7 @@ class Family:
       default_tokens: special token ids that transformers uses if config.json has none, by key.
       fold_norms: folds affine norms of a model into its projections, given the configuration and the parameters by
         stored name; None if no model of the family has such norms.
+      tensorflow: format of the checkpoints of the released TensorFlow code; None if they are not read.
     """
 
     model_types: tuple[str, ...]
@@ -169,6 +190,7 @@ class Family:
     sentencepiece: str | None = None
     default_tokens: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fold_norms: Callable[[Any, Mapping[str, Any]], dict[str, Any]] | None = None
+    tensorflow: TensorFlowFormat | None = None
 
 
 def read(

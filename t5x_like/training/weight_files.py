@@ -7,7 +7,8 @@ from t5x_like import paths
 from t5x_like.errors import UserError
 
 # Formats of weights that are not supported. The first four are pickles, which can execute code when they are read.
-_OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".index", ".npz", ".gguf")
+_OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".npz", ".gguf")
+_TENSORFLOW_INDEX = ".index"
 # The name of a model on the Hugging Face Hub, with or without its owner.
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -47,6 +48,35 @@ def find_t5x(path: str) -> str | None:
     return None
 
 
+def find_tensorflow(path: str) -> str | None:
+    """Finds a TensorFlow checkpoint.
+
+    Args:
+      path: a directory with one checkpoint, or the path of its files without `.index`.
+
+    Returns:
+      The path of the files without `.index`, or None.
+
+    Raises:
+      UserError: the directory has several checkpoints.
+    """
+    path = path.rstrip("/")
+    if paths.is_file(f"{path}{_TENSORFLOW_INDEX}"):
+        return path
+    found = sorted(name for name in paths.listdir(path) if name.endswith(_TENSORFLOW_INDEX))
+    if len(found) > 1:
+        raise UserError(
+            f"{path}: has {len(found)} TensorFlow checkpoints. Give one of them, such as "
+            f"{path}/{found[-1].removesuffix(_TENSORFLOW_INDEX)}"
+        )
+    return paths.join(path, found[0].removesuffix(_TENSORFLOW_INDEX)) if found else None
+
+
+def is_of_other_library(path: str) -> bool:
+    """Returns whether `path` has the weights of another library rather than of a run."""
+    return is_huggingface(path) or find_t5x(path) is not None or find_tensorflow(path) is not None
+
+
 def not_found(setting: str, path: str, wanted: str) -> UserError:
     """Returns the error for weights that do not exist. Their path may be the name of a model on the Hugging Face Hub.
 
@@ -66,6 +96,11 @@ def not_found(setting: str, path: str, wanted: str) -> UserError:
 
 def explain_missing(path: str) -> str:
     """Explains why `path`, which is not a run, Hugging Face directory or T5X checkpoint, has no readable weights."""
+    if find_tensorflow(path) is not None:
+        return (
+            f"{path}: is a TensorFlow checkpoint, which only convert reads. Run `t5x_like convert --input={path} "
+            "--output=RUN`, and give RUN"
+        )
     names = sorted(paths.listdir(path)) if paths.exists(path) else []
     others = [name for name in names if name.endswith(_OTHER_FORMATS)]
     if others:

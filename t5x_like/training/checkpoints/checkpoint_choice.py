@@ -55,7 +55,7 @@ def choose(
     allowed = (LATEST, BEST, ALL) if several else (LATEST, BEST)
     if not isinstance(checkpoint, int) and not str(checkpoint).isdigit() and checkpoint not in allowed:
         raise UserError(f"{setting}={checkpoint!r} is unknown. Give {', '.join(allowed)}, or a step.")
-    is_run = not (weight_files.is_huggingface(path) or weight_files.find_t5x(path))
+    is_run = not weight_files.is_of_other_library(path)
     directory, name = _split(path) if is_run else (path, None)
     if not is_run or name is not None:
         if checkpoint != LATEST:
@@ -101,7 +101,7 @@ def check_is_run(path: str, checkpoint: str | int) -> None:
     Raises:
       UserError: `path` is one checkpoint of a run, a Hugging Face directory, or a T5X checkpoint.
     """
-    if weight_files.is_huggingface(path) or weight_files.find_t5x(path):
+    if weight_files.is_of_other_library(path):
         kind = "is not a run directory"
     elif _split(path)[1] is not None:
         kind = "is a single checkpoint"
@@ -121,7 +121,7 @@ def find_step(path: str) -> int | None:
 
     A run directory stands for its latest checkpoint; None if it has no checkpoint.
     """
-    if weight_files.is_huggingface(path) or weight_files.find_t5x(path):
+    if weight_files.is_of_other_library(path):
         return None
     directory, step = locate(path)
     if step is not None:

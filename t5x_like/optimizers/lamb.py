@@ -1,0 +1,41 @@
+"""LAMB (You et al. 2020, arXiv:1904.00962) as in ALBERT's released code, composed from optax's transformations."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from t5x_like.optimizers.from_optax import matrices
+
+
+def albert_lamb(
+    *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6, weight_decay: float = 0.01
+) -> optax.GradientTransformation:
+    """Returns the LAMB that ALBERT was trained with, for `from_optax`.
+
+    The moments m and v have no bias correction, u = m / (sqrt(v) + eps). The update of a matrix w is `-(|w| / |d|) d`
+    with d = u + weight_decay * w; the ratio is 1 if a norm is 0. The update of a vector (norms, biases) is `-u`.
+
+    Args:
+      b1: Decay rate of the first moment.
+      b2: Decay rate of the second moment.
+      eps: Added to the root of the second moment.
+      weight_decay: The weight decay, a part of the norm of the update.
+    """
+    scaled = optax.chain(optax.add_decayed_weights(weight_decay), optax.scale_by_trust_ratio())
+    return optax.chain(_scale_by_raw_moments(b1, b2, eps), optax.masked(scaled, matrices), optax.scale(-1.0))
+
+
+def _scale_by_raw_moments(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """Returns Adam's direction without bias correction, which `optax.scale_by_adam` always does."""
+
+    def init(params):
+        zeros = optax.tree.zeros_like(params)
+        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros, zeros)
+
+    def update(updates, state, params=None):
+        mu = optax.tree.update_moment(updates, state.mu, b1, 1)
+        nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
+        directions = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
+        return directions, optax.ScaleByAdamState(state.count + 1, mu, nu)
+
+    return optax.GradientTransformation(init, update)
