@@ -125,7 +125,7 @@ def test_unknown_networks_raise_with_the_networks_of_the_run(run, tmp_path):
         with pytest.raises(UserError, match=message):
             read()
     exported = convert(checkpoint_path=path, output_path=str(tmp_path / "exported"), model=CONFIG)
-    with pytest.raises(UserError, match="exported has a model only. Give the directory of a run"):
+    with pytest.raises(UserError, match="exported is not a run. Convert all of it to a run, and give the run"):
         convert(checkpoint_path=exported, output_path=str(tmp_path / "run"), network=GENERATOR)
     with pytest.raises(UserError, match="TEACHER_NETWORK='generator': .*exported has a model only"):
         open_teacher(Teacher(exported, network=GENERATOR))

@@ -64,13 +64,13 @@ def mixed_rows(
 
 def _with_ranks(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     label, in_b, inputs = example["next_sentence_label"], example["token_types"], example["inputs"]
-    positions = tf.range(tf.size(inputs))
+    positions, real = tf.range(tf.size(inputs)), tf.cast(inputs != 0, tf.int32)
     types = tf.stack([in_b, in_b, 4 + in_b, tf.fill(tf.shape(in_b), 2), tf.fill(tf.shape(in_b), 3)])
     zeros = tf.zeros_like(positions)
     ranks = tf.stack([zeros, zeros, in_b * positions, positions, tf.size(inputs) - 1 - positions])
     return example | {
-        "token_types": types[label[0]],
-        "ranks": ranks[label[0]],
+        "token_types": types[label[0]] * real,
+        "ranks": ranks[label[0]] * real,
         "next_sentence_label": tf.where(label <= _RANDOM, label, _UNKNOWN),
     }
 
