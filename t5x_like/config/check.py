@@ -119,7 +119,8 @@ def _user_of(macro, statements, reached, inputs):
         for parameter, setting in settings.items():
             if Macro(macro) in references_in(setting.value):
                 return f": only {name}.{parameter} ({setting.where}) uses it, which is not part of this run"
-    return nearest(macro, [*reached.macros, *inputs]) or shipped_users(macro)
+    # A name that shipped files use is not misspelled.
+    return shipped_users(macro) or nearest(macro, [*reached.macros, *inputs])
 
 
 def _text_for_references(reached):
