@@ -158,7 +158,7 @@ def test_metrics_of_a_task_are_known_before_an_evaluation(monkeypatch):
 def test_all_checkpoints_are_evaluated_once_per_setting(letters_run, tmp_path, monkeypatch, caplog):
     loaded = []
     original = warm_start.load
-    monkeypatch.setattr(warm_start, "load", lambda path, *args: loaded.append(path) or original(path, *args))
+    monkeypatch.setattr(warm_start, "load", lambda source, *args: loaded.append(source.path) or original(source, *args))
 
     def run(which, steps=1):
         return call(

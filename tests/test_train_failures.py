@@ -173,7 +173,7 @@ class Renaming(Copying):
     directory: pathlib.Path | None = None
 
     def __next__(self):
-        if self.drawn == 4:
+        if self.batches_read == 4:
             self.directory.rename(self.directory.with_name("renamed"))
         return super().__next__()
 

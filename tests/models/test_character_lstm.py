@@ -12,7 +12,7 @@ from t5x_like.models.character_lstm import CHARACTERS, CharacterLSTMConfig
 from t5x_like.models.lstm import LSTMConfig
 from t5x_like.objectives.character_lm import CharacterLM
 from t5x_like.objectives.recurrent_lm import RecurrentLM
-from t5x_like.planning.tracing import jaxpr_flops
+from t5x_like.training.flops import jaxpr_flops
 from t5x_like.training.program import check_inputs
 
 SMALL = CharacterLSTMConfig(vocab_size=23, embed_dim=6, embedding_dim=5, filters=[(1, 4), (3, 7)], character_dim=3)
