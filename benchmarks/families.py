@@ -42,7 +42,7 @@ def page_of(directory: str, config: Any) -> str:
     if directory in pages():
         return directory
     module = type(config).__module__.rpartition(".")[2]
-    return max((name for name in pages() if module == name or module.startswith(f"{name}_")), key=len)
+    return max((name for name in pages() if name in module.split("_")), key=len)
 
 
 def sizes() -> dict[str, list[tuple[str, int]]]:
