@@ -94,7 +94,7 @@ def convert(
     given = checkpoint_path.rstrip("/")
     (checkpoint_path,) = checkpoint_choice.choose(checkpoint_path, checkpoint)
 
-    # ---- Tensors: from any of the formats ----------------------------------------------------------------------
+    # ---- Tensors: from any of the formats ----------------------------------------------------------------------------
     is_run = False
     if weight_files.is_huggingface(checkpoint_path):
         model, leaves, described = _read_huggingface(checkpoint_path, model, heads)

@@ -7,13 +7,14 @@ name -> `Family`, and `PARAMETERS`, model file -> published number of parameters
 import dataclasses
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from family_case import VOCABULARY, Family
 from numerics import assert_close
 
@@ -77,6 +78,12 @@ def hidden(model, batch):
     return model(batch).hidden
 
 
+@jax.jit
+def logits(model, batch):
+    """Returns the logits of all positions, `[batch length vocab]`."""
+    return model.unembed(model(batch).hidden)
+
+
 def loss(model, batch, key=None):
     """Returns the summed cross-entropy, with z-loss, of predicting the input tokens of the last stack."""
     targets = batch.get("decoder_input_tokens", batch.get("encoder_input_tokens"))
@@ -107,3 +114,8 @@ def _join_key_biases(tensors: Mapping[str, Any]) -> dict[str, Any]:
             kernel = f"{name.removesuffix('bias')}kernel"
             joined[kernel] = np.append(tensors[kernel], joined.pop(name))
     return joined
+
+
+def parametrize_families(condition: Callable[[Family], bool]) -> pytest.MarkDecorator:
+    """Parametrizes a test over the families for which a condition holds."""
+    return pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if condition(family)])

@@ -46,8 +46,6 @@ def in_compute_dtype(model: M, kinds: Collection[str]) -> M:
     Returns:
       The model.
     """
-    if not any(name.rpartition("/")[2] in kinds for name in parameters.named_leaves(model)):
-        return model
     return cast_kinds(model, kinds, model.config.compute_dtype)
 
 

@@ -20,15 +20,10 @@ class UnifiedLM(MaskedLM):
     """
 
     features = dataclasses.replace(
-        specs.MASKED_LM,
-        features=(
-            *specs.MASKED_LM.features,
-            ModelFeature("token_types", "token_types", "tokens"),
-            ModelFeature("encoder_ranks", "ranks", "tokens"),
-        ),
+        specs.MASKED_LM_WITH_TYPES,
+        features=(*specs.MASKED_LM_WITH_TYPES.features, ModelFeature("encoder_ranks", "ranks", "tokens")),
         aligned_features=(
-            *specs.MASKED_LM.aligned_features,
-            TaskFeature("token_types", aligned_with="inputs"),
+            *specs.MASKED_LM_WITH_TYPES.aligned_features,
             TaskFeature("ranks", aligned_with="inputs"),
         ),
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,7 @@ class PrefixTable:
     """Logits that depend on the example and the prefix."""
 
     logits: np.ndarray
+    config = types.SimpleNamespace(compute_dtype="float32")
 
     def encode(self, batch):
         return batch["encoder_input_tokens"][:, 0]

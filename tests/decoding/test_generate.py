@@ -1,6 +1,7 @@
 """Greedy generation and left padding, with models whose outputs are known."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,8 @@ def greedy(model, batch, max_length, bos_id=0, eos_ids=(1,)):
 @dataclasses.dataclass
 class CountDown:
     """Generates the first input token and counts down to EOS (id 1). The cache counts the calls."""
+
+    config = types.SimpleNamespace(compute_dtype="float32")
 
     def encode(self, batch):
         return batch["encoder_input_tokens"][:, 0]
@@ -76,6 +79,7 @@ class RunningSum:
     """Generates the sum of all tokens so far modulo 12. The cache holds the tokens."""
 
     max_length: int = 100
+    compute_dtype = "float32"
 
     @property
     def config(self):
