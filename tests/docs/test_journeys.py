@@ -14,7 +14,15 @@ pytestmark = pytest.mark.full
 
 PAGES = ("laptop", "weights", "new_task")
 # Commands that need a bucket or published weights. `tests/cli/test_commands.py` resolves these.
-ELSEWHERE = ("gs://", "t5-small", "bert-base-uncased", "HF_PATH=gpt2", "checkpoint_1000000")
+ELSEWHERE = (
+    "gs://",
+    "t5-small",
+    "bert-base-uncased",
+    "HF_PATH=gpt2",
+    "checkpoint_1000000",
+    "uncased_L-12",
+    "electra_small",
+)
 
 
 def commands(page):
