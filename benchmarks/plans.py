@@ -52,6 +52,12 @@ def _llama(name, file, length, rows, topology, measured=None):
     return Model(f"{name}, {length:,}", files, rows, ((topology, 1),), flags, known)
 
 
+def _encoder(name, model, recipe, targets):
+    files = (f"models/{model}.gin", f"runs/{recipe}.gin")
+    lengths = f"--gin.TASK_FEATURE_LENGTHS={{'inputs': 512, 'targets': {targets}}}"
+    return Model(name, files, 256, (("v5e:4x4", 1), ("v5p:2x2x4", 1)), (lengths,))
+
+
 # Title of a table -> its models.
 TABLES = {
     "BERT large, GPT-2 XL, T5 1.1 and Llama 3.1 8B": (
@@ -74,6 +80,13 @@ TABLES = {
         _t5("xxl", 2048, ("v4:4x4x8", 1), ("v5e:16x16", 1), ("v5p:8x8x8", 1), ("v6e:8x8", 2)),
         _llama("Llama 3.1 8B", "llama3_1/8b", 4096, 128, "v5p:4x4x4"),
         _llama("Llama 3.1 8B", "llama3_1/8b", 8192, 256, "v5e:16x16"),
+    ),
+    "Encoders": (
+        _encoder("ELECTRA large", ("models/electra/large.gin", "runs/electra.gin"), "{'inputs': 512, 'targets': 130}"),
+        _encoder("ALBERT xxlarge", ("models/albert/xxlarge.gin", "runs/albert.gin"), "{'inputs': 512, 'targets': 20}"),
+        _encoder(
+            "SpanBERT large", ("models/spanbert/large.gin", "runs/spanbert.gin"), "{'inputs': 512, 'targets': 77}"
+        ),
     ),
     "Distillation and MobileBERT": (
         Model(

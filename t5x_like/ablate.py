@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import config, metrics, parameters, paths
+from t5x_like import config, metrics, parameters, paths, train
 from t5x_like.cli import derivations
 from t5x_like.cli.commands import COMMANDS
 from t5x_like.errors import RunStopped, UserError
@@ -24,7 +24,7 @@ from t5x_like.training.runs import run_directory
 Grid = Mapping[str, Mapping[str, str | Sequence[str]]]
 
 _GRID = "{'small': {'T5 1.1': ['models/t5_1_1/small.gin', 'runs/pretrain.gin']}}"  # an example, for messages
-TABLE, PLOT, RESULTS = "table.md", "curves.png", "results.json"
+TABLE, PLOT, SCORES, RESULTS = "table.md", "curves.png", "scores.png", "results.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,19 +35,28 @@ class Cell:
       row: Name of its row.
       column: Name of its column.
       seed: Seed of the run; None for the one of its gin files.
+      metric: Name of the compared metric.
       parameters: Number of parameters, heads included.
       curve: (step, value) pairs of the compared metric on the evaluation data.
       values: All metrics of the last evaluation.
       seconds_per_step: Seconds per step in the last logged interval.
+      flops: Floating-point operations of the model in the whole run.
     """
 
     row: str
     column: str
     seed: int | None
+    metric: str
     parameters: int
     curve: tuple[tuple[int, float], ...]
     values: Mapping[str, float]
     seconds_per_step: float
+    flops: float
+
+    @property
+    def value(self) -> float:
+        """The compared metric at the end of the run."""
+        return self.values[self.metric]
 
 
 def ablate(
@@ -57,12 +66,15 @@ def ablate(
     gin_files: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
     seeds: Sequence[int] | None = None,
-    metric: str = "loss",
+    initial_column: str | None = None,
+    metric: str | Mapping[str, str] = "loss",
     title: str = "Ablation",
 ) -> list[Cell]:
-    """Trains every cell of a grid, once per seed, evaluates it, and writes `table.md`, `curves.png` and `results.json`.
+    """Trains every cell of a grid, once per seed, evaluates it, and writes a table, plots and `results.json`.
 
-    Called again, it resumes an interrupted cell and reads the results of finished cells.
+    The files are `table.md`, `curves.png`, and with `initial_column` also `scores.png`: the other columns over the
+    floating-point operations of the initial one. They are written after each cell. Called again, it resumes an
+    interrupted cell and reads the results of finished cells.
 
     Args:
       grid: Row -> column -> gin file, or files, of a training run, as for `t5x_like train --gin_file`. An entry with
@@ -72,19 +84,30 @@ def ablate(
       settings: Macros for the cells that use them, such as `{"TRAIN_STEPS": 1000}`. They override all files.
       seeds: Seeds (macro SEED) to train each cell with. The table then has the mean and the standard deviation over
         the seeds. Default: one run per cell, with the seed of its gin files.
-      metric: The evaluation metric to compare and plot.
+      initial_column: A column, such as pretraining, from whose run the other cells of its row start (macro
+        INITIAL_CHECKPOINT_PATH). It is trained first, with the first seed alone.
+      metric: The evaluation metric to compare and plot, or column -> metric.
       title: Title of the table.
 
     Returns:
       The runs, row by row.
 
     Raises:
-      UserError: The grid is empty, no cell uses a setting, or a run has no evaluation with this metric.
+      UserError: The grid is empty, no cell uses a setting, no row has the initial column or a column of `metric`, or a
+        run has no evaluation with its metric.
       ConfigError: The configuration of a cell is invalid. No cell has been trained.
       RunStopped: A signal stopped the run of a cell.
     """
-    cells = []
-    runs = resolve_cells(grid=grid, output_dir=output_dir, gin_files=gin_files, settings=settings, seeds=seeds)
+    cells: list[Cell] = []
+    runs = resolve_cells(
+        grid=grid,
+        output_dir=output_dir,
+        gin_files=gin_files,
+        settings=settings,
+        seeds=seeds,
+        initial_column=initial_column,
+    )
+    metrics_of = _metrics(metric, {column for _, column, *_ in runs})
     for number, (row, column, seed, directory, run) in enumerate(runs, 1):
         logging.info("%d/%d: %s, %s%s", number, len(runs), row, column, "" if seed is None else f", seed {seed}")
         result = run.configured()(run_config=run_directory.RunConfig(run.text))
@@ -93,10 +116,10 @@ def ablate(
                 f"stopped by {result.stopped_by} in {row}, {column}. The same command resumes from step {result.step}.",
                 result.stopped_by,
             )
-        cells.append(_read(row, column, seed, directory, parameters.count(result.params), metric))
+        cells.append(_read(row, column, seed, directory, result, metrics_of[column]))
         jax.clear_caches()  # the next cell does not use these programs
-    with paths.explain_storage_errors("OUTPUT_DIR", output_dir):
-        _write(cells, output_dir, metric, title)
+        with paths.explain_storage_errors("OUTPUT_DIR", output_dir):
+            _write(cells, output_dir, initial_column, title)
     return cells
 
 
@@ -107,16 +130,17 @@ def resolve_cells(
     gin_files: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
     seeds: Sequence[int] | None = None,
+    initial_column: str | None = None,
 ) -> list[tuple[str, str, int | None, str, config.Resolved]]:
     """Resolves the configurations of all cells, so that an error in any of them is found before training.
 
     The arguments are described at `ablate`.
 
     Returns:
-      Row, column, seed, MODEL_DIR and configuration of each run.
+      Row, column, seed, MODEL_DIR and configuration of each run, in the order of training.
 
     Raises:
-      UserError: The grid is empty, or no cell uses a setting.
+      UserError: The grid is empty, no row has the initial column, or no cell uses a setting.
       ConfigError: The configuration of a cell is invalid.
     """
     if not isinstance(grid, Mapping) or not all(isinstance(columns, Mapping) for columns in grid.values()):
@@ -124,13 +148,27 @@ def resolve_cells(
     cells = [(row, column, files) for row, columns in grid.items() for column, files in columns.items()]
     if not cells:
         raise UserError(f"GRID={dict(grid)!r}: the grid is empty. Give row -> column -> gin files, such as {_GRID}.")
+    names = list(dict.fromkeys(column for _, column, _ in cells))
+    if initial_column is not None and initial_column not in names:
+        raise UserError(f"INITIAL_COLUMN={initial_column!r}: not a column of the grid ({', '.join(names)}).")
+    seeds = (None,) if seeds is None else tuple(seeds)
+
+    def directory(row, column, seed):
+        name = f"{_slug(row)}-{_slug(column)}"
+        return paths.join(output_dir, name if seed is None else f"{name}-seed_{seed}")
+
     runs = []
-    for row, column, entries in cells:
-        name, entries = f"{_slug(row)}-{_slug(column)}", [entries] if isinstance(entries, str) else list(entries)
-        for seed in (None,) if seeds is None else seeds:
-            directory = paths.join(output_dir, name if seed is None else f"{name}-seed_{seed}")
-            bindings = {"MODEL_DIR": repr(directory)} | ({} if seed is None else {"SEED": repr(seed)})
-            runs.append((row, column, seed, directory, _resolve(entries, bindings, gin_files, settings or {})))
+    for row, columns in grid.items():
+        for column in sorted(columns, key=lambda column: column != initial_column):
+            entries = [columns[column]] if isinstance(columns[column], str) else list(columns[column])
+            for seed in seeds[:1] if column == initial_column else seeds:
+                bindings = {"MODEL_DIR": repr(directory(row, column, seed))}
+                if seed is not None:
+                    bindings["SEED"] = repr(seed)
+                if initial_column in columns and column != initial_column:
+                    bindings["INITIAL_CHECKPOINT_PATH"] = repr(directory(row, initial_column, seeds[0]))
+                run = _resolve(entries, bindings, gin_files, settings or {})
+                runs.append((row, column, seed, directory(row, column, seed), run))
     if unused := sorted(frozenset.intersection(*(run.unused_common for *_, run in runs))):
         near = difflib.get_close_matches(unused[0], sorted({name for *_, run in runs for name in run.macros}), n=1)
         hint = f"Did you mean {near[0]}?" if near else "Remove it, or give a gin file that uses it."
@@ -138,46 +176,62 @@ def resolve_cells(
     return runs
 
 
-def table(cells: Sequence[Cell], metric: str = "loss", title: str = "Ablation") -> str:
+def table(cells: Sequence[Cell], initial_column: str | None = None, title: str = "Ablation") -> str:
     """Formats the cells as a Markdown table with one line per row of the grid and the best value per column in bold.
 
     Runs with several seeds are given as mean ± sample standard deviation. Rows of different numbers of steps are
-    followed by their numbers of steps.
+    followed by their numbers of steps. With an initial column, the numbers of parameters are those of its runs, and
+    the time of a step is added; values of this column are not compared, because rows may have different losses.
     """
     columns, grid = _grid(cells)
-    means = {key: statistics.mean(cell.values[metric] for cell in runs) for key, runs in grid.items()}
-    choose = max if larger_is_better(metric) else min
+    means = {key: statistics.mean(cell.value for cell in runs) for key, runs in grid.items()}
+    metric_of = {cell.column: cell.metric for cell in cells}
     seeds = len({cell.seed for cell in cells})
     over_seeds = f", mean ± standard deviation of {seeds} seeds" if seeds > 1 else ""
     rows = list(dict.fromkeys(cell.row for cell in cells))
     steps = {row: " / ".join(dict.fromkeys(f"{c.curve[-1][0]:,}" for c in cells if c.row == row)) for row in rows}
     same = len(set(steps.values())) == 1
     after = f"after {steps[rows[0]]} steps" if same else "at the end of training"
+    one_metric = len(set(metric_of.values())) == 1
+    heads = [
+        "parameters",
+        *(name if one_metric else f"{name}, {metric_of[name].rsplit('/', 1)[-1]}" for name in columns),
+    ]
+    if initial_column is not None:
+        heads.append(f"{initial_column}, ms/step")
     lines = [
         f"## {title}",
         "",
-        f"Held-out {metric} {after}{over_seeds}; the best value of each column is bold.",
+        f"Held-out {cells[0].metric if one_metric else 'metrics'} {after}{over_seeds}; "
+        "the best value of each column is bold.",
         "",
-        "| | parameters | " + " | ".join(columns) + " |",
-        "|---|---|" + "---|" * len(columns),
+        "| | " + " | ".join(heads) + " |",
+        "|---" * (len(heads) + 1) + "|",
     ]
 
     def shown(row, column):
         if (row, column) not in grid:
             return ""
-        values = [cell.values[metric] for cell in grid[row, column]]
+        values = [cell.value for cell in grid[row, column]]
         text = f"{means[row, column]:.3f}" + (f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else "")
         of_column = [mean for (_, name), mean in means.items() if name == column]
-        return f"**{text}**" if len(of_column) > 1 and means[row, column] == choose(of_column) else text
+        if column == initial_column or len(of_column) == 1:
+            return text
+        best = max(of_column) if larger_is_better(metric_of[column]) else min(of_column)
+        return f"**{text}**" if means[row, column] == best else text
 
     for row in rows:
-        numbers = " / ".join(dict.fromkeys(f"{cell.parameters:,}" for cell in cells if cell.row == row))
-        name = row if same else f"{row}, {steps[row]} steps"
-        lines.append(f"| {name} | {numbers} | " + " | ".join(shown(row, column) for column in columns) + " |")
+        counted = grid.get((row, initial_column)) or [cell for cell in cells if cell.row == row]
+        numbers = " / ".join(dict.fromkeys(f"{cell.parameters:,}" for cell in counted))
+        values = [numbers, *(shown(row, column) for column in columns)]
+        if initial_column is not None:
+            initial = grid.get((row, initial_column))
+            values.append(f"{1000 * initial[0].seconds_per_step:.0f}" if initial else "")
+        lines.append(f"| {row if same else f'{row}, {steps[row]} steps'} | " + " | ".join(values) + " |")
     return "\n".join(lines) + "\n"
 
 
-def plot(cells: Sequence[Cell], path: str, metric: str = "loss", title: str = "Ablation") -> None:
+def plot(cells: Sequence[Cell], path: str, title: str = "Ablation") -> None:
     """Draws the curves of all cells, their means over seeds, as a PNG image.
 
     It has one column of panels per column of the grid: the metric over steps, and below it over the seconds that these
@@ -196,12 +250,42 @@ def plot(cells: Sequence[Cell], path: str, metric: str = "loss", title: str = "A
         index = columns.index(column)
         over_steps[index].plot(steps, means, marker=".", label=row)
         over_seconds[index].plot([step * seconds_per_step for step in steps], means, marker=".", label=row)
-    for index, column in enumerate(columns):
-        over_steps[index].set(title=column, xlabel="step", ylabel=f"held-out {metric}")
-        over_seconds[index].set(xlabel="seconds of training", ylabel=f"held-out {metric}")
-        for panel in (over_steps[index], over_seconds[index]):
-            panel.grid(alpha=0.3)
-            panel.legend()
+        over_steps[index].set(title=column, xlabel="step", ylabel=f"held-out {runs[0].metric}")
+        over_seconds[index].set(xlabel="seconds of training", ylabel=f"held-out {runs[0].metric}")
+    for panel in figure.axes:
+        panel.grid(alpha=0.3)
+        panel.legend()
+    _save(figure, path, title)
+
+
+def plot_scores(cells: Sequence[Cell], initial_column: str, path: str, title: str = "Ablation") -> None:
+    """Draws the values of the other columns over the FLOPs of the initial column, a point per row, as a PNG image.
+
+    A bar has the standard deviation over seeds above and below the mean. A row without the initial column is a line.
+    """
+    from matplotlib.figure import Figure
+
+    columns, grid = _grid(cells)
+    columns = [column for column in columns if column != initial_column]
+    figure = Figure(figsize=(5.5 * max(len(columns), 1), 4))
+    for column, panel in zip(columns, figure.subplots(1, max(len(columns), 1), squeeze=False)[0], strict=False):
+        for (row, name), runs in grid.items():
+            if name != column:
+                continue
+            values = [cell.value for cell in runs]
+            mean, deviation = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+            initial = grid.get((row, initial_column))
+            if initial is None:
+                panel.axhline(mean, linestyle="--", color="gray", label=row)
+            else:
+                panel.errorbar([initial[0].flops], [mean], yerr=[deviation], marker="o", capsize=3, label=row)
+            panel.set(title=column, ylabel=f"held-out {runs[0].metric}", xlabel=f"FLOPs of {initial_column}")
+        panel.grid(alpha=0.3)
+        panel.legend()
+    _save(figure, path, title)
+
+
+def _save(figure, path, title):
     figure.suptitle(title)
     figure.tight_layout()
     image = io.BytesIO()
@@ -217,6 +301,18 @@ def _grid(cells: Sequence[Cell]) -> tuple[list[str], dict[tuple[str, str], list[
     return list(dict.fromkeys(cell.column for cell in cells)), grid
 
 
+def _metrics(metric: str | Mapping[str, str], columns: set[str]) -> dict[str, str]:
+    """Returns column -> metric."""
+    if isinstance(metric, str):
+        return dict.fromkeys(columns, metric)
+    if unknown := sorted(set(metric) ^ columns):
+        raise UserError(
+            f"METRIC={dict(metric)!r}: not a metric per column of the grid ({', '.join(sorted(columns))}); "
+            f"see {', '.join(unknown)}."
+        )
+    return dict(metric)
+
+
 def _resolve(entries, bindings, gin_files, settings):
     return config.load(
         "t5x_like.train.train",
@@ -229,7 +325,7 @@ def _resolve(entries, bindings, gin_files, settings):
     )
 
 
-def _read(row: str, column: str, seed: int | None, directory: str, count: int, metric: str) -> Cell:
+def _read(row: str, column: str, seed: int | None, directory: str, result: train.TrainResult, metric: str) -> Cell:
     rows = metrics.read_metrics(directory)
     evaluations = sorted((r for r in rows if r["split"] == "validation"), key=lambda r: r["step"])
     if not evaluations or metric not in evaluations[-1]:
@@ -242,22 +338,26 @@ def _read(row: str, column: str, seed: int | None, directory: str, count: int, m
         row=row,
         column=column,
         seed=seed,
-        parameters=count,
+        metric=metric,
+        parameters=parameters.count(result.params),
         curve=tuple((r["step"], r[metric]) for r in evaluations),
         values={name: value for name, value in evaluations[-1].items() if name not in ("step", "split")},
         seconds_per_step=trained["seconds_per_step"],
+        flops=result.flops_per_step * result.step,
     )
 
 
-def _write(cells, output_dir, metric, title):
+def _write(cells, output_dir, initial_column, title):
     if jax.process_index():
         return
-    text = table(cells, metric, title)
+    text = table(cells, initial_column, title)
     paths.write_atomic(paths.join(output_dir, TABLE), text)
     described = [dataclasses.asdict(cell) for cell in cells]
     paths.write_atomic(paths.join(output_dir, RESULTS), json.dumps(described, indent=2) + "\n")
     logging.info("%s\n%s", paths.join(output_dir, TABLE), text)
-    plot(cells, paths.join(output_dir, PLOT), metric, title)
+    plot(cells, paths.join(output_dir, PLOT), title)
+    if initial_column is not None:
+        plot_scores(cells, initial_column, paths.join(output_dir, SCORES), title)
 
 
 def _slug(name: str) -> str:

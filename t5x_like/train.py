@@ -54,6 +54,7 @@ class TrainResult:
         are several; empty without one.
       best_step: The step of the best checkpoint by the checkpointer's `best_metric`, or None if no checkpoint was
         saved with an evaluation.
+      flops_per_step: Floating-point operations of the model in a training step; see `training.flops.of_step`.
     """
 
     model_dir: str
@@ -62,6 +63,7 @@ class TrainResult:
     stopped_by: str | None
     evaluation: dict[str, float]
     best_step: int | None = None
+    flops_per_step: float | None = None
 
 
 @console_log.enabled()
@@ -193,7 +195,7 @@ def train(
             logging.info("%s", run_directory.describe_end(model_dir, start, early, best))
             logging.info("%s", run_directory.how_to_train_longer(model_dir, start, is_early=early is not None))
             params = to_evaluate(state, frozen)
-            return TrainResult(model_dir, start, params, None, {}, best and best.step)
+            return TrainResult(model_dir, start, params, None, {}, best and best.step, program.flops)
         read = {name: each.on(partitioner).read() for name, each in recipe.teachers.items() if each.runs}
         frozen = frozen.replace(teachers=read)
         if start:
@@ -261,4 +263,5 @@ def train(
         on_finish(
             params=params, objective=recipe.predicting, partitioner=partitioner, data=held_out, model_dir=model_dir
         )
-    return TrainResult(model_dir, result.step, params, result.stopped_by, result.evaluation, best and best.step)
+    last, best_step = result.evaluation, best and best.step
+    return TrainResult(model_dir, result.step, params, result.stopped_by, last, best_step, program.flops)

@@ -15,7 +15,11 @@ from t5x_like.runtime import protocol
 
 def cell(row, column, loss, parameters=10, seed=None):
     curve = ((10, loss + 1), (20, loss))
-    return Cell(row, column, seed, parameters, curve, {"loss": loss, "accuracy": 1 / loss}, 0.1)
+    return Cell(row, column, seed, "loss", parameters, curve, {"loss": loss, "accuracy": 1 / loss}, 0.1, 1e9)
+
+
+def by(metric, cells):
+    return [dataclasses.replace(cell, metric=metric) for cell in cells]
 
 
 CELLS = [cell("a", "left", 2.0), cell("a", "right", 4.0), cell("b", "left", 2.5, 20), cell("b", "right", 3.0, 20)]
@@ -30,7 +34,7 @@ def test_best_value_of_each_column_is_bold():
         "| a | 10 | **2.000** | 4.000 |",
         "| b | 20 | 2.500 | **3.000** |",
     ]
-    assert "| a | 10 | **0.500** | 0.250 |" in table(CELLS, "accuracy")
+    assert "| a | 10 | **0.500** | 0.250 |" in table(by("accuracy", CELLS))
 
 
 def test_table_of_incomplete_grid_has_empty_cells():
@@ -40,8 +44,8 @@ def test_table_of_incomplete_grid_has_empty_cells():
 
 def test_larger_values_of_task_metrics_are_best():
     cells = [dataclasses.replace(cell, values={"task/f1": cell.values["loss"]}) for cell in CELLS]
-    assert table(CELLS).replace("**", "") == table(cells, "task/f1").replace("**", "").replace("task/f1", "loss")
-    assert table(CELLS) != table(cells, "task/f1").replace("task/f1", "loss")
+    by_f1 = table(by("task/f1", cells)).replace("task/f1", "loss")
+    assert table(CELLS).replace("**", "") == by_f1.replace("**", "") and table(CELLS) != by_f1
 
 
 def test_table_of_several_seeds_has_mean_and_standard_deviation():
@@ -58,9 +62,24 @@ def test_rows_of_different_lengths_state_their_steps():
     assert lines[6:] == ["| a, 20 steps | 10 | **2.000** |", "| b, 40 steps | 20 | 2.500 |"]
 
 
-def test_plot_is_a_png(tmp_path):
-    ablate.plot([*CELLS, cell("a", "left", 3.0, seed=1)], str(tmp_path / "curves.png"))
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+def test_table_of_cells_that_start_from_another_column():
+    fine_tuned = by("accuracy", [cell("a", "task", 2.0, 11), cell("b", "task", 4.0, 21), cell("c", "task", 5.0, 31)])
+    lines = table([CELLS[0], CELLS[2], *fine_tuned], "left").splitlines()
+    assert lines[4:] == [
+        "| | parameters | left, loss | task, accuracy | left, ms/step |",
+        "|---|---|---|---|---|",
+        "| a | 10 | 2.000 | **0.500** | 100 |",
+        "| b | 20 | 2.500 | 0.250 | 100 |",
+        "| c | 31 |  | 0.200 |  |",
+    ]
+
+
+def test_plots_are_pngs(tmp_path):
+    cells = [*CELLS, cell("a", "left", 3.0, seed=1), cell("c", "right", 3.0)]
+    ablate.plot(cells, str(tmp_path / "curves.png"))
+    ablate.plot_scores(cells, "left", str(tmp_path / "scores.png"))
+    for name in ("curves.png", "scores.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 TINY = {
@@ -149,6 +168,26 @@ def test_seeds_and_settings_of_a_cell(tmp_path):
     assert [(seed, directory) for _, _, seed, directory, _ in runs] == [(3, "out/a-lm-seed_3"), (4, "out/a-lm-seed_4")]
     assert all("LEARNING_RATE = 0.5" in run.text for *_, run in runs)
     assert "SEED = 3" in runs[0][-1].text and "SEED = 4" in runs[1][-1].text
+
+
+def test_other_columns_start_from_the_run_of_the_initial_column():
+    grid = {"a": {"task": SHARED_LM, "first": SHARED_LM}, "b": {"task": SHARED_LM}}
+    runs = ablate.resolve_cells(grid=grid, output_dir="out", seeds=(3, 4), initial_column="first")
+    names = [directory for _, _, _, directory, _ in runs]
+    assert names == ["out/a-first-seed_3", *(f"out/{row}-task-seed_{seed}" for row in "ab" for seed in (3, 4))]
+    initial = "INITIAL_CHECKPOINT_PATH = 'out/a-first-seed_3'"
+    assert [initial in run.text for *_, run in runs] == [False, True, True, False, False]
+
+
+def test_columns_that_no_row_has_raise(tmp_path):
+    arguments = {"grid": {"a": {"LM": SHARED_LM}}, "output_dir": str(tmp_path / "out")}
+    with pytest.raises(UserError, match=r"INITIAL_COLUMN='first': not a column of the grid \(LM\)"):
+        ablate.ablate(**arguments, initial_column="first")
+    with pytest.raises(
+        UserError, match=r"METRIC={'lm': 'loss'}: not a metric per column of the grid \(LM\); see LM, lm"
+    ):
+        ablate.ablate(**arguments, metric={"lm": "loss"})
+    assert not (tmp_path / "out").exists()
 
 
 def test_invalid_grid_raises(tmp_path):

@@ -74,6 +74,14 @@ def save_llama3(test_data, directory):
     return transformers.PreTrainedTokenizerFast.from_pretrained(directory)
 
 
+def save_albert(test_data, directory, **settings):
+    import transformers
+
+    reference = transformers.AlbertTokenizer(str(test_data / "vocab/albert/spiece.model"), **settings)
+    reference.save_pretrained(directory)
+    return reference
+
+
 def save_t5(test_data, directory, **settings):
     import transformers
 

@@ -69,3 +69,9 @@ add_masked_lm_task("python_docs_masked_lm_whole_word", *_PYTHON_DOCS, masking=Be
 add_masked_lm_task("python_docs_masked_lm_static", *_PYTHON_DOCS, dupe_factor=DUPE_FACTOR)
 add_masked_lm_task("python_docs_full_sentences", *_PYTHON_DOCS, examples=full_sentences, masking=RobertaMasking())
 add_masked_lm_task("text_files_masked_lm", *text_files.declare("text_files_masked_lm"))
+add_masked_lm_task(
+    "text_files_full_sentences",
+    *text_files.declare("text_files_full_sentences"),
+    examples=full_sentences,
+    masking=RobertaMasking(),
+)

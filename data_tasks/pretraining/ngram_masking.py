@@ -16,6 +16,7 @@ from data_tasks.pretraining.masked_lm import (
     fraction,
     number_words,
 )
+from data_tasks.vocabularies.special_tokens import word_starts
 from t5x_like.errors import UserError
 
 _SINGLE_PIECES = frozenset(string.punctuation) | {"€", "£"}
@@ -23,23 +24,24 @@ _ENGLISH = frozenset(string.ascii_letters) | _SINGLE_PIECES
 
 
 def albert_word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
-    """Returns which ids of a SentencePiece model begin a word, by ALBERT's rule.
+    """Returns which ids begin a word: of a SentencePiece model by ALBERT's rule, else those that the vocabulary names.
 
-    Pieces that begin with whitespace (`▁`) or `<` do, and so do punctuation marks and pieces with a character that is
-    neither punctuation nor an English letter.
+    By ALBERT's rule, pieces that begin with whitespace (`▁`) or `<` begin a word, and so do punctuation marks and
+    pieces with a character that is neither punctuation nor an English letter.
 
     Args:
-      vocabulary: a vocabulary with a SentencePiece model. Ids after its pieces begin words.
+      vocabulary: a vocabulary with a SentencePiece model, whose further ids begin words, or one that has
+        `word_starts`, such as a WordPiece vocabulary.
 
     Returns:
       bool `[vocab_size]`.
 
     Raises:
-      UserError: the vocabulary has no SentencePiece model.
+      UserError: the vocabulary does not mark words.
     """
     model = getattr(vocabulary, "tokenizer", None)
     if not hasattr(model, "IdToPiece"):
-        raise UserError(f"n-gram masking: {type(vocabulary).__name__} has no SentencePiece model, which it requires.")
+        return word_starts(vocabulary)
     starts = np.ones(vocabulary.vocab_size, bool)
     for index in range(model.GetPieceSize()):
         piece = model.IdToPiece(index)

@@ -26,6 +26,8 @@ from data_tasks.pretraining.sentence_order import ordered_pairs
 from data_tasks.pretraining.sentence_pairs import sentence_pairs
 from data_tasks.pretraining.sentence_structure import shuffle_trigrams, structured_pairs
 from data_tasks.pretraining.span_masking import SpanMasking
+from data_tasks.vocabularies import text_rules
+from data_tasks.vocabularies.hugging_face_sentencepiece import AlbertVocabulary
 from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_model
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 from t5x_like.data import task_arguments
@@ -179,6 +181,11 @@ def _word_pieces(path: str, arguments: Mapping[str, Any]) -> seqio.Vocabulary:
     return WordPieceVocabulary(path, arguments["lower_case"])
 
 
+def _albert_pieces(path: str, arguments: Mapping[str, Any]) -> seqio.Vocabulary:
+    file = sentencepiece_model(path, extra_ids=0).sentencepiece_model_file
+    return AlbertVocabulary(file, text_rules.albert(arguments["lower_case"]))
+
+
 def add_tasks(
     kind: str,
     masking: Callable[[float], Masking],
@@ -188,7 +195,6 @@ def add_tasks(
     features: Sequence[str] = PAIR_FEATURES,
     lower_case: bool = True,
     read_vocabulary: Callable[[str, Mapping[str, Any]], seqio.Vocabulary] = _word_pieces,
-    lower_text: bool = False,
 ) -> None:
     """Registers the tasks `python_docs_KIND` and `text_files_KIND`.
 
@@ -200,7 +206,6 @@ def add_tasks(
       features: features that the preprocessors make in addition to the features of `add_sentences_task`.
       lower_case: default of the task argument `lower_case`.
       read_vocabulary: reads the vocabulary at a path that is no Hugging Face directory, with the task arguments.
-      lower_text: whether the task lower-cases the text, for vocabularies that do not do so themselves.
     """
 
     def add(name, source, vocabulary, rate, **options):
@@ -225,10 +230,7 @@ def add_tasks(
         return arguments["vocabulary_path"]
 
     def split():
-        by_text = sentences.split_lines if arguments["one_sentence_a_line"] else sentences.split_prose
-        if not (lower_text and arguments["lower_case"]):
-            return by_text
-        return lambda text: tf.strings.lower(by_text(text), encoding="utf-8")
+        return sentences.split_lines if arguments["one_sentence_a_line"] else sentences.split_prose
 
     add(f"python_docs_{kind}", DocumentSource(python_docs.read), vocabularies.python_docs(), lambda: MASK_RATE)
     add(
@@ -245,8 +247,7 @@ add_tasks(
     "sentence_order",
     NgramMasking,
     examples=functools.partial(sentence_pairs, make_pairs=ordered_pairs),
-    read_vocabulary=lambda path, arguments: sentencepiece_model(path, extra_ids=0),
-    lower_text=True,
+    read_vocabulary=_albert_pieces,
 )
 add_tasks("span_masking", SpanMasking, examples=sentence_blocks, features=(), lower_case=False)
 add_tasks(

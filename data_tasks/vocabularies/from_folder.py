@@ -10,11 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from google.protobuf import message
 
-from data_tasks.vocabularies import byte_bpe, sentencepiece_json, tokenizer_json, wordpiece
+from data_tasks.vocabularies import byte_bpe, sentencepiece_json, text_rules, tokenizer_json, wordpiece
 from data_tasks.vocabularies.base import Vocabulary
 from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
-from data_tasks.vocabularies.hugging_face_sentencepiece import HuggingFaceSentencePieceVocabulary, sentencepiece_pieces
+from data_tasks.vocabularies.hugging_face_sentencepiece import (
+    AlbertVocabulary,
+    HuggingFaceSentencePieceVocabulary,
+    sentencepiece_pieces,
+)
+from data_tasks.vocabularies.text_rules import UNCHANGED
 from data_tasks.vocabularies.tokenizer_files import ADDED_TOKENS, CONFIG, GENERIC_CLASS, TOKENIZER, TokenizerFiles
 from data_tasks.vocabularies.word_bpe import WordBPEVocabulary
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
@@ -30,6 +35,7 @@ _BERT_TOKENS = {
 _GPT2_TOKENS = {**byte_bpe.GPT2_SPECIAL, "unk": byte_bpe.END_OF_TEXT}
 _GPT1_TOKENS = {"unk": "<unk>"}
 _T5_TOKENS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+_ALBERT_TOKENS = {**_BERT_TOKENS, "unk": "<unk>", "pad": "<pad>"}
 _LLAMA_TOKENS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
 # The number of sentinels of T5Tokenizer if tokenizer_config.json has none.
 _T5_EXTRA_IDS = 100
@@ -40,7 +46,7 @@ def from_folder(path: str | os.PathLike) -> Vocabulary:
     """Returns the vocabulary of a Hugging Face model directory.
 
     Supported are WordPiece (BERT, DistilBERT, ELECTRA), byte-level BPE (GPT-2, RoBERTa, BART, Llama 3), BPE of words
-    (GPT-1) and SentencePiece (T5, Llama 1 and 2, Mistral).
+    (GPT-1) and SentencePiece (T5, Llama 1 and 2, Mistral, ALBERT).
 
     Args:
       path: the directory, with at least the vocabulary (`vocab.txt`; `vocab.json` and `merges.txt`; `spiece.model` or
@@ -134,6 +140,13 @@ def _llama(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
     return _sentencepiece(files, "tokenizer.model", _LLAMA_TOKENS, 0)
 
 
+def _albert(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
+    if files.tokenizer:
+        return _sentencepiece(files, "spiece.model", _ALBERT_TOKENS, 0)
+    lower_case, accents = files.config.get("do_lower_case", True), files.config.get("keep_accents", False)
+    return AlbertVocabulary(files.path("spiece.model"), text_rules.albert(lower_case, keep_accents=accents))
+
+
 def _sentencepiece(
     files: TokenizerFiles, name: str, defaults: Mapping[str, str], extra_ids: int
 ) -> HuggingFaceSentencePieceVocabulary:
@@ -177,6 +190,7 @@ def _sentencepiece(
         prefix_space,
         contents=contents,
         keeps_first_space=contents is not None and spaces.prefix == "unless_present",
+        rules=UNCHANGED if spaces is None else spaces.rules,
     )
 
 
@@ -215,5 +229,6 @@ _BUILDERS: dict[str, Callable[[TokenizerFiles], Vocabulary]] = {
     "OpenAIGPTTokenizer": _word_bpe,
     "T5Tokenizer": _t5,
     "LlamaTokenizer": _llama,
+    "AlbertTokenizer": _albert,
     GENERIC_CLASS: _generic,
 }

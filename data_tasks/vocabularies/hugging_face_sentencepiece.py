@@ -11,6 +11,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from data_tasks.vocabularies.base import SentencePieceModel, SentencePieceVocabulary, with_sentinels
 from data_tasks.vocabularies.sentinels import SentinelVocabulary
+from data_tasks.vocabularies.text_rules import UNCHANGED, TextRules
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -29,6 +30,7 @@ class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
       add_prefix_space: whether a space is added before each text, or None to do as the model says.
       contents: the model, if the file at its path has another format.
       keeps_first_space: whether no space is added before a text that begins with one.
+      rules: what is changed in a text before the model encodes it.
     """
 
     def __init__(
@@ -40,12 +42,13 @@ class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
         *,
         contents: bytes | None = None,
         keeps_first_space: bool = False,
+        rules: TextRules = UNCHANGED,
     ):
         overrides = None
         if add_prefix_space is not None:
             overrides = sentencepiece_model_pb2.NormalizerSpec(add_dummy_prefix=add_prefix_space)
         self._special_ids = dict(special_ids)
-        self._contents, self._keeps_first_space = contents, keeps_first_space
+        self._contents, self._keeps_first_space, self._rules = contents, keeps_first_space, rules
         super().__init__(model, extra_ids=extra_ids, normalizer_spec_overrides=overrides)
 
     @property
@@ -72,11 +75,13 @@ class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
         return super()._model_context() if self._contents is None else _load(self._contents, self.extra_ids)
 
     def _encode(self, s: str) -> list[int]:
+        s = self._rules(s)
         return super()._encode(s.removeprefix(" ") if self._keeps_first_space else s)
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
         import tensorflow as tf
 
+        s = self._rules.apply_tf(s)
         return super()._encode_tf(tf.strings.regex_replace(s, "^ ", "") if self._keeps_first_space else s)
 
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
@@ -90,6 +95,52 @@ class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
             after = tf.cumsum(tf.cast(tf.equal(ids, self.eos_id), tf.int32), axis=-1) > 0
             ids = tf.where(after, self.eos_id, ids)
         return self._decode_tf(ids)
+
+
+class AlbertVocabulary(HuggingFaceSentencePieceVocabulary):
+    """ALBERT's SentencePiece model, and what the released code and `AlbertTokenizer` do before and after it.
+
+    Before, text gets plain quotation marks and loses accents. After, a piece that ends in a digit and a comma, such as
+    `▁1,`, is encoded again without the comma, so that a number has the same pieces with and without it.
+
+    Args:
+      model: path of the model.
+      rules: what is changed in a text before the model encodes it.
+    """
+
+    def __init__(self, model: str, rules: TextRules):
+        pieces = sentencepiece_pieces(model, None)
+        ids = {"pad": pieces.pad_id(), "unk": pieces.unk_id()}
+        super().__init__(model, {role: number for role, number in ids.items() if number >= 0}, rules=rules)
+
+    def _encode(self, s: str) -> list[int]:
+        divided = _divided_numbers(self.sp_model)
+        return [number for index in super()._encode(s) for number in divided.get(index, (index,))]
+
+    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
+        import tensorflow as tf
+
+        divided = _divided_numbers(self.sp_model)
+        table = tf.ragged.constant([divided.get(index, (index,)) for index in range(self.vocab_size)], dtype=tf.int32)
+        ids = super()._encode_tf(s)
+        if not isinstance(ids, tf.RaggedTensor):
+            return tf.gather(table, ids).flat_values
+        return ids.with_flat_values(tf.gather(table, ids.flat_values)).merge_dims(-2, -1)
+
+
+@functools.lru_cache(maxsize=4)
+def _divided_numbers(contents: bytes) -> dict[int, tuple[int, ...]]:
+    """Returns id -> ids of the pieces of a number and a comma, for pieces that are both."""
+    model = sentencepiece.SentencePieceProcessor(model_proto=contents)
+    found = {}
+    for index in range(model.GetPieceSize()):
+        piece = model.IdToPiece(index)
+        if len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit():
+            pieces = model.EncodeAsPieces(piece[:-1].replace("▁", ""))
+            if not piece.startswith("▁"):
+                pieces = [each for each in (pieces[0].removeprefix("▁"), *pieces[1:]) if each]
+            found[index] = tuple(model.PieceToId(each) for each in (*pieces, ","))
+    return found
 
 
 def sentencepiece_pieces(path: str, contents: bytes | None) -> sentencepiece.SentencePieceProcessor:

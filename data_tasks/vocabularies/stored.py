@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-from data_tasks.vocabularies import ShippedVocabulary, late, python_docs
+from data_tasks.vocabularies import ShippedVocabulary, late, python_docs, text_rules
 from data_tasks.vocabularies.base import ByteVocabulary, Vocabulary
 from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
 from data_tasks.vocabularies.from_folder import from_folder
+from data_tasks.vocabularies.hugging_face_sentencepiece import AlbertVocabulary
 from data_tasks.vocabularies.tokenizer_files import has_tokenizer
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 from t5x_like import paths
@@ -33,6 +34,8 @@ def candidates(kind: str, ids: int, path: str | None, *, guess: bool) -> Iterato
         yield python_docs()
     elif path is None:
         return
+    elif kind == AlbertVocabulary.__name__ and path.endswith(late.SENTENCEPIECE_SUFFIX):
+        yield from (AlbertVocabulary(path, text_rules.albert(lower_case)) for lower_case in (True, False) if guess)
     elif path.endswith(late.SENTENCEPIECE_SUFFIX):
         if (sentinels := ids - late.sentencepiece_model(path, 0).vocab_size) >= 0:
             yield late.sentencepiece_model(path, sentinels)

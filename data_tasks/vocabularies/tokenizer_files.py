@@ -22,6 +22,7 @@ _CLASS_OF_MODEL_TYPE = {
     "roberta": "RobertaTokenizer",
     "bart": "BartTokenizer",
     "t5": "T5Tokenizer",
+    "albert": "AlbertTokenizer",
     "openai-gpt": "OpenAIGPTTokenizer",
 }
 # The class of a tokenizer that its tokenizer.json defines alone, and its name in transformers 5.

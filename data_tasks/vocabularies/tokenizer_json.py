@@ -5,13 +5,24 @@ A directory without `tokenizer.json` passes: its other files then define the tok
 
 import base64
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from data_tasks.vocabularies import word_bpe, word_splits, wordpiece
+from data_tasks.vocabularies.text_rules import UNCHANGED, TextRules
 from data_tasks.vocabularies.tokenizer_files import TOKENIZER, TokenizerFiles
 
 _SPACE_SYMBOL = "▁"
 _OUTER_SPACES = r"\A +| +\z"
+# Attribute of TextRules -> its value, and its normalizers.
+_RULES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
+    "quotes": (
+        True,
+        [{"type": "Replace", "pattern": {"String": quotes}, "content": '"'} for quotes in ("``", "''")],
+    ),
+    "strip_accents": ("marks", [{"type": "NFKD"}, {"type": "StripAccents"}]),
+    "lower_case": (True, [{"type": "Lowercase"}]),
+}
 
 
 def bert_normalizer(files: TokenizerFiles) -> dict[str, bool | None]:
@@ -105,12 +116,14 @@ class Spaces:
       charsmap: the compiled replacements of characters in base 64, or None.
       isolated: the pattern of texts that are words of their own, as user-defined pieces of a SentencePiece model; None
         for none.
+      rules: what is changed in texts before.
     """
 
     prefix: Literal["always", "never", "unless_present"] = "never"
     merged: bool = False
     charsmap: str | None = None
     isolated: dict[str, str] | None = None
+    rules: TextRules = UNCHANGED
 
 
 def sentencepiece_spaces(files: TokenizerFiles) -> Spaces | None:
@@ -122,8 +135,10 @@ def sentencepiece_spaces(files: TokenizerFiles) -> Spaces | None:
     if not files.tokenizer:
         return None
     _require(files, "model.type", "Unigram", "BPE")
-    found = Spaces()
-    for key, step in _steps(files, "normalizer", "normalizers"):
+    steps = _steps(files, "normalizer", "normalizers")
+    rules, count = _text_rules([step for _, step in steps])
+    found = Spaces(rules=rules)
+    for key, step in steps[count:]:
         found = _normalized(files, key, step, found)
     for key, step in _steps(files, "pre_tokenizer", "pretokenizers"):
         if step.get("type") == "Metaspace":
@@ -137,6 +152,15 @@ def sentencepiece_spaces(files: TokenizerFiles) -> Spaces | None:
         else:
             raise files.unsupported(TOKENIZER, f"{key}.type", step.get("type"), "Metaspace and WhitespaceSplit")
     return found
+
+
+def _text_rules(steps: Sequence[dict[str, Any]]) -> tuple[TextRules, int]:
+    """Returns the rules that the first normalizers are, and the number of these normalizers."""
+    rules, count = UNCHANGED, 0
+    for attribute, (value, expected) in _RULES.items():
+        if list(steps[count : count + len(expected)]) == expected:
+            rules, count = dataclasses.replace(rules, **{attribute: value}), count + len(expected)
+    return rules, count
 
 
 def _normalized(files: TokenizerFiles, key: str, step: dict[str, Any], found: Spaces) -> Spaces:

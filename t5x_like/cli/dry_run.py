@@ -41,9 +41,15 @@ def dry_run(command: Command, resolved: config.Resolved) -> None:
     function = resolved.configured()
     if command.function == "t5x_like.ablate.ablate":
         cells = ablate.resolve_cells(**config.arguments(function, without=("metric", "title")))
+        trained = set()
         for row, column, seed, directory, cell in cells:
             print(f"{row}, {column}:" if seed is None else f"{row}, {column}, seed {seed}:")
-            _print(describe(_arguments(cell.configured()) | {"model_dir": directory}))
+            arguments = _arguments(cell.configured()) | {"model_dir": directory}
+            if (path := arguments["initial_checkpoint_path"]) in trained:
+                print(f"  initial weights: of {path}, which is trained first")
+                arguments |= {"initial": None, "initial_checkpoint_path": None}
+            _print(describe(arguments))
+            trained.add(directory)
     else:
         arguments = _arguments(function)
         _print(describe(arguments))

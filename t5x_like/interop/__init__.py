@@ -404,6 +404,7 @@ def eos_id(config: ModelConfig) -> int | None:
     return found[0] if isinstance(found, tuple) else found
 
 
-def sentencepiece_name(config: ModelConfig) -> str | None:
-    """Returns the name of the file in which transformers stores the SentencePiece model of a family, if it has one."""
-    return next((family.sentencepiece for family in families() if family.config_class is type(config)), None)
+def sentencepiece_format(config: ModelConfig) -> tuple[str | None, bool]:
+    """Returns how transformers stores the SentencePiece models of a family: `sentencepiece` and `lowers_text`."""
+    found = (family for family in families() if family.config_class is type(config))
+    return next(((family.sentencepiece, family.lowers_text) for family in found), (None, False))

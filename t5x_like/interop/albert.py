@@ -205,6 +205,7 @@ FAMILY = Family(
         "predictions.decoder.bias": "predictions.bias",
     },
     sentencepiece="spiece.model",
+    lowers_text=True,
     tensorflow=TensorFlowFormat(
         marker="bert/encoder/embedding_hidden_mapping_in/kernel",
         names=_TENSORFLOW_NAMES,

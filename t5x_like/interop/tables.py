@@ -168,6 +168,7 @@ class Family:
       omitted: returns the name of each tensor that a directory may omit and the name of the tensor that it equals then,
         given the contents of config.json.
       sentencepiece: name of the file with the tokenizer's SentencePiece model; None for other tokenizers.
+      lowers_text: whether the family's uncased tokenizer also changes quotation marks and accents, as ALBERT's does.
       default_tokens: special token ids that transformers uses if config.json has none, by key.
       fold_norms: folds affine norms of a model into its projections, given the configuration and the parameters by
         stored name; None if no model of the family has such norms.
@@ -188,6 +189,7 @@ class Family:
     tied: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
     omitted: Callable[[Mapping[str, Any]], Mapping[str, str]] = lambda hf_config: {}
     sentencepiece: str | None = None
+    lowers_text: bool = False
     default_tokens: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fold_norms: Callable[[Any, Mapping[str, Any]], dict[str, Any]] | None = None
     tensorflow: TensorFlowFormat | None = None

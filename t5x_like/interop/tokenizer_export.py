@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from absl import logging
+from sentencepiece import sentencepiece_model_pb2
 
 from t5x_like.data import tokenizer_files
 from t5x_like.interop import sentencepiece_tokenizers, tokenizer_ids
@@ -16,6 +17,13 @@ Shape = Literal["encoder", "encoder_decoder", "decoder"]
 _GENERIC_CLASS = "PreTrainedTokenizerFast"
 # The number of sentinels that a task adds to the pieces of a SentencePiece model.
 _SENTINELS = 100
+# What ALBERT's tokenizer does to a text first.
+_LOWERED = (
+    *({"type": "Replace", "pattern": {"String": quotes}, "content": '"'} for quotes in ("``", "''")),
+    {"type": "NFKD"},
+    {"type": "StripAccents"},
+    {"type": "Lowercase"},
+)
 
 
 def special_tokens(path: str, shape: Shape, default: Mapping[str, Any], bos_id: int | None) -> dict[str, Any] | None:
@@ -51,6 +59,8 @@ class Reader:
       vocab_size: number of token ids of the model, which may leave no room for all sentinels.
       bos_id: the first input of a decoder in training, if it is known.
       sentencepiece: the file in which transformers stores the SentencePiece model of the family, if it has one.
+      lowers_text: whether the tokenizer of a SentencePiece model without capital letters replaces quotation marks,
+        strips accents and lower-cases text first.
       has_token_types: whether the model reads the segment of each token.
     """
 
@@ -58,6 +68,7 @@ class Reader:
     vocab_size: int
     bos_id: int | None = None
     sentencepiece: str | None = None
+    lowers_text: bool = False
     has_token_types: bool = False
 
 
@@ -111,7 +122,14 @@ def _sentencepiece(contents: bytes, name: str, model: Reader) -> dict[str, bytes
     around = {"before": before, "after": after}
     template = {key: [(pieces[ids[role]], ids[role])] if role in ids else [] for key, role in around.items()}
     tokenizer = sentencepiece_tokenizers.to_json(parsed, sentinels, template if any(template.values()) else None)
+    if model.lowers_text and all(piece == piece.lower() for piece in _texts(parsed)):
+        tokenizer["normalizer"]["normalizers"] = [*_LOWERED, *tokenizer["normalizer"]["normalizers"]]
     return {name: contents, tokenizer_ids.TOKENIZER: _json(tokenizer), tokenizer_ids.CONFIG: _json(config)}
+
+
+def _texts(parsed: sentencepiece_model_pb2.ModelProto) -> list[str]:
+    """Returns the pieces of a model that are text."""
+    return [piece.piece for piece in parsed.pieces if piece.type == type(piece).NORMAL]
 
 
 def _special_ids(contents: bytes, size: int, model: Reader) -> dict[str, int]:

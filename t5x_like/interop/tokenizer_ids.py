@@ -22,6 +22,7 @@ _DEFAULT_TOKENS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer"), _ROBERTA),
     "GPT2Tokenizer": {"bos": _END_OF_TEXT, "eos": _END_OF_TEXT, "unk": _END_OF_TEXT},
     "T5Tokenizer": {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
+    "AlbertTokenizer": {**_BERT, "unk": "<unk>", "pad": "<pad>"},
     "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
 }
 

@@ -7,8 +7,9 @@ import re
 import pytest
 import sentencepiece
 
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
+from data_tasks.vocabularies import PYTHON_DOCS_MODEL, text_rules
 from data_tasks.vocabularies.from_folder import from_folder
+from data_tasks.vocabularies.hugging_face_sentencepiece import AlbertVocabulary
 from t5x_like.data import tokenizer_files
 from t5x_like.interop import sentencepiece_tokenizers, tokenizer_export, tokenizer_ids
 from t5x_like.interop.tokenizer_export import Reader
@@ -75,6 +76,20 @@ def test_published_models_give_equal_ids_on_real_paragraphs(test_data, name):
     text = (test_data / "text/wikitext2/test.txt").read_text(encoding="utf-8").replace("<unk>", "unknown")
     paragraphs = [line for line in text.split("\n") if line.strip()][:300]
     assert [tokenizer.encode(line).ids for line in paragraphs] == reference.encode(paragraphs)
+
+
+def test_exported_tokenizer_of_albert_changes_text_first(test_data, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    (tmp_path / "spiece.model").write_bytes((test_data / "vocab/albert/spiece.model").read_bytes())
+    model = Reader(shape="encoder", vocab_size=30000, sentencepiece="spiece.model", lowers_text=True)
+    files = tokenizer_export.files(str(tmp_path / "spiece.model"), model)
+    tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+    text = "He said ``NAÏVE'' to the well-known Müller"
+    expected = AlbertVocabulary(str(tmp_path / "spiece.model"), text_rules.albert(lower_case=True)).encode(text)
+    assert tokenizer.encode(text, add_special_tokens=False).ids == expected
+    for name, contents in files.items():
+        (tmp_path / name).write_bytes(contents)
+    assert from_folder(tmp_path).encode(text) == expected
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Tests of ALBERT's masking and pairs: equal to a loop over words with the same draws, and their distributions."""
 
 import collections
+import types
 
 import numpy as np
 import pytest
@@ -116,10 +117,15 @@ def test_word_starts_are_alberts():
     assert pieces["▁the"] and pieces["."] and not pieces["ing"] and starts[model.GetPieceSize() :].all()
 
 
+def test_word_starts_of_other_vocabularies_are_their_own():
+    pieces = types.SimpleNamespace(word_starts=(True, False, True))
+    np.testing.assert_array_equal(albert_word_starts(pieces), [True, False, True])
+
+
 def test_invalid_maskings_raise():
     with pytest.raises(UserError, match="max_words=0: not positive"):
         NgramMasking(max_words=0)
-    with pytest.raises(UserError, match="no SentencePiece model"):
+    with pytest.raises(UserError, match="object does not define which pieces begin a word"):
         albert_word_starts(object())
 
 

@@ -6,9 +6,18 @@ import re
 
 import pytest
 import tensorflow as tf
-from tokenizer_directories import save_bert, save_gpt2, save_llama3, save_roberta, save_t5, train_llama_model
+from tokenizer_directories import (
+    save_albert,
+    save_bert,
+    save_gpt2,
+    save_llama3,
+    save_roberta,
+    save_t5,
+    train_llama_model,
+)
 
 from data_tasks.vocabularies.from_folder import from_folder
+from data_tasks.vocabularies.special_tokens import special_tokens
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 
 ODD = [
@@ -184,6 +193,41 @@ def test_t5_tokenizer_json_alone_gives_equal_ids(test_data, tmp_path, lines):
     assert vocabulary.encode_tf(tf.constant(lines)).to_list() == expected
     assert (vocabulary.vocab_size, vocabulary.extra_ids, vocabulary.eos_id, vocabulary.pad_id) == (32100, 100, 1, 0)
     assert vocabulary.encode("near<extra_id_0>") == [*vocabulary.encode("near"), 32099]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("settings", [{}, {"keep_accents": True}])
+def test_albert_ids_match_transformers(test_data, tmp_path, lines, settings):
+    reference = save_albert(test_data, tmp_path, **settings)
+    vocabulary = from_folder(tmp_path)
+    assert_same_ids(vocabulary, reference, lines)
+    assert [vocabulary.encode(line) for line in lines] == vocabulary.encode_tf(tf.constant(lines)).to_list()
+    assert_same_special_ids(vocabulary, reference, "pad", "unk")
+    special = special_tokens(vocabulary)
+    assert (special.cls, special.sep, special.mask) == (2, 3, 4)
+
+
+@pytest.mark.parity
+def test_albert_tokenizer_json_alone_gives_equal_ids(test_data, tmp_path, lines):
+    transformers = pytest.importorskip("transformers")
+    save_albert(test_data, tmp_path)
+    reference = transformers.AlbertTokenizerFast.from_pretrained(tmp_path)
+    reference.save_pretrained(tmp_path / "fast")
+    file = tmp_path / "fast/tokenizer.json"
+    contents = json.loads(file.read_text())
+    # Published files do not find user-defined pieces, such as "-", before the model does.
+    contents["added_tokens"] = [token for token in contents["added_tokens"] if token["special"]]
+    file.write_text(json.dumps(contents))
+    config = tmp_path / "fast/tokenizer_config.json"
+    config.write_text(json.dumps({"tokenizer_class": "AlbertTokenizer"}))
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file))
+    encoded = reference(lines, add_special_tokens=False)["input_ids"]
+    space = reference.convert_tokens_to_ids("▁")  # of spaces at the end of a text, which the model removes
+    lines, expected = zip(*(pair for pair in zip(lines, encoded, strict=True) if pair[1][-1:] != [space]), strict=True)
+    assert len(lines) > 200
+    for _ in range(2):
+        assert from_folder(tmp_path / "fast").encode_tf(tf.constant(lines)).to_list() == list(expected)
+        (tmp_path / "fast/spiece.model").unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module")
