@@ -50,22 +50,28 @@ class AdapterModule(Protocol):
     """The module of an adapter in one projection."""
 
     def __call__(
-        self,
-        x: Float[Array, "batch length ..."],
-        y: Float[Array, "batch length ..."],
-        *,
-        dropout_key: jax.Array | None = None,
+        self, x: Float[Array, "batch length ..."], projection: Projection, *, dropout_key: jax.Array | None = None
     ) -> Float[Array, "batch length ..."]:
-        """Returns the output of the projection with the adapter.
+        """Returns the output of the projection with the adapter, `[*batch, *outputs]`.
 
         Args:
           x: input of the projection, `[*batch, *inputs]`.
-          y: output of the projection, `[*batch, *outputs]`.
+          projection: the projection, whose `product` is its output without the adapter.
           dropout_key: random key of the block, which all of its projections get; None disables dropout.
         """
 
-    def delta(self) -> Float[Array, "..."]:
-        """Returns what merged weights add to the kernel, `[*inputs, *outputs]` in float32."""
+    def merged(
+        self, kernel: Float[Array, "..."], bias: Float[Array, "..."] | None
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
+        """Returns the kernel and the bias with which the projection has the same output without the adapter.
+
+        Args:
+          kernel: the kernel, float32 `[*inputs, *outputs]`.
+          bias: the bias, float32 `[*outputs]`, or None.
+
+        Raises:
+          UserError: no kernel has the effect of the adapter.
+        """
 
 
 def adapt(model: M, adapters: Sequence[Adapter], key: jax.Array) -> M:
@@ -111,15 +117,23 @@ def adapt(model: M, adapters: Sequence[Adapter], key: jax.Array) -> M:
 
 
 def merged_kernels(model: nnx.Module) -> dict[str, Float[Array, "..."]]:
-    """Returns the name of each kernel with an adapter -> the kernel that has the same effect without it."""
-    merged = {}
+    """Returns the name of each kernel and bias with an adapter -> the array that has the same effect without it.
+
+    Raises:
+      UserError: no kernel has the effect of an adapter.
+    """
+    found = {}
     for name, projection in _named(model, ""):
-        adapter = projection.adapter
-        if adapter is not None:
-            is_stacked = _stacked_layers(projection) is not None
-            delta = jax.vmap(lambda each: each.delta())(adapter) if is_stacked else adapter.delta()
-            merged[f"{name}/kernel"] = projection.kernel[...] + delta
-    return merged
+        if projection.adapter is not None:
+            merge = jax.vmap(_merged) if _stacked_layers(projection) is not None else _merged
+            kernel, bias = merge(projection)
+            found |= {f"{name}/kernel": kernel} | ({} if bias is None else {f"{name}/bias": bias})
+    return found
+
+
+def _merged(projection: Projection) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
+    bias = projection.bias[...] if projection.has_bias else None
+    return projection.adapter.merged(projection.kernel[...], bias)
 
 
 def _projections(model: nnx.Module) -> dict[str, list[tuple[int | None, Projection]]]:

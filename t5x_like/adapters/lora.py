@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import zlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,21 +44,30 @@ class LowRank(nnx.Module):
         self.num_inputs, self.scale, self.dropout, self.stream = count, scale, dropout, stream
 
     def __call__(
-        self,
-        x: Float[Array, "batch length ..."],
-        y: Float[Array, "batch length ..."],
-        *,
-        dropout_key: jax.Array | None = None,
+        self, x: Float[Array, "batch length ..."], projection: Projection, *, dropout_key: jax.Array | None = None
     ) -> Float[Array, "batch length ..."]:
         """Returns the output of the projection with the update; see `base.AdapterModule`."""
+        y = projection.product(x)
+        return y + self.update(x, y.dtype, dropout_key)
+
+    def update(
+        self, x: Float[Array, "batch length ..."], dtype: jax.typing.DTypeLike, dropout_key: jax.Array | None
+    ) -> Float[Array, "batch length ..."]:
+        """Returns scale · B A x, computed in a dtype."""
         if dropout_key is not None:
             x = self.dropout(x, jax.random.fold_in(dropout_key, self.stream))
-        low = contract(x.astype(y.dtype), self.down[...].astype(y.dtype), self.num_inputs)
-        return y + self.scale * contract(low, self.up[...].astype(y.dtype), 1)
+        low = contract(x.astype(dtype), self.down[...].astype(dtype), self.num_inputs)
+        return self.scale * contract(low, self.up[...].astype(dtype), 1)
 
     def delta(self) -> Float[Array, "..."]:
-        """Returns scale · A B, which merged weights add to the kernel."""
+        """Returns scale · A B, `[*inputs, *outputs]` in float32."""
         return self.scale * jnp.tensordot(self.down[...], self.up[...], axes=1, precision=jax.lax.Precision.HIGHEST)
+
+    def merged(
+        self, kernel: Float[Array, "..."], bias: Float[Array, "..."] | None
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
+        """Returns the kernel with the update; see `base.AdapterModule`."""
+        return kernel + self.delta(), bias
 
 
 @recorded
@@ -89,17 +99,15 @@ class LoRA:
 
     def make(self, projection: Projection, key: jax.Array, name: str) -> LowRank:
         """Makes the update of a projection; see `base.Adapter`."""
+        return LowRank(projection, **self.settings(projection, name), key=key)
+
+    def settings(self, projection: Projection, name: str) -> dict[str, Any]:
+        """Checks that the update fits a projection, and returns arguments of `LowRank`."""
         if self.dropout_rate and not projection.has_dropout_key:
             raise UserError(
                 f"LoRA.dropout_rate={self.dropout_rate}: {name}, which LoRA.pattern={self.pattern!r} matches, has no "
                 "dropout. Change the pattern, and give this projection an adapter of its own with dropout_rate=0."
             )
         divisor = math.sqrt(self.rank) if self.rank_stabilized else self.rank
-        return LowRank(
-            projection,
-            self.rank,
-            self.alpha / divisor,
-            dropout=Dropout(self.dropout_rate),
-            stream=zlib.crc32(name.encode()),
-            key=key,
-        )
+        dropout, stream = Dropout(self.dropout_rate), zlib.crc32(name.encode())
+        return {"rank": self.rank, "scale": self.alpha / divisor, "dropout": dropout, "stream": stream}

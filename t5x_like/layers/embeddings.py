@@ -86,9 +86,13 @@ class Unembedding(Projection):
 
     def __call__(self, hidden: Float[Array, "batch length embed"]) -> Float[Array, "batch length vocab"]:
         """Returns logits in float32; see `logits`."""
-        y = logits(hidden, self.kernel[...])
-        y = y + self.bias[...] if self.has_bias else y
-        return y if self.adapter is None else self.adapter(hidden, y)
+        return self.product(hidden) if self.adapter is None else self.adapter(hidden, self)
+
+    def product(self, x: Float[Array, "batch length embed"], *, copies: int = 1) -> Float[Array, "batch length vocab"]:
+        """Returns the logits without the adapter; see `Projection.product`."""
+        del copies
+        y = logits(x, self.kernel[...])
+        return y + self.bias[...] if self.has_bias else y
 
 
 def position_ids(

@@ -67,12 +67,15 @@ class Projection(nnx.Module):
         Returns:
           `[*batch, *outputs]` in `dtype`, with a first output dimension that is `copies` times as large.
         """
+        if self.adapter is not None:
+            y = self.adapter(x, self, dropout_key=dropout_key)
+            return jnp.repeat(y, copies, axis=x.ndim - self.num_inputs) if copies > 1 else y
+        return self.product(x, copies=copies)
+
+    def product(self, x: Float[Array, "batch length ..."], *, copies: int = 1) -> Float[Array, "batch length ..."]:
+        """Returns what the projection alone computes, without its adapter; see `__call__`."""
         kernel = self.kernel[...].astype(self.dtype)
         bias = self.bias[...].astype(self.dtype) if self.has_bias else None
-        if self.adapter is not None:
-            y = project(x.astype(self.dtype), kernel, bias, self.num_inputs, self.axes)
-            y = self.adapter(x, y, dropout_key=dropout_key)
-            return jnp.repeat(y, copies, axis=x.ndim - self.num_inputs) if copies > 1 else y
         if copies > 1:
             kernel = jnp.repeat(kernel, copies, axis=self.num_inputs)
             bias = None if bias is None else jnp.repeat(bias, copies, axis=0)
