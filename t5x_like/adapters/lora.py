@@ -97,6 +97,11 @@ class LoRA:
         if not 0 <= self.dropout_rate < 1:
             raise UserError(f"LoRA.dropout_rate={self.dropout_rate}: not in [0, 1). Give 0 for no dropout.")
 
+    @property
+    def scale(self) -> float:
+        """Factor of an update."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
+
     def make(self, projection: Projection, key: jax.Array, name: str) -> LowRank:
         """Makes the update of a projection; see `base.Adapter`."""
         return LowRank(projection, **self.settings(projection, name), key=key)
@@ -108,6 +113,5 @@ class LoRA:
                 f"LoRA.dropout_rate={self.dropout_rate}: {name}, which LoRA.pattern={self.pattern!r} matches, has no "
                 "dropout. Change the pattern, and give this projection an adapter of its own with dropout_rate=0."
             )
-        divisor = math.sqrt(self.rank) if self.rank_stabilized else self.rank
         dropout, stream = Dropout(self.dropout_rate), zlib.crc32(name.encode())
-        return {"rank": self.rank, "scale": self.alpha / divisor, "dropout": dropout, "stream": stream}
+        return {"rank": self.rank, "scale": self.scale, "dropout": dropout, "stream": stream}

@@ -264,7 +264,7 @@ def to_huggingface(
     """
     config, leaves = merge_adapters(config, parameters.stack(parameters.named_leaves(params)))
     family = family_of(config)
-    hf_config, head_class = _describe(family, config, leaves)
+    hf_config, head_class = describe_class(family, config, leaves)
     if head_class is not None:
         outputs = leaves[head_class.table[-1].name].shape[-1]
         hf_config |= head_classes.labels_to_json(head_class, outputs, labels, dropout_rate, regression=regression)
@@ -289,14 +289,20 @@ def exported_class(config: ModelConfig, names: Iterable[str]) -> str:
     Raises:
       UserError: transformers does not support the model or a head.
     """
-    hf_config, head_class = _describe(family_of(config), config, names)
+    hf_config, head_class = describe_class(family_of(config), config, names)
     return hf_config["architectures"][0] if head_class is None else head_class.name
 
 
-def _describe(
+def describe_class(
     family: tables.Family, config: ModelConfig, names: Iterable[str]
 ) -> tuple[dict[str, Any], tables.HeadClass | None]:
-    """Returns the contents of config.json for parameters, and the class of a downstream task if they have its head."""
+    """Returns the contents of config.json for parameters, and the class of a downstream task if they have its head.
+
+    Args:
+      family: family of the model.
+      config: configuration of the model.
+      names: stored names of its parameters and heads.
+    """
     heads = [name for name in names if name.startswith(tables.OBJECTIVE)]
     bare = family.config_to_json(config, [])
     head_class = head_classes.class_of_parameters(family, bare, heads)
@@ -319,7 +325,7 @@ def tensors_to_huggingface(params: Mapping[str, Any], config: ModelConfig) -> di
     """
     family, leaves = family_of(config), parameters.stack(parameters.named_leaves(params))
     has_heads = any(name.startswith(tables.OBJECTIVE) for name in leaves)
-    head_class = _describe(family, config, leaves)[1] if has_heads else None
+    head_class = describe_class(family, config, leaves)[1] if has_heads else None
     return tables.write(family, config, leaves, head_class)
 
 

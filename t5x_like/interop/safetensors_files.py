@@ -63,6 +63,7 @@ class Tensors(Mapping[str, np.ndarray]):
 
     Args:
       directory: local directory or bucket with `model.safetensors`, or with an index and its shards.
+      only: name of the only file to read; None for the files of a model.
 
     Attributes:
       shapes: name -> shape of every tensor.
@@ -71,11 +72,11 @@ class Tensors(Mapping[str, np.ndarray]):
       UserError: the directory has no safetensors, a shard is missing, or a file or the index is invalid.
     """
 
-    def __init__(self, directory: str):
+    def __init__(self, directory: str, only: str | None = None):
         self._directory = directory
         self._entries: dict[str, tuple[str, int, _Entry]] = {}
-        weight_map = _weight_map(directory) if INDEX in paths.listdir(directory) else None
-        for file in _files(directory, weight_map):
+        weight_map = _weight_map(directory) if only is None and INDEX in paths.listdir(directory) else None
+        for file in _files(directory, weight_map) if only is None else [only]:
             start, header = _header(paths.join(directory, file))
             for name, entry in header.items():
                 if name in self._entries:
@@ -121,13 +122,16 @@ class Tensors(Mapping[str, np.ndarray]):
         return len(self._entries)
 
 
-def write(directory: str, tensors: Mapping[str, np.ndarray], *, shard_bytes: int = SHARD_BYTES) -> None:
+def write(
+    directory: str, tensors: Mapping[str, np.ndarray], *, shard_bytes: int = SHARD_BYTES, file: str = SINGLE
+) -> None:
     """Writes tensors for transformers: one file, or several shards with an index.
 
     Args:
       directory: local directory or bucket, created if missing.
       tensors: name -> tensor.
       shard_bytes: largest size of a shard in bytes. A larger tensor gets a shard of its own.
+      file: name of the file if there is one shard.
     """
     shards: list[dict[str, np.ndarray]] = [{}]
     size = 0
@@ -138,7 +142,7 @@ def write(directory: str, tensors: Mapping[str, np.ndarray], *, shard_bytes: int
         shards[-1][name] = np.asarray(tensor, order="C")
         size += tensor.nbytes
     if len(shards) == 1:
-        names = [SINGLE]
+        names = [file]
     else:
         names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
     for name, shard in zip(names, shards, strict=True):

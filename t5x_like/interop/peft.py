@@ -1,0 +1,372 @@
+"""Adapters in the files of the library peft: `adapter_config.json` and `adapter_model.safetensors`.
+
+LoRA, DoRA and (IA)³ are written and read. Where transformers has one matrix for several projections, such as GPT-2's
+`c_attn`, the updates of these projections are written as one update, whose rank is the sum of theirs.
+"""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from t5x_like import interop, paths
+from t5x_like.adapters.base import ADAPTER, Adapter
+from t5x_like.adapters.dora import DoRA
+from t5x_like.adapters.ia3 import IA3
+from t5x_like.adapters.lora import LoRA
+from t5x_like.errors import UserError
+from t5x_like.interop import json_files, safetensors_files, tables
+from t5x_like.interop.tables import Family, HeadClass, TensorMapping
+from t5x_like.models import construct
+from t5x_like.models.base import ModelConfig
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX, _SUFFIX = "base_model.model.", ".weight"
+# End of the name of a class of transformers -> task type of peft.
+_TASK_TYPES = {
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+}
+Tensors = dict[str, Float[np.ndarray, "..."]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """A matrix of transformers, and the projections of one layer that are its parts.
+
+    Attributes:
+      projections: index of a part -> stored name of the projection, `model/…`, with its mapping and the shape of its
+        kernel.
+      parts: number of parts.
+      layer: number of the layer, or None outside of stacks.
+    """
+
+    projections: dict[int, tuple[str, TensorMapping, tuple[int, ...]]]
+    parts: int
+    layer: int | None
+
+    def leaf(self, leaves: Mapping[str, Any], name: str) -> Float[np.ndarray, "..."]:
+        """Returns a parameter of the layer in float32."""
+        found = np.asarray(leaves[name], np.float32)
+        return found if self.layer is None else found[self.layer]
+
+
+def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, base: str | None = None) -> None:
+    """Writes the adapters of a model, and the heads of its task, for `PeftModel.from_pretrained`.
+
+    Args:
+      config: configuration of the model.
+      leaves: stored name -> array, `model/…` and `objective/…`. Layers are stacked.
+      directory: local directory or bucket.
+      base: where peft finds the base model, a Hugging Face directory; None if it is not known.
+
+    Raises:
+      UserError: peft does not have these adapters. Nothing has been written.
+    """
+    kinds = {type(adapter) for adapter in config.adapters}
+    if len(kinds) != 1 or not kinds <= {LoRA, DoRA, IA3}:
+        shown = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no adapters"
+        raise UserError(f"{type(config).__name__}.adapters: {shown}. peft's files have one of LoRA, DoRA and IA3.")
+    bare = construct.without_adapters(config)
+    family = interop.family_of(bare)
+    heads = {name: leaf for name, leaf in leaves.items() if name.startswith(tables.OBJECTIVE)}
+    own = {name: leaf for name, leaf in leaves.items() if f"/{ADAPTER}/" not in name}
+    hf_config, head_class = interop.describe_class(family, bare, own)
+    architecture = head_class.name if head_class is not None else hf_config["architectures"][0]
+    targets = {_module(name, family, head_class, architecture): t for name, t in _targets(family, bare).items()}
+    write_kind = _write_ia3 if kinds == {IA3} else _write_lora
+    tensors, settings = write_kind(config, leaves, targets, is_dora=kinds == {DoRA})
+    saved = tables.write(family, bare, heads, head_class)
+    settings |= {
+        "base_model_name_or_path": base,
+        "task_type": next((task for end, task in _TASK_TYPES.items() if architecture.endswith(end)), None),
+        "fan_in_fan_out": any(m.layout == "conv1d" for t in targets.values() for _, m, _ in t.projections.values()),
+        "modules_to_save": sorted({name.rsplit(".", 1)[0] for name in saved}) or None,
+        "inference_mode": True,
+    }
+    tensors |= {_PREFIX + name: tensor for name, tensor in saved.items()}
+    safetensors_files.write(directory, tensors, file=WEIGHTS)
+    paths.write_atomic(paths.join(directory, CONFIG), json.dumps(settings, indent=2) + "\n")
+
+
+def _module(name: str, family: Family, head_class: HeadClass | None, architecture: str) -> str:
+    """Returns the name of a matrix in a class of transformers. A bare model has the names without the prefix."""
+    if head_class is not None:
+        return head_class.model_name(name)
+    is_bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
+    return _without_prefix(name, family) if is_bare else name
+
+
+def _without_prefix(name: str, family: Family) -> str:
+    prefixes = (family.prefix,) if isinstance(family.prefix, str) else family.prefix
+    return next((name.removeprefix(each) for each in prefixes if name.startswith(each)), name)
+
+
+def _write_lora(
+    config: ModelConfig, leaves: Mapping[str, Any], targets: Mapping[str, _Target], *, is_dora: bool
+) -> tuple[Tensors, dict[str, Any]]:
+    """Returns the tensors of LoRA or DoRA, and their settings."""
+    tensors, ranks, scales = {}, {}, {}
+    for module, target in targets.items():
+        adapted = {k: name for k, (name, *_) in target.projections.items() if f"{name}/{ADAPTER}/down" in leaves}
+        if not adapted:
+            continue
+        downs, ups = [], []
+        for k, name in adapted.items():
+            _, mapping, shape = target.projections[k]
+            adapter = _adapter_of(config.adapters, name)
+            down = target.leaf(leaves, f"{name}/{ADAPTER}/down").reshape(-1, adapter.rank)
+            up = target.leaf(leaves, f"{name}/{ADAPTER}/up").reshape(adapter.rank, -1)
+            block = np.zeros((up.shape[1] * target.parts, adapter.rank), np.float32)
+            block[k * up.shape[1] : (k + 1) * up.shape[1]] = up.T
+            downs.append(down.T)
+            ups.append(block)
+            scales[module] = adapter.scale
+        tensors[f"{module}.lora_A"], tensors[f"{module}.lora_B"] = np.concatenate(downs), np.concatenate(ups, axis=1)
+        ranks[module] = len(tensors[f"{module}.lora_A"])
+        if is_dora:
+            tensors[f"{module}.lora_magnitude_vector"] = np.concatenate(
+                [_magnitude(target, leaves, k) for k in range(target.parts)]
+            )
+    first = next(iter(ranks))
+    settings = {
+        "peft_type": "LORA",
+        "r": ranks[first],
+        "lora_alpha": scales[first] * ranks[first],
+        "lora_dropout": max(adapter.dropout_rate for adapter in config.adapters),
+        "use_dora": is_dora,
+        "target_modules": sorted(ranks),
+        "rank_pattern": {module: rank for module, rank in ranks.items() if rank != ranks[first]},
+        "alpha_pattern": {
+            module: scales[module] * rank
+            for module, rank in ranks.items()
+            if not math.isclose(scales[module] * rank, scales[first] * ranks[first])
+        },
+        "bias": "none",
+    }
+    named = {_PREFIX + name + ("" if name.endswith("vector") else _SUFFIX): tensor for name, tensor in tensors.items()}
+    return named, settings
+
+
+def _magnitude(target: _Target, leaves: Mapping[str, Any], part: int) -> Float[np.ndarray, " outputs"]:
+    """Returns the norms of the outputs of a part, with the change that was trained if it has any."""
+    name, mapping, _ = target.projections[part]
+    kernel = target.leaf(leaves, f"{name}/kernel")
+    norms = np.sqrt(np.sum(kernel**2, axis=tuple(range(mapping.input_dims))))
+    change = f"{name}/{ADAPTER}/magnitude_change"
+    return (norms + (target.leaf(leaves, change) if change in leaves else 0)).reshape(-1)
+
+
+def _write_ia3(
+    config: ModelConfig, leaves: Mapping[str, Any], targets: Mapping[str, _Target], *, is_dora: bool
+) -> tuple[Tensors, dict[str, Any]]:
+    """Returns the tensors of (IA)³, and their settings."""
+    del is_dora
+    tensors, feedforward = {}, []
+    for module, target in targets.items():
+        names = {k: f"{name}/{ADAPTER}/scale" for k, (name, *_) in target.projections.items()}
+        present = [k for k, name in names.items() if name in leaves]
+        if not present:
+            continue
+        if _adapter_of(config.adapters, target.projections[present[0]][0]).of == "inputs":
+            feedforward.append(module)
+            tensors[module] = target.leaf(leaves, names[present[0]]).reshape(1, -1)
+        else:
+            sizes = {k: math.prod(shape[mapping.input_dims :]) for k, (_, mapping, shape) in target.projections.items()}
+            parts = [
+                target.leaf(leaves, names[k]).reshape(-1) if k in present else np.ones(sizes[k], np.float32)
+                for k in range(target.parts)
+            ]
+            tensors[module] = np.concatenate(parts)[:, None]
+    settings = {"peft_type": "IA3", "target_modules": sorted(tensors), "feedforward_modules": feedforward}
+    return {f"{_PREFIX}{module}.ia3_l": tensor for module, tensor in tensors.items()}, settings
+
+
+def read(
+    directory: str, config: ModelConfig, kernels: Mapping[str, Any]
+) -> tuple[tuple[Adapter, ...], dict[str, Float[np.ndarray, "..."]]]:
+    """Reads adapters that peft wrote.
+
+    Args:
+      directory: local directory or bucket with `adapter_config.json` and `adapter_model.safetensors`.
+      config: configuration of the base model, without adapters.
+      kernels: stored name -> parameter of the base model, `model/…`. Layers are stacked.
+
+    Returns:
+      The adapters for `config.adapters`, and stored name -> their parameters and those of the head of a task. Where
+      only some layers of a stack have an update, the others have an update of 0.
+
+    Raises:
+      UserError: a file is missing or invalid, or the adapters are not supported.
+    """
+    settings = json_files.read(file := paths.join(directory, CONFIG))
+    if WEIGHTS not in paths.listdir(directory):
+        raise UserError(
+            f"{directory}: {WEIGHTS} not found. Files that are pickled, such as adapter_model.bin, are not read: save "
+            "the adapter again with safe_serialization=True."
+        )
+    kind = settings.get("peft_type")
+    if kind not in ("LORA", "IA3"):
+        raise UserError(f"{file}: peft_type {kind!r}: not supported. Give LoRA, DoRA or (IA)³.")
+    stored = safetensors_files.Tensors(directory, WEIGHTS)
+    family = interop.family_of(config)
+    reader = _Reader(directory, settings, stored, family, config, kernels)
+    adapters, leaves = reader.lora() if kind == "LORA" else reader.ia3()
+    leaves |= reader.heads()
+    reader.check_unread()
+    return adapters, leaves
+
+
+class _Reader:
+    """Reads the tensors of one directory; see `read`."""
+
+    def __init__(
+        self,
+        directory: str,
+        settings: Mapping[str, Any],
+        stored: Mapping[str, Any],
+        family: Family,
+        config: ModelConfig,
+        kernels: Mapping[str, Any],
+    ):
+        self.directory, self.settings, self.stored, self.kernels = directory, settings, stored, kernels
+        self.family, self.config = family, config
+        self.targets = _targets(family, config)
+        self.layers = {name: layers for name, (_, layers) in tables.shapes(config).items()}
+        self.unread = set(stored)
+
+    def lora(self) -> tuple[tuple[Adapter, ...], dict[str, Any]]:
+        """Returns LoRA or DoRA with the largest rank of all matrices; others are filled with zeros."""
+        self._check({"bias": "none", "lora_bias": False, "layer_replication": None})
+        modules = {module: self._read(f"{module}.lora_A") for module in self.targets}
+        modules = {module: down for module, down in modules.items() if down is not None}
+        if not modules:
+            raise UserError(f"{self.directory}: no update of a projection of the base model found.")
+        rank = max(len(down) for down in modules.values())
+        root = self.settings.get("use_rslora", False)
+        scale = self._scale(None, self.settings["r"], root)
+        is_dora = bool(self.settings.get("use_dora"))
+        leaves: dict[str, np.ndarray] = {}
+        for module, down in modules.items():
+            target, up = self.targets[module], self._read(f"{module}.lora_B")
+            factor = self._scale(module, len(down), root) / scale
+            magnitude = self._read(f"{module}.lora_magnitude_vector") if is_dora else None
+            for k, (name, mapping, shape) in target.projections.items():
+                inputs, outputs = shape[: mapping.input_dims], shape[mapping.input_dims :]
+                part = np.split(up, target.parts)[k] * factor
+                missing = rank - len(down)
+                whole_down, whole_up = np.pad(down.T, ((0, 0), (0, missing))), np.pad(part.T, ((0, missing), (0, 0)))
+                self._put(leaves, target, f"{name}/{ADAPTER}/down", whole_down.reshape(*inputs, rank))
+                self._put(leaves, target, f"{name}/{ADAPTER}/up", whole_up.reshape(rank, *outputs))
+                if is_dora:
+                    own = np.split(magnitude.reshape(-1), target.parts)[k].reshape(outputs)
+                    change = own - _magnitude(target, self.kernels, k).reshape(outputs)
+                    self._put(leaves, target, f"{name}/{ADAPTER}/magnitude_change", change)
+        make = DoRA if is_dora else LoRA
+        dropout_rate = float(self.settings.get("lora_dropout") or 0.0)
+        adapter = make(pattern=_pattern(leaves), rank=rank, alpha=scale * rank, dropout_rate=dropout_rate)
+        return (adapter,), leaves
+
+    def ia3(self) -> tuple[tuple[Adapter, ...], dict[str, Any]]:
+        """Returns (IA)³ of outputs, of inputs, or both."""
+        leaves: dict[str, dict[str, np.ndarray]] = {"outputs": {}, "inputs": {}}
+        for module, target in self.targets.items():
+            scale = self._read(f"{module}.ia3_l")
+            if scale is None:
+                continue
+            of = "inputs" if scale.shape[0] == 1 else "outputs"
+            for k, (name, mapping, shape) in target.projections.items():
+                if of == "inputs":
+                    own = scale.reshape(shape[: mapping.input_dims])
+                else:
+                    own = np.split(scale.reshape(-1), target.parts)[k].reshape(shape[mapping.input_dims :])
+                self._put(leaves[of], target, f"{name}/{ADAPTER}/scale", own, fill=1.0)
+        adapters = tuple(IA3(pattern=_pattern(found), of=of) for of, found in leaves.items() if found)
+        return adapters, leaves["outputs"] | leaves["inputs"]
+
+    def heads(self) -> dict[str, Any]:
+        """Returns the parameters of the head of a task, if the directory has one."""
+        for head_class in self.family.head_classes(self.family.config_to_json(self.config, [])):
+            names = {mapping: self._find(mapping.hf_name) for mapping in head_class.table}
+            if None not in names.values():
+                self.unread -= set(names.values())
+                found = {mapping: self.stored[name].astype(np.float32) for mapping, name in names.items()}
+                # Heads have the same dimensions on both sides, so that hf_shape is its own inverse for them.
+                return {m.name: m.from_hf(tensor, m.hf_shape(tensor.shape)) for m, tensor in found.items()}
+        return {}
+
+    def check_unread(self) -> None:
+        """Raises a UserError for a tensor that was not read."""
+        if self.unread:
+            raise UserError(
+                f"{paths.join(self.directory, WEIGHTS)}: tensor {min(self.unread)!r} is neither an update of a "
+                f"projection of {self.family.config_class.__name__} nor a head that is supported."
+            )
+
+    def _check(self, fixed: Mapping[str, Any]) -> None:
+        for key, value in fixed.items():
+            if self.settings.get(key, value) != value:
+                file = paths.join(self.directory, CONFIG)
+                raise UserError(f"{file}: {key} {self.settings[key]!r}: not supported, only {value!r}.")
+
+    def _find(self, name: str) -> str | None:
+        """Returns the stored name of a tensor; the names of a bare model have no prefix."""
+        names = (name, _without_prefix(name, self.family))
+        candidates = (_PREFIX + each + end for each in names for end in ("", _SUFFIX))
+        return next((each for each in candidates if each in self.stored.shapes), None)
+
+    def _read(self, name: str) -> Float[np.ndarray, "..."] | None:
+        if (stored := self._find(name)) is None:
+            return None
+        self.unread.discard(stored)
+        return self.stored[stored].astype(np.float32)
+
+    def _scale(self, module: str | None, rank: int, root: bool) -> float:
+        alpha = self.settings["lora_alpha"]
+        for pattern, value in (self.settings.get("alpha_pattern") or {}).items():
+            if module is not None and re.match(rf"(.*\.)?({pattern})$", module):
+                alpha = value
+                break
+        return alpha / (math.sqrt(rank) if root else rank)
+
+    def _put(self, leaves, target, name, value, fill=0.0):
+        """Stores a parameter, or that of one layer."""
+        if target.layer is None:
+            leaves[name] = value
+            return
+        count = self.layers[name.split(f"/{ADAPTER}/")[0] + "/kernel"]
+        leaves.setdefault(name, np.full((count, *value.shape), fill, np.float32))[target.layer] = value
+
+
+def _targets(family: Family, config: ModelConfig) -> dict[str, _Target]:
+    """Returns the name of each matrix in transformers -> its projections."""
+    shapes = tables.shapes(config)
+    found: dict[str, _Target] = {}
+    for mapping in family.table(config):
+        if mapping.name not in shapes or not mapping.name.endswith("/kernel"):
+            continue
+        shape, layers = shapes[mapping.name]
+        for layer in range(layers or 1):
+            module = mapping.hf_name.format(i=layer).removesuffix(_SUFFIX)
+            target = found.setdefault(module, _Target({}, mapping.part[1], None if layers is None else layer))
+            target.projections[mapping.part[0]] = (mapping.name.removesuffix("/kernel"), mapping, shape)
+    return found
+
+
+def _adapter_of(adapters: Sequence[Adapter], name: str) -> Any:
+    """Returns the adapter of a projection, `model/…`; see `adapters.base.adapt`."""
+    return next(each for each in adapters if re.search(each.pattern, name.removeprefix(tables.MODEL)))
+
+
+def _pattern(names: Iterable[str]) -> str:
+    projections = sorted({name.removeprefix(tables.MODEL).split(f"/{ADAPTER}/")[0] for name in names})
+    return f"^({'|'.join(map(re.escape, projections))})$"

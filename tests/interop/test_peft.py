@@ -1,0 +1,158 @@
+"""Adapters in peft's files: what is written has the same outputs there, and what peft wrote has them here."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from families import FAMILIES, example_batch
+from numerics import assert_close
+
+from t5x_like import interop, parameters
+from t5x_like.adapters.bottleneck import Adapter
+from t5x_like.adapters.dora import DoRA
+from t5x_like.adapters.ia3 import IA3
+from t5x_like.adapters.lora import LoRA
+from t5x_like.errors import UserError
+from t5x_like.interop import peft
+from t5x_like.models import construct
+
+METHODS = {
+    "lora": (LoRA(rank=2, alpha=3.0), LoRA(pattern="mlp/wo$", rank=3, alpha=2.0, rank_stabilized=True)),
+    "dora": (DoRA(rank=2, alpha=3.0, pattern="attention/(query|value)$"),),
+    "ia3": (IA3(), IA3(pattern="mlp/wo$", of="inputs")),
+}
+CLASSES = {
+    "bert": "AutoModel",
+    "gpt2": "AutoModelForCausalLM",
+    "t5_1_1": "AutoModelForSeq2SeqLM",
+    "llama": "AutoModelForCausalLM",
+    "bart": "AutoModelForSeq2SeqLM",
+}
+
+
+def base_of(family):
+    return dataclasses.replace(FAMILIES[family].config, **FAMILIES[family].huggingface_sizes)
+
+
+def randomized(config):
+    model = construct.make(config, jax.random.key(0))
+    rng = np.random.default_rng(0)
+
+    def draw(name, leaf):
+        return jnp.asarray(rng.normal(size=leaf.shape) / 3 + (1 if name.endswith("/scale") else 0), jnp.float32)
+
+    return parameters.map_named(draw, model)
+
+
+def stacked(model):
+    return parameters.stack({f"model/{name}": leaf for name, leaf in parameters.named_leaves(model).items()})
+
+
+def bare(leaves):
+    return {name: leaf for name, leaf in leaves.items() if "/adapter/" not in name}
+
+
+def outputs(model, batch, family):
+    hidden = model(batch).hidden
+    return hidden if CLASSES[family] == "AutoModel" else model.unembed(hidden)
+
+
+def torch_outputs(theirs, batch, family):
+    import torch
+
+    inputs = [torch.tensor(x.astype(np.int64)) for x in batch.values()]
+    names = ("input_ids", "decoder_input_ids") if len(inputs) == 2 else ("input_ids",)
+    with torch.no_grad():
+        found = theirs.eval()(**dict(zip(names, inputs, strict=True)))
+    return (found.last_hidden_state if CLASSES[family] == "AutoModel" else found.logits).numpy()
+
+
+def write_base(config, leaves, directory):
+    interop.to_huggingface(bare(leaves), config, str(directory))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", CLASSES)
+def test_peft_reads_what_is_written(tmp_path, family, method):
+    transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    config, batch = base_of(family), example_batch(FAMILIES[family])
+    model = randomized(dataclasses.replace(config, adapters=METHODS[method]))
+    leaves = stacked(model)
+    write_base(config, leaves, tmp_path / "base")
+    peft.write(model.config, leaves, str(tmp_path / "adapter"), base=str(tmp_path / "base"))
+    theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
+    theirs = library.PeftModel.from_pretrained(theirs, tmp_path / "adapter")
+    expected = outputs(model, batch, family)
+    assert_close({"output": torch_outputs(theirs, batch, family)}, {"output": expected}, 1e-5)
+
+    adapters, read = peft.read(str(tmp_path / "adapter"), config, bare(leaves))
+    again = construct.make(dataclasses.replace(config, adapters=adapters), jax.random.key(1))
+    again = parameters.unstack({name.removeprefix("model/"): x for name, x in (bare(leaves) | read).items()}, again)
+    assert_close({"output": outputs(again, batch, family)}, {"output": expected}, 1e-5)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5_1_1"])
+def test_what_peft_writes_is_read(tmp_path, family, method):
+    import torch
+
+    transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    config, batch = base_of(family), example_batch(FAMILIES[family])
+    leaves = stacked(randomized(config))
+    write_base(config, leaves, tmp_path / "base")
+    theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
+    known = library.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING[theirs.config.model_type]
+    if method == "ia3":
+        settings = library.IA3Config()
+    else:
+        patterns = {"rank_pattern": {known[0]: 2}, "alpha_pattern": {known[0]: 7}} if method == "lora" else {}
+        settings = library.LoraConfig(r=3, lora_alpha=5, use_dora=method == "dora", target_modules=known, **patterns)
+    theirs = library.get_peft_model(theirs, settings)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "lora_" in name or "ia3_" in name:
+                parameter.add_(torch.randn_like(parameter) / 3)
+    theirs.save_pretrained(tmp_path / "adapter")
+    adapters, read = peft.read(str(tmp_path / "adapter"), config, leaves)
+    model = construct.make(dataclasses.replace(config, adapters=adapters), jax.random.key(1))
+    model = parameters.unstack({name.removeprefix("model/"): x for name, x in (leaves | read).items()}, model)
+    found = outputs(model, batch, family)
+    assert_close({"output": found}, {"output": torch_outputs(theirs, batch, family)}, 1e-5)
+
+
+def write_small(tmp_path, adapters=METHODS["lora"]):
+    config = base_of("bert")
+    leaves = stacked(randomized(dataclasses.replace(config, adapters=adapters)))
+    peft.write(dataclasses.replace(config, adapters=adapters), leaves, str(tmp_path))
+    return config, leaves
+
+
+def test_invalid_directories_raise(tmp_path):
+    config, leaves = write_small(tmp_path)
+    settings = json.loads((tmp_path / peft.CONFIG).read_text())
+    for changes, message in (
+        ({"peft_type": "LOHA"}, "peft_type 'LOHA': not supported. Give LoRA"),
+        ({"bias": "all"}, "bias 'all': not supported"),
+    ):
+        (tmp_path / peft.CONFIG).write_text(json.dumps(settings | changes))
+        with pytest.raises(UserError, match=message):
+            peft.read(str(tmp_path), config, bare(leaves))
+    (tmp_path / peft.CONFIG).write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="no update of a projection of the base model found|neither an update of a"):
+        peft.read(str(tmp_path), FAMILIES["gpt2"].config, {})
+    (tmp_path / peft.WEIGHTS).rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(UserError, match="adapter_model.safetensors not found. Files that are pickled"):
+        peft.read(str(tmp_path), config, bare(leaves))
+
+
+def test_adapters_that_peft_does_not_have_raise(tmp_path):
+    for adapters in ((Adapter(size=3),), (LoRA(), IA3(pattern="key$"))):
+        with pytest.raises(UserError, match="peft's files have one of LoRA, DoRA and IA3"):
+            write_small(tmp_path, adapters)
+    assert list(tmp_path.iterdir()) == []
