@@ -82,8 +82,8 @@ EXTRAS = {
         "tokenizers>=0.21",
         "wheel>=0.45",
     ],
-    # Exact versions, because the parity tests compare numbers with these two packages.
-    "parity": ["torch==2.13.0", "transformers==4.57.6"],
+    # Exact versions, because the parity tests compare numbers with these packages.
+    "parity": ["torch==2.13.0", "transformers==4.57.6", "peft==0.21.2"],
 }
 
 setup(

@@ -18,7 +18,7 @@ from t5x_like.config.stored import StoredSettings
 from t5x_like.data import tokenizer_files, vocabulary_digest
 from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.errors import UserError
-from t5x_like.interop import generation, json_files, t5x, tensorflow_checkpoints, tokenizer_export, tokenizer_ids
+from t5x_like.interop import generation, json_files, peft, t5x, tensorflow_checkpoints, tokenizer_export, tokenizer_ids
 from t5x_like.models import networks, special_tokens
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import MODEL
@@ -26,7 +26,7 @@ from t5x_like.objectives.heads import HeadForm
 from t5x_like.objectives.sequence_regression import SequenceRegression
 from t5x_like.reporting import model_card
 from t5x_like.runtime import run_files
-from t5x_like.training import weight_files, weight_source
+from t5x_like.training import frozen_base, weight_files, weight_source
 from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.checkpoints.manager import Checkpoints
 from t5x_like.training.network_weights import RunModel
@@ -47,6 +47,8 @@ def convert(
     bos_id: int | None = None,
     fold_norms: bool = False,
     averaged: bool = True,
+    merge: bool = True,
+    base_path: str | None = None,
     allow_nonfinite: bool = False,
 ) -> str:
     """Converts weights of other libraries to a run directory, or a run to a Hugging Face directory.
@@ -56,12 +58,13 @@ def convert(
     INITIAL_CHECKPOINT_PATH of `train`, and the CHECKPOINT_PATH or MODEL_DIR of the commands that read a run. Values are
     stored in float32, to which float16 and bfloat16 convert exactly. The files of the tokenizer are copied in both
     directions. A vocabulary that is not in the files of a Hugging Face tokenizer is written as such. The updates of
-    adapters, such as LoRA, are added to the kernels. An exported model has a README.md, which says what the run knows
-    about it and how to load it.
+    adapters, such as LoRA, are added to the kernels; with `merge=False`, they are written alone, in the files of the
+    library peft, which are read as well. An exported model has a README.md, which says what the run knows about it and
+    how to load it.
 
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a TensorFlow checkpoint of
-        BERT, ALBERT or ELECTRA, a run directory, or one of its checkpoints.
+        BERT, ALBERT or ELECTRA, a directory of peft, a run directory, or one of its checkpoints.
       output_path: The directory to write, local or in a bucket.
       model: Configuration of the model. Not needed for a Hugging Face directory, whose config.json describes it.
         Required for a T5X checkpoint, which does not describe it, and for a TensorFlow checkpoint without a file that
@@ -79,6 +82,10 @@ def convert(
       fold_norms: Whether to fold the NoNorm layers of MobileBERT into its projections. The outputs stay the same up to
         rounding; all scales but those of the last layer are 1 and all biases are 0 afterwards.
       averaged: Whether to convert the averages of the parameters of a run with EMA_DECAY, and not its parameters.
+      merge: Whether to add the updates of the adapters of a run to the kernels. False writes a directory of peft with
+        the adapters and the head of the task alone.
+      base_path: The Hugging Face directory of the base model of adapters, if it is not where the files of peft, or
+        base.json of a run, say.
       allow_nonfinite: Whether to convert weights with infinite values or NaN, which are an error otherwise.
 
     Returns:
@@ -98,13 +105,18 @@ def convert(
     is_run = False
     if weight_files.is_huggingface(checkpoint_path):
         model, leaves, described = _read_huggingface(checkpoint_path, model, heads)
+    elif weight_files.is_peft(checkpoint_path):
+        model, leaves, described = _read_peft(checkpoint_path, base_path, heads)
     elif (index := weight_files.find_t5x(checkpoint_path)) is not None:
         model, leaves, described = _read_t5x(index, checkpoint_path, model)
     elif (prefix := weight_files.find_tensorflow(checkpoint_path)) is not None:
         model, leaves, described = _read_tensorflow(prefix, model, heads)
     else:
         is_run, (model, leaves) = True, _read_run(checkpoint_path, model, network, averaged)
-        model, leaves = interop.merge_adapters(model, _select(leaves, heads))
+        leaves = _select(leaves, heads)
+        if not merge:
+            return _write_peft(model, leaves, checkpoint_path, base_path, output_path)
+        model, leaves = interop.merge_adapters(model, leaves)
         leaves = _exportable(leaves, model)
     if network not in (None, MODEL) and not is_run:
         raise UserError(f"NETWORK={network!r}: {given} is not a run. Convert all of it to a run, and give the run.")
@@ -148,6 +160,40 @@ def _read_huggingface(path: str, model: ModelConfig | None, heads: str) -> tuple
     )
     _log_class(path, config, leaves)
     return config, leaves, describe(config, interop.task_head(path) if heads == "all" else None)
+
+
+def _read_peft(path: str, base_path: str | None, heads: str) -> tuple[ModelConfig, dict[str, Any], str]:
+    """Returns a base model with the adapters of peft, its tensors, and the configuration of its run."""
+    base = base_path or peft.base(path)
+    if base is None or not weight_files.is_huggingface(base):
+        raise UserError(
+            f"{path}: the base model {base!r} is not a Hugging Face directory with safetensors. Give its directory "
+            "with --gin.BASE_PATH=…"
+        )
+    config = interop.config_from_huggingface(base)
+    leaves = _select(interop.read(base, config), "none")
+    adapters, added, head = peft.read(path, config, leaves)
+    config = dataclasses.replace(config, adapters=adapters)
+    return config, leaves | _select(added, heads), describe(config, head if heads == "all" else None)
+
+
+def _write_peft(
+    model: ModelConfig, leaves: Mapping[str, Any], path: str, base_path: str | None, output_path: str
+) -> str:
+    """Writes the adapters of a run, and the head of its task."""
+    base = frozen_base.of_run(_run(path))
+    base_path = base_path or (base.path if base is not None and weight_files.is_huggingface(base.path) else None)
+    if base_path is None:
+        logging.warning(
+            "%s: no Hugging Face directory of its base model is known. Convert the base model, and give it with "
+            "--gin.BASE_PATH=…",
+            path,
+        )
+    with _removed_on_failure(output_path):
+        peft.write(model, leaves, output_path, base_path)
+    written = {n: leaf for n, leaf in leaves.items() if "/adapter/" in n or not n.startswith(weight_source.MODEL)}
+    _report(written, path, output_path)
+    return output_path
 
 
 def _read_t5x(index: str, path: str, model: ModelConfig | None) -> tuple[ModelConfig, dict[str, Any], str]:

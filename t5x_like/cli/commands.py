@@ -280,6 +280,7 @@ COMMANDS = {
             ),
             "output": ("OUTPUT_PATH", "the directory to write"),
             "heads": ("HEADS", "all (the default), or none for the bare model"),
+            "merge": ("MERGE", "False: write the adapters of a run alone, in the files of peft (default: True)"),
             "allow_nonfinite": ("ALLOW_NONFINITE", "convert weights with infinite values or NaN"),
         },
         flag_defaults={"allow_nonfinite": "True"},

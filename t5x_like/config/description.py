@@ -68,17 +68,24 @@ def describe_dataclass(macro: str, value: Any, macros: Mapping[str, str] | None 
 
     Args:
       macro: The macro.
-      value: A dataclass. Fields may be dataclasses too, at most one of each class.
+      value: A dataclass. Fields may be dataclasses too, at most one of each class, or tuples of any dataclasses.
       macros: Field of `value` -> macro that has its value.
     """
-    parts = [value, *(field for _, field in _fields(value) if dataclasses.is_dataclass(field))]
-    lines = [_import(each) for each in sorted(map(type, parts), key=lambda each: each.__module__)]
-    lines += [f"{macro} = {_reference(value)}"]
-    for part in parts:
+    parts = {class_name(type(value)): value}  # with their scopes
+    for name, field in _fields(value):
+        if dataclasses.is_dataclass(field):
+            parts[class_name(type(field))] = field
+        elif _has_dataclasses(field):
+            parts |= {f"{name}_{index}/{class_name(type(each))}": each for index, each in enumerate(field)}
+    classes = {type(part) for part in parts.values()}
+    lines = [_import(each) for each in sorted(classes, key=lambda each: each.__module__)]
+    lines += [f"{macro} = @{class_name(type(value))}()"]
+    for scoped, part in parts.items():
         named = (macros or {}) if part is value else {}
-        lines += [f"{class_name(type(part))}:"] if _fields(part) else []
+        lines += [f"{scoped}:"] if _fields(part) else []
         lines += [
-            f"  {name} = {f'%{named[name]}' if name in named else _reference(field)}" for name, field in _fields(part)
+            f"  {name} = {f'%{named[name]}' if name in named else _reference(name, field)}"
+            for name, field in _fields(part)
         ]
     return "\n".join([*lines, ""])
 
@@ -170,6 +177,12 @@ def _fields(part: Any) -> list[tuple[str, Any]]:
     return [(field.name, getattr(part, field.name)) for field in dataclasses.fields(part)]
 
 
-def _reference(value: Any) -> str:
-    """Returns a value in gin syntax: a literal, or a reference that builds a dataclass."""
+def _has_dataclasses(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(dataclasses.is_dataclass(each) for each in value)
+
+
+def _reference(name: str, value: Any) -> str:
+    """Returns the value of a field in gin syntax: a literal, or references that build dataclasses."""
+    if _has_dataclasses(value):
+        return f"({', '.join(f'@{name}_{index}/{class_name(type(each))}()' for index, each in enumerate(value))},)"
     return f"@{class_name(type(value))}()" if dataclasses.is_dataclass(value) else repr(value)

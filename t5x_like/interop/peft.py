@@ -21,6 +21,7 @@ from t5x_like.adapters.ia3 import IA3
 from t5x_like.adapters.lora import LoRA
 from t5x_like.errors import UserError
 from t5x_like.interop import json_files, safetensors_files, tables
+from t5x_like.interop.head_classes import TaskHead
 from t5x_like.interop.tables import Family, HeadClass, TensorMapping
 from t5x_like.models import construct
 from t5x_like.models.base import ModelConfig
@@ -191,9 +192,14 @@ def _write_ia3(
     return {f"{_PREFIX}{module}.ia3_l": tensor for module, tensor in tensors.items()}, settings
 
 
+def base(directory: str) -> str | None:
+    """Returns where the base model of adapters is, or None if their files do not name it."""
+    return json_files.read(paths.join(directory, CONFIG)).get("base_model_name_or_path")
+
+
 def read(
     directory: str, config: ModelConfig, kernels: Mapping[str, Any]
-) -> tuple[tuple[Adapter, ...], dict[str, Float[np.ndarray, "..."]]]:
+) -> tuple[tuple[Adapter, ...], dict[str, Float[np.ndarray, "..."]], TaskHead | None]:
     """Reads adapters that peft wrote.
 
     Args:
@@ -202,8 +208,8 @@ def read(
       kernels: stored name -> parameter of the base model, `model/…`. Layers are stacked.
 
     Returns:
-      The adapters for `config.adapters`, and stored name -> their parameters and those of the head of a task. Where
-      only some layers of a stack have an update, the others have an update of 0.
+      The adapters for `config.adapters`, stored name -> their parameters and those of the head of a task, and this
+      head, if there is one. Where only some layers of a stack have an update, the others have an update of 0.
 
     Raises:
       UserError: a file is missing or invalid, or the adapters are not supported.
@@ -221,9 +227,9 @@ def read(
     family = interop.family_of(config)
     reader = _Reader(directory, settings, stored, family, config, kernels)
     adapters, leaves = reader.lora() if kind == "LORA" else reader.ia3()
-    leaves |= reader.heads()
+    head, of_head = reader.head()
     reader.check_unread()
-    return adapters, leaves
+    return adapters, leaves | of_head, head
 
 
 class _Reader:
@@ -293,16 +299,20 @@ class _Reader:
         adapters = tuple(IA3(pattern=_pattern(found), of=of) for of, found in leaves.items() if found)
         return adapters, leaves["outputs"] | leaves["inputs"]
 
-    def heads(self) -> dict[str, Any]:
-        """Returns the parameters of the head of a task, if the directory has one."""
-        for head_class in self.family.head_classes(self.family.config_to_json(self.config, [])):
+    def head(self) -> tuple[TaskHead | None, dict[str, Any]]:
+        """Returns the head of a task and its parameters, if the directory has one. Its labels have no names."""
+        hf_config = self.family.config_to_json(self.config, [])
+        for head_class in self.family.head_classes(hf_config):
             names = {mapping: self._find(mapping.hf_name) for mapping in head_class.table}
             if None not in names.values():
                 self.unread -= set(names.values())
-                found = {mapping: self.stored[name].astype(np.float32) for mapping, name in names.items()}
+                tensors = {mapping: self.stored[name].astype(np.float32) for mapping, name in names.items()}
                 # Heads have the same dimensions on both sides, so that hf_shape is its own inverse for them.
-                return {m.name: m.from_hf(tensor, m.hf_shape(tensor.shape)) for m, tensor in found.items()}
-        return {}
+                found = {m.name: m.from_hf(tensor, m.hf_shape(tensor.shape)) for m, tensor in tensors.items()}
+                outputs = found[head_class.table[-1].name].shape[-1]
+                labels = tuple(f"LABEL_{index}" for index in range(outputs)) if head_class.has_labels else ()
+                return TaskHead(head_class.head, head_class.form(hf_config), labels), found
+        return None, {}
 
     def check_unread(self) -> None:
         """Raises a UserError for a tensor that was not read."""

@@ -19,6 +19,11 @@ def is_huggingface(path: str) -> bool:
     return "config.json" in names and any(name.startswith("model.safetensors") for name in names)
 
 
+def is_peft(path: str) -> bool:
+    """Returns whether `path` is a directory with adapters of the library peft, which only `convert` reads."""
+    return "adapter_config.json" in paths.listdir(path)
+
+
 def find_t5x(path: str) -> str | None:
     """Finds the index of a T5X checkpoint: its msgpack file, or the `_METADATA` of Orbax.
 
@@ -74,7 +79,7 @@ def find_tensorflow(path: str) -> str | None:
 
 def is_of_other_library(path: str) -> bool:
     """Returns whether `path` has the weights of another library rather than of a run."""
-    return is_huggingface(path) or find_t5x(path) is not None or find_tensorflow(path) is not None
+    return is_huggingface(path) or is_peft(path) or find_t5x(path) is not None or find_tensorflow(path) is not None
 
 
 def not_found(setting: str, path: str, wanted: str) -> UserError:

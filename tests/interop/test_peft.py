@@ -16,7 +16,7 @@ from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
 from t5x_like.adapters.lora import LoRA
 from t5x_like.errors import UserError
-from t5x_like.interop import peft
+from t5x_like.interop import peft, safetensors_files
 from t5x_like.models import construct
 
 METHODS = {
@@ -89,7 +89,7 @@ def test_peft_reads_what_is_written(tmp_path, family, method):
     expected = outputs(model, batch, family)
     assert_close({"output": torch_outputs(theirs, batch, family)}, {"output": expected}, 1e-5)
 
-    adapters, read = peft.read(str(tmp_path / "adapter"), config, bare(leaves))
+    adapters, read, head = peft.read(str(tmp_path / "adapter"), config, bare(leaves))
     again = construct.make(dataclasses.replace(config, adapters=adapters), jax.random.key(1))
     again = parameters.unstack({name.removeprefix("model/"): x for name, x in (bare(leaves) | read).items()}, again)
     assert_close({"output": outputs(again, batch, family)}, {"output": expected}, 1e-5)
@@ -119,11 +119,61 @@ def test_what_peft_writes_is_read(tmp_path, family, method):
             if "lora_" in name or "ia3_" in name:
                 parameter.add_(torch.randn_like(parameter) / 3)
     theirs.save_pretrained(tmp_path / "adapter")
-    adapters, read = peft.read(str(tmp_path / "adapter"), config, leaves)
+    adapters, read, head = peft.read(str(tmp_path / "adapter"), config, leaves)
     model = construct.make(dataclasses.replace(config, adapters=adapters), jax.random.key(1))
     model = parameters.unstack({name.removeprefix("model/"): x for name, x in (leaves | read).items()}, model)
+    assert head is None
     found = outputs(model, batch, family)
     assert_close({"output": found}, {"output": torch_outputs(theirs, batch, family)}, 1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_convert_reads_and_writes_adapters_with_the_head_of_a_task(tmp_path, run_command, method):
+    config = base_of("bert")
+    leaves = stacked(randomized(dataclasses.replace(config, adapters=METHODS[method])))
+    write_base(config, leaves, tmp_path / "base")
+    draw = np.random.default_rng(1).normal
+    pooler, classifier = (f"objective/sequence_classification/{name}" for name in ("pooler", "classifier"))
+    width = config.embed_dim
+    leaves |= {f"{pooler}/kernel": draw(size=(width, width)), f"{pooler}/bias": draw(size=width)}
+    leaves |= {f"{classifier}/kernel": draw(size=(width, 3)), f"{classifier}/bias": draw(size=3)}
+    adapted = dataclasses.replace(config, adapters=METHODS[method])
+    peft.write(adapted, leaves, str(tmp_path / "one"), base=str(tmp_path / "base"))
+    assert json.loads((tmp_path / "one" / peft.CONFIG).read_text())["task_type"] == "SEQ_CLS"
+    for source, output, *flags in (("one", "run"), ("run", "two", "--merge=False"), ("run", "merged")):
+        given = [
+            f"--input={tmp_path / source}",
+            f"--output={tmp_path / output}",
+            f"--gin.BASE_PATH={tmp_path / 'base'}",
+        ]
+        code, text = run_command(["convert", *given, *flags])
+        assert code == 0, text
+    first, second = (safetensors_files.Tensors(str(tmp_path / each), peft.WEIGHTS) for each in ("one", "two"))
+    assert set(first) == set(second)
+    for name in first:
+        scale = 1.0  # of LoRA's updates, which rsLoRA multiplies by another factor
+        if method == "lora" and "output.dense.lora_B" in name:
+            scale = first[name].max() / second[name].max()
+        if first[name].shape == second[name].shape:
+            np.testing.assert_allclose(first[name], scale * second[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    stored = json.loads((tmp_path / "merged/config.json").read_text())
+    assert stored["architectures"] == ["BertForSequenceClassification"] and len(stored["id2label"]) == 3
+
+
+def test_convert_without_the_base_of_adapters_raises(tmp_path, run_command):
+    write_small(tmp_path / "adapter")
+    code, text = run_command(["convert", f"--input={tmp_path / 'adapter'}", f"--output={tmp_path / 'run'}"])
+    assert code == 2 and "the base model None is not a Hugging Face directory" in text and "BASE_PATH" in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_of_adapters_apply_to_hugging_face_directories(tmp_path, run_command):
+    config = base_of("bert")
+    write_base(config, stacked(randomized(config)), tmp_path / "base")
+    files = ["--gin_file=runs/pretrain.gin", "--gin_file=adapters/lora.gin", "--gin.LORA_RANK=3"]
+    task = ["--gin.MIXTURE_OR_TASK_NAME=python_docs_masked_lm", "--gin.TRAIN_STEPS=1"]
+    code, text = run_command(["train", "--dry_run", f"--gin.HF_PATH={tmp_path / 'base'}", *files, *task])
+    assert code == 2 and "vocab_size" in text and "LORA_RANK" not in text, text  # the data has more token ids
 
 
 def write_small(tmp_path, adapters=METHODS["lora"]):

@@ -102,7 +102,9 @@ def _model(config: ModelConfig, settings: KnownSettings) -> tuple[str, dict[str,
         published = [getattr(config, field) for field in of_macro]
         if settings.is_given(macro) or all(value == published[0] for value in published):
             fields |= dict.fromkeys(of_macro, macro)
-            values[macro] = published[0]
+            # A file of adapters sets ADAPTERS, which no directory has.
+            if of_macro != ["adapters"] or settings.value(macro) is None:
+                values[macro] = published[0]
     return description.describe_model(config, fields), values
 
 
