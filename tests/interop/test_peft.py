@@ -6,11 +6,12 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from families import FAMILIES, example_batch
 from numerics import assert_close
 
-from t5x_like import interop, parameters
+from t5x_like import interop, optimizers, parameters
 from t5x_like.adapters.bottleneck import Adapter
 from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
@@ -24,6 +25,7 @@ METHODS = {
     "dora": (DoRA(rank=2, alpha=3.0, pattern="attention/(query|value)$"),),
     "ia3": (IA3(), IA3(pattern="mlp/wo$", of="inputs")),
 }
+FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
 CLASSES = {
     "bert": "AutoModel",
     "gpt2": "AutoModelForCausalLM",
@@ -125,6 +127,56 @@ def test_what_peft_writes_is_read(tmp_path, family, method):
     assert head is None
     found = outputs(model, batch, family)
     assert_close({"output": found}, {"output": torch_outputs(theirs, batch, family)}, 1e-5)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_ten_training_steps_equal_those_of_peft(tmp_path, family, method):
+    """AdamW on the added parameters: losses of ten steps, and the outputs after them."""
+    import torch
+
+    transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    config, batch = base_of(family), example_batch(FAMILIES[family])
+    model = randomized(dataclasses.replace(config, adapters=METHODS[method]))
+    leaves = stacked(model)
+    write_base(config, leaves, tmp_path / "base")
+    peft.write(model.config, leaves, str(tmp_path / "adapter"), base=str(tmp_path / "base"))
+    theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
+    theirs = library.PeftModel.from_pretrained(theirs, tmp_path / "adapter", is_trainable=True).eval()
+    weights = np.random.default_rng(4).normal(size=outputs(model, batch, family).shape).astype(np.float32)
+
+    trained, fixed = optimizers.split({"model": model, "objective": {}}, FROZEN)
+    update = optax.adamw(1e-2, weight_decay=0.0)
+
+    def loss(trained):
+        found = outputs(optimizers.merge(trained, fixed)["model"], batch, family)
+        return jnp.mean(weights * found + 0.1 * found**2)
+
+    @jax.jit
+    def step(trained, state):
+        value, gradient = jax.value_and_grad(loss)(trained)
+        updates, state = update.update(gradient, state, trained)
+        return optax.apply_updates(trained, updates), state, value
+
+    own = [parameter for parameter in theirs.parameters() if parameter.requires_grad]
+    torch_update = torch.optim.AdamW(own, lr=1e-2, weight_decay=0.0)
+    state, losses, their_losses = update.init(trained), [], []
+    inputs = torch.tensor(next(iter(batch.values())).astype(np.int64))
+    for _ in range(10):
+        trained, state, value = step(trained, state)
+        losses.append(float(value))
+        result = theirs(input_ids=inputs)
+        found = result.last_hidden_state if CLASSES[family] == "AutoModel" else result.logits
+        their_loss = torch.mean(torch.tensor(weights) * found + 0.1 * found**2)
+        torch_update.zero_grad()
+        their_loss.backward()
+        torch_update.step()
+        their_losses.append(their_loss.item())
+    assert losses[0] - losses[-1] > 1e-3
+    np.testing.assert_allclose(losses, their_losses, rtol=2e-5, atol=2e-6)
+    expected = outputs(optimizers.merge(trained, fixed)["model"], batch, family)
+    assert_close({"output": torch_outputs(theirs, batch, family)}, {"output": expected}, 5e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
