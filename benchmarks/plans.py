@@ -84,9 +84,7 @@ TABLES = {
     "Encoders": (
         _encoder("ELECTRA large", ("models/electra/large.gin", "runs/electra.gin"), "{'inputs': 512, 'targets': 130}"),
         _encoder("ALBERT xxlarge", ("models/albert/xxlarge.gin", "runs/albert.gin"), "{'inputs': 512, 'targets': 20}"),
-        _encoder(
-            "SpanBERT large", ("models/spanbert/large.gin", "runs/spanbert.gin"), "{'inputs': 512, 'targets': 77}"
-        ),
+        _encoder("SpanBERT large", "spanbert/large", "spanbert", 77),
     ),
     "Distillation and MobileBERT": (
         Model(
