@@ -82,8 +82,8 @@ TABLES = {
         _llama("Llama 3.1 8B", "llama3_1/8b", 8192, 256, "v5e:16x16"),
     ),
     "Encoders": (
-        _encoder("ELECTRA large", ("models/electra/large.gin", "runs/electra.gin"), "{'inputs': 512, 'targets': 130}"),
-        _encoder("ALBERT xxlarge", ("models/albert/xxlarge.gin", "runs/albert.gin"), "{'inputs': 512, 'targets': 20}"),
+        _encoder("ELECTRA large", "electra/large", "electra", 130),
+        _encoder("ALBERT xxlarge", "albert/xxlarge", "albert", 20),
         _encoder("SpanBERT large", "spanbert/large", "spanbert", 77),
     ),
     "Distillation and MobileBERT": (
