@@ -83,7 +83,7 @@ EXTRAS = {
         "wheel>=0.45",
     ],
     # Exact versions, because the parity tests compare numbers with these packages.
-    "parity": ["torch==2.13.0", "transformers==4.57.6", "peft==0.21.2"],
+    "parity": ["torch==2.13.0", "transformers==4.57.6", "peft==0.21.2", "adapters==1.3.0"],
 }
 
 setup(

@@ -12,13 +12,23 @@ import numpy as np
 from absl import logging
 
 from t5x_like import interop, parameters, partitioning, paths
+from t5x_like.adapters.bottleneck import Adapter
 from t5x_like.config import description
 from t5x_like.config.description import describe
 from t5x_like.config.stored import StoredSettings
 from t5x_like.data import tokenizer_files, vocabulary_digest
 from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.errors import UserError
-from t5x_like.interop import generation, json_files, peft, t5x, tensorflow_checkpoints, tokenizer_export, tokenizer_ids
+from t5x_like.interop import (
+    adapter_hub,
+    generation,
+    json_files,
+    peft,
+    t5x,
+    tensorflow_checkpoints,
+    tokenizer_export,
+    tokenizer_ids,
+)
 from t5x_like.models import networks, special_tokens
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import MODEL
@@ -53,18 +63,18 @@ def convert(
 ) -> str:
     """Converts weights of other libraries to a run directory, or a run to a Hugging Face directory.
 
-    The run directory has one checkpoint at step 0, with the model and the heads of the Hugging Face directory, and a
-    config.gin that describes the model and the objective of its head, or else its usual objective. It can be the
-    INITIAL_CHECKPOINT_PATH of `train`, and the CHECKPOINT_PATH or MODEL_DIR of the commands that read a run. Values are
-    stored in float32, to which float16 and bfloat16 convert exactly. The files of the tokenizer are copied in both
-    directions. A vocabulary that is not in the files of a Hugging Face tokenizer is written as such. The updates of
-    adapters, such as LoRA, are added to the kernels; with `merge=False`, they are written alone, in the files of the
-    library peft, which are read as well. An exported model has a README.md, which says what the run knows about it and
-    how to load it.
+    The run directory has one checkpoint at step 0, with the model and the heads of the Hugging Face directory, and
+    a config.gin that describes the model and the objective of its head, or else its usual objective. It can be the
+    INITIAL_CHECKPOINT_PATH of `train`, and the CHECKPOINT_PATH or MODEL_DIR of the commands that read a run. Values
+    are stored in float32, to which float16 and bfloat16 convert exactly. The files of the tokenizer are copied in
+    both directions. A vocabulary that is not in the files of a Hugging Face tokenizer is written as such. The
+    updates of adapters, such as LoRA, are added to the kernels; with `merge=False`, they are written alone, in the
+    files of peft or, for bottlenecks, of the library adapters, which are read as well. An exported model has a
+    README.md, which says what the run knows about it and how to load it.
 
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a TensorFlow checkpoint of
-        BERT, ALBERT or ELECTRA, a directory of peft, a run directory, or one of its checkpoints.
+        BERT, ALBERT or ELECTRA, a directory of peft or adapters, a run directory, or one of its checkpoints.
       output_path: The directory to write, local or in a bucket.
       model: Configuration of the model. Not needed for a Hugging Face directory, whose config.json describes it.
         Required for a T5X checkpoint, which does not describe it, and for a TensorFlow checkpoint without a file that
@@ -172,7 +182,10 @@ def _read_peft(path: str, base_path: str | None, heads: str) -> tuple[ModelConfi
         )
     config = interop.config_from_huggingface(base)
     leaves = _select(interop.read(base, config), "none")
-    adapters, added, head = peft.read(path, config, leaves)
+    if peft.is_written_by_peft(path):
+        adapters, added, head = peft.read(path, config, leaves)
+    else:
+        (adapters, added), head = adapter_hub.read(path, config), None
     config = dataclasses.replace(config, adapters=adapters)
     return config, leaves | _select(added, heads), describe(config, head if heads == "all" else None)
 
@@ -190,7 +203,10 @@ def _write_peft(
             path,
         )
     with _removed_on_failure(output_path):
-        peft.write(model, leaves, output_path, base_path)
+        if any(isinstance(adapter, Adapter) for adapter in model.adapters):
+            adapter_hub.write(model, leaves, output_path)
+        else:
+            peft.write(model, leaves, output_path, base_path)
     written = {n: leaf for n, leaf in leaves.items() if "/adapter/" in n or not n.startswith(weight_source.MODEL)}
     _report(written, path, output_path)
     return output_path

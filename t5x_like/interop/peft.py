@@ -4,11 +4,10 @@ LoRA, DoRA and (IA)³ are written and read. Where transformers has one matrix fo
 `c_attn`, the updates of these projections are written as one update, whose rank is the sum of theirs.
 """
 
-import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,10 @@ from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
 from t5x_like.adapters.lora import LoRA
 from t5x_like.errors import UserError
+from t5x_like.interop import adapted_matrices as matrices
 from t5x_like.interop import json_files, safetensors_files, tables
 from t5x_like.interop.head_classes import TaskHead
-from t5x_like.interop.tables import Family, HeadClass, TensorMapping
+from t5x_like.interop.tables import Family
 from t5x_like.models import construct
 from t5x_like.models.base import ModelConfig
 
@@ -38,27 +38,6 @@ _TASK_TYPES = {
     "LMHeadModel": "CAUSAL_LM",
 }
 Tensors = dict[str, Float[np.ndarray, "..."]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Target:
-    """A matrix of transformers, and the projections of one layer that are its parts.
-
-    Attributes:
-      projections: index of a part -> stored name of the projection, `model/…`, with its mapping and the shape of its
-        kernel.
-      parts: number of parts.
-      layer: number of the layer, or None outside of stacks.
-    """
-
-    projections: dict[int, tuple[str, TensorMapping, tuple[int, ...]]]
-    parts: int
-    layer: int | None
-
-    def leaf(self, leaves: Mapping[str, Any], name: str) -> Float[np.ndarray, "..."]:
-        """Returns a parameter of the layer in float32."""
-        found = np.asarray(leaves[name], np.float32)
-        return found if self.layer is None else found[self.layer]
 
 
 def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, base: str | None = None) -> None:
@@ -83,7 +62,10 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, base: 
     own = {name: leaf for name, leaf in leaves.items() if f"/{ADAPTER}/" not in name}
     hf_config, head_class = interop.describe_class(family, bare, own)
     architecture = head_class.name if head_class is not None else hf_config["architectures"][0]
-    targets = {_module(name, family, head_class, architecture): t for name, t in _targets(family, bare).items()}
+    targets = {
+        matrices.module_name(name, family, head_class, architecture): t
+        for name, t in matrices.find(family, bare).items()
+    }
     write_kind = _write_ia3 if kinds == {IA3} else _write_lora
     tensors, settings = write_kind(config, leaves, targets, is_dora=kinds == {DoRA})
     saved = tables.write(family, bare, heads, head_class)
@@ -99,35 +81,22 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, base: 
     paths.write_atomic(paths.join(directory, CONFIG), json.dumps(settings, indent=2) + "\n")
 
 
-def _module(name: str, family: Family, head_class: HeadClass | None, architecture: str) -> str:
-    """Returns the name of a matrix in a class of transformers. A bare model has the names without the prefix."""
-    if head_class is not None:
-        return head_class.model_name(name)
-    is_bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
-    return _without_prefix(name, family) if is_bare else name
-
-
-def _without_prefix(name: str, family: Family) -> str:
-    prefixes = (family.prefix,) if isinstance(family.prefix, str) else family.prefix
-    return next((name.removeprefix(each) for each in prefixes if name.startswith(each)), name)
-
-
 def _write_lora(
-    config: ModelConfig, leaves: Mapping[str, Any], targets: Mapping[str, _Target], *, is_dora: bool
+    config: ModelConfig, leaves: Mapping[str, Any], targets: Mapping[str, matrices.Matrix], *, is_dora: bool
 ) -> tuple[Tensors, dict[str, Any]]:
     """Returns the tensors of LoRA or DoRA, and their settings."""
     tensors, ranks, scales = {}, {}, {}
-    for module, target in targets.items():
-        adapted = {k: name for k, (name, *_) in target.projections.items() if f"{name}/{ADAPTER}/down" in leaves}
+    for module, matrix in targets.items():
+        adapted = {k: name for k, (name, *_) in matrix.projections.items() if f"{name}/{ADAPTER}/down" in leaves}
         if not adapted:
             continue
         downs, ups = [], []
         for k, name in adapted.items():
-            _, mapping, shape = target.projections[k]
+            _, mapping, shape = matrix.projections[k]
             adapter = _adapter_of(config.adapters, name)
-            down = target.leaf(leaves, f"{name}/{ADAPTER}/down").reshape(-1, adapter.rank)
-            up = target.leaf(leaves, f"{name}/{ADAPTER}/up").reshape(adapter.rank, -1)
-            block = np.zeros((up.shape[1] * target.parts, adapter.rank), np.float32)
+            down = matrix.leaf(leaves, f"{name}/{ADAPTER}/down").reshape(-1, adapter.rank)
+            up = matrix.leaf(leaves, f"{name}/{ADAPTER}/up").reshape(adapter.rank, -1)
+            block = np.zeros((up.shape[1] * matrix.parts, adapter.rank), np.float32)
             block[k * up.shape[1] : (k + 1) * up.shape[1]] = up.T
             downs.append(down.T)
             ups.append(block)
@@ -136,7 +105,7 @@ def _write_lora(
         ranks[module] = len(tensors[f"{module}.lora_A"])
         if is_dora:
             tensors[f"{module}.lora_magnitude_vector"] = np.concatenate(
-                [_magnitude(target, leaves, k) for k in range(target.parts)]
+                [_magnitude(matrix, leaves, k) for k in range(matrix.parts)]
             )
     first = next(iter(ranks))
     settings = {
@@ -158,38 +127,43 @@ def _write_lora(
     return named, settings
 
 
-def _magnitude(target: _Target, leaves: Mapping[str, Any], part: int) -> Float[np.ndarray, " outputs"]:
+def _magnitude(matrix: matrices.Matrix, leaves: Mapping[str, Any], part: int) -> Float[np.ndarray, " outputs"]:
     """Returns the norms of the outputs of a part, with the change that was trained if it has any."""
-    name, mapping, _ = target.projections[part]
-    kernel = target.leaf(leaves, f"{name}/kernel")
+    name, mapping, _ = matrix.projections[part]
+    kernel = matrix.leaf(leaves, f"{name}/kernel")
     norms = np.sqrt(np.sum(kernel**2, axis=tuple(range(mapping.input_dims))))
     change = f"{name}/{ADAPTER}/magnitude_change"
-    return (norms + (target.leaf(leaves, change) if change in leaves else 0)).reshape(-1)
+    return (norms + (matrix.leaf(leaves, change) if change in leaves else 0)).reshape(-1)
 
 
 def _write_ia3(
-    config: ModelConfig, leaves: Mapping[str, Any], targets: Mapping[str, _Target], *, is_dora: bool
+    config: ModelConfig, leaves: Mapping[str, Any], targets: Mapping[str, matrices.Matrix], *, is_dora: bool
 ) -> tuple[Tensors, dict[str, Any]]:
     """Returns the tensors of (IA)³, and their settings."""
     del is_dora
     tensors, feedforward = {}, []
-    for module, target in targets.items():
-        names = {k: f"{name}/{ADAPTER}/scale" for k, (name, *_) in target.projections.items()}
+    for module, matrix in targets.items():
+        names = {k: f"{name}/{ADAPTER}/scale" for k, (name, *_) in matrix.projections.items()}
         present = [k for k, name in names.items() if name in leaves]
         if not present:
             continue
-        if _adapter_of(config.adapters, target.projections[present[0]][0]).of == "inputs":
+        if _adapter_of(config.adapters, matrix.projections[present[0]][0]).of == "inputs":
             feedforward.append(module)
-            tensors[module] = target.leaf(leaves, names[present[0]]).reshape(1, -1)
+            tensors[module] = matrix.leaf(leaves, names[present[0]]).reshape(1, -1)
         else:
-            sizes = {k: math.prod(shape[mapping.input_dims :]) for k, (_, mapping, shape) in target.projections.items()}
+            sizes = {k: math.prod(shape[mapping.input_dims :]) for k, (_, mapping, shape) in matrix.projections.items()}
             parts = [
-                target.leaf(leaves, names[k]).reshape(-1) if k in present else np.ones(sizes[k], np.float32)
-                for k in range(target.parts)
+                matrix.leaf(leaves, names[k]).reshape(-1) if k in present else np.ones(sizes[k], np.float32)
+                for k in range(matrix.parts)
             ]
             tensors[module] = np.concatenate(parts)[:, None]
     settings = {"peft_type": "IA3", "target_modules": sorted(tensors), "feedforward_modules": feedforward}
     return {f"{_PREFIX}{module}.ia3_l": tensor for module, tensor in tensors.items()}, settings
+
+
+def is_written_by_peft(directory: str) -> bool:
+    """Returns whether a directory with adapters has the files of peft, and not of another library."""
+    return "peft_type" in json_files.read(paths.join(directory, CONFIG))
 
 
 def base(directory: str) -> str | None:
@@ -246,8 +220,7 @@ class _Reader:
     ):
         self.directory, self.settings, self.stored, self.kernels = directory, settings, stored, kernels
         self.family, self.config = family, config
-        self.targets = _targets(family, config)
-        self.layers = {name: layers for name, (_, layers) in tables.shapes(config).items()}
+        self.targets = matrices.find(family, config)
         self.unread = set(stored)
 
     def lora(self) -> tuple[tuple[Adapter, ...], dict[str, Any]]:
@@ -263,40 +236,40 @@ class _Reader:
         is_dora = bool(self.settings.get("use_dora"))
         leaves: dict[str, np.ndarray] = {}
         for module, down in modules.items():
-            target, up = self.targets[module], self._read(f"{module}.lora_B")
+            matrix, up = self.targets[module], self._read(f"{module}.lora_B")
             factor = self._scale(module, len(down), root) / scale
             magnitude = self._read(f"{module}.lora_magnitude_vector") if is_dora else None
-            for k, (name, mapping, shape) in target.projections.items():
+            for k, (name, mapping, shape) in matrix.projections.items():
                 inputs, outputs = shape[: mapping.input_dims], shape[mapping.input_dims :]
-                part = np.split(up, target.parts)[k] * factor
+                part = np.split(up, matrix.parts)[k] * factor
                 missing = rank - len(down)
                 whole_down, whole_up = np.pad(down.T, ((0, 0), (0, missing))), np.pad(part.T, ((0, missing), (0, 0)))
-                self._put(leaves, target, f"{name}/{ADAPTER}/down", whole_down.reshape(*inputs, rank))
-                self._put(leaves, target, f"{name}/{ADAPTER}/up", whole_up.reshape(rank, *outputs))
+                matrix.put(leaves, f"{name}/{ADAPTER}/down", whole_down.reshape(*inputs, rank))
+                matrix.put(leaves, f"{name}/{ADAPTER}/up", whole_up.reshape(rank, *outputs))
                 if is_dora:
-                    own = np.split(magnitude.reshape(-1), target.parts)[k].reshape(outputs)
-                    change = own - _magnitude(target, self.kernels, k).reshape(outputs)
-                    self._put(leaves, target, f"{name}/{ADAPTER}/magnitude_change", change)
+                    own = np.split(magnitude.reshape(-1), matrix.parts)[k].reshape(outputs)
+                    change = own - _magnitude(matrix, self.kernels, k).reshape(outputs)
+                    matrix.put(leaves, f"{name}/{ADAPTER}/magnitude_change", change)
         make = DoRA if is_dora else LoRA
         dropout_rate = float(self.settings.get("lora_dropout") or 0.0)
-        adapter = make(pattern=_pattern(leaves), rank=rank, alpha=scale * rank, dropout_rate=dropout_rate)
+        adapter = make(pattern=matrices.pattern_of(leaves), rank=rank, alpha=scale * rank, dropout_rate=dropout_rate)
         return (adapter,), leaves
 
     def ia3(self) -> tuple[tuple[Adapter, ...], dict[str, Any]]:
         """Returns (IA)³ of outputs, of inputs, or both."""
         leaves: dict[str, dict[str, np.ndarray]] = {"outputs": {}, "inputs": {}}
-        for module, target in self.targets.items():
+        for module, matrix in self.targets.items():
             scale = self._read(f"{module}.ia3_l")
             if scale is None:
                 continue
             of = "inputs" if scale.shape[0] == 1 else "outputs"
-            for k, (name, mapping, shape) in target.projections.items():
+            for k, (name, mapping, shape) in matrix.projections.items():
                 if of == "inputs":
                     own = scale.reshape(shape[: mapping.input_dims])
                 else:
-                    own = np.split(scale.reshape(-1), target.parts)[k].reshape(shape[mapping.input_dims :])
-                self._put(leaves[of], target, f"{name}/{ADAPTER}/scale", own, fill=1.0)
-        adapters = tuple(IA3(pattern=_pattern(found), of=of) for of, found in leaves.items() if found)
+                    own = np.split(scale.reshape(-1), matrix.parts)[k].reshape(shape[mapping.input_dims :])
+                matrix.put(leaves[of], f"{name}/{ADAPTER}/scale", own, fill=1.0)
+        adapters = tuple(IA3(pattern=matrices.pattern_of(found), of=of) for of, found in leaves.items() if found)
         return adapters, leaves["outputs"] | leaves["inputs"]
 
     def head(self) -> tuple[TaskHead | None, dict[str, Any]]:
@@ -330,7 +303,7 @@ class _Reader:
 
     def _find(self, name: str) -> str | None:
         """Returns the stored name of a tensor; the names of a bare model have no prefix."""
-        names = (name, _without_prefix(name, self.family))
+        names = (name, matrices.without_prefix(name, self.family))
         candidates = (_PREFIX + each + end for each in names for end in ("", _SUFFIX))
         return next((each for each in candidates if each in self.stored.shapes), None)
 
@@ -348,35 +321,7 @@ class _Reader:
                 break
         return alpha / (math.sqrt(rank) if root else rank)
 
-    def _put(self, leaves, target, name, value, fill=0.0):
-        """Stores a parameter, or that of one layer."""
-        if target.layer is None:
-            leaves[name] = value
-            return
-        count = self.layers[name.split(f"/{ADAPTER}/")[0] + "/kernel"]
-        leaves.setdefault(name, np.full((count, *value.shape), fill, np.float32))[target.layer] = value
-
-
-def _targets(family: Family, config: ModelConfig) -> dict[str, _Target]:
-    """Returns the name of each matrix in transformers -> its projections."""
-    shapes = tables.shapes(config)
-    found: dict[str, _Target] = {}
-    for mapping in family.table(config):
-        if mapping.name not in shapes or not mapping.name.endswith("/kernel"):
-            continue
-        shape, layers = shapes[mapping.name]
-        for layer in range(layers or 1):
-            module = mapping.hf_name.format(i=layer).removesuffix(_SUFFIX)
-            target = found.setdefault(module, _Target({}, mapping.part[1], None if layers is None else layer))
-            target.projections[mapping.part[0]] = (mapping.name.removesuffix("/kernel"), mapping, shape)
-    return found
-
 
 def _adapter_of(adapters: Sequence[Adapter], name: str) -> Any:
     """Returns the adapter of a projection, `model/…`; see `adapters.base.adapt`."""
     return next(each for each in adapters if re.search(each.pattern, name.removeprefix(tables.MODEL)))
-
-
-def _pattern(names: Iterable[str]) -> str:
-    projections = sorted({name.removeprefix(tables.MODEL).split(f"/{ADAPTER}/")[0] for name in names})
-    return f"^({'|'.join(map(re.escape, projections))})$"
