@@ -65,9 +65,30 @@ class GradualUnfreezing:
         return unfrozen.astype(jnp.float32)
 
 
+@dataclasses.dataclass(frozen=True)
+class LastLayers:
+    """A factor that is 1 for heads, final norms and the last layers of each stack, and 0 for others.
+
+    Attributes:
+      count: Number of layers that train.
+    """
+
+    count: int
+
+    def __post_init__(self):
+        if self.count < 0:
+            raise UserError(f"TRAINED_LAYERS={self.count}: negative. Give 0 for the heads and final norms alone.")
+
+    def __call__(self, distance: Distance, step: Step) -> Float[Array, "*layers"]:
+        """Returns the factors of parameters at the given distances from the head."""
+        del step
+        return (jnp.asarray(distance) < _LAST_LAYER + self.count).astype(jnp.float32)
+
+
 def finetuning_groups(
     *,
     frozen: str | None = None,
+    trained_layers: int | None = None,
     layer_decay: float = 1.0,
     unfreeze_steps: int | float | None = None,
     unfrozen: str | None = None,
@@ -77,6 +98,7 @@ def finetuning_groups(
 
     Args:
       frozen: Regular expression of the names of parameters that do not train, such as `^model/`.
+      trained_layers: Number of layers of each stack, from the last one, that train; see `LastLayers`. None: all.
       layer_decay: Ratio of the learning rates of two adjacent layers; see `LayerDecay`. 1 for no decay.
       unfreeze_steps: Number of steps after which one more layer trains, or a fraction of `total_steps`; see
         `GradualUnfreezing`. None: all layers train from the start.
@@ -88,14 +110,17 @@ def finetuning_groups(
       The groups.
 
     Raises:
-      UserError: `unfrozen` without `unfreeze_steps`, or a value is out of range.
+      UserError: `unfrozen` without `unfreeze_steps`, `trained_layers` with it, or a value is out of range.
     """
     learning_rate_factor = 1.0 if layer_decay == 1 else LayerDecay(layer_decay)
     if unfreeze_steps is None:
         if unfrozen is not None:
             raise UserError(f"UNFROZEN={unfrozen!r} has no effect without UNFREEZE_STEPS. Set it too, or remove this.")
-        rest = [ParameterGroup(learning_rate_factor=learning_rate_factor)]
+        update_factor = 1.0 if trained_layers is None else LastLayers(trained_layers)
+        rest = [ParameterGroup(learning_rate_factor=learning_rate_factor, update_factor=update_factor)]
     else:
+        if trained_layers is not None:
+            raise UserError(f"TRAINED_LAYERS={trained_layers} has no effect with UNFREEZE_STEPS. Remove one of them.")
         steps = in_steps("UNFREEZE_STEPS", unfreeze_steps, total_steps)
         factors = {"learning_rate_factor": learning_rate_factor, "update_factor": GradualUnfreezing(steps)}
         rest = [ParameterGroup(**factors)]

@@ -142,6 +142,16 @@ def test_gradual_unfreezing_leaves_frozen_layers_alone(maker):
     assert moves("model/token_embedder/scale") == [False] * 6 + [True] * 3
 
 
+@pytest.mark.parametrize("maker", MAKERS)
+def test_only_the_last_layers_train(maker):
+    (found,) = updates_of(MAKERS[maker](finetuning_groups(trained_layers=1)), make_params(True))
+    moves = {name: np.any(np.asarray(update) != 0, axis=(-1, -2)).tolist() for name, update in found.items()}
+    assert moves["objective/classifier/scale"] and moves["model/decoder/norm/scale"]
+    assert moves["model/encoder/layers/kernel"] == [False, True]
+    assert moves["model/decoder/layers/kernel"] == [False, False, True]
+    assert not moves["model/token_embedder/scale"]
+
+
 def test_moments_are_those_of_a_run_without_unfreezing():
     params = make_params(True)
     grads = jax.tree.map(jnp.sin, params)
@@ -170,6 +180,8 @@ def test_frozen_unfrozen_and_decay_combine():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: finetuning_groups(trained_layers=-1), "TRAINED_LAYERS=-1: negative"),
+        (lambda: finetuning_groups(trained_layers=1, unfreeze_steps=2), "TRAINED_LAYERS=1 has no effect with"),
         (lambda: finetuning_groups(layer_decay=1.5), "LAYER_DECAY=1.5 must lie between 0 and 1"),
         (lambda: finetuning_groups(unfrozen="token"), "UNFROZEN='token' has no effect without UNFREEZE_STEPS"),
         (lambda: finetuning_groups(unfreeze_steps=0.01, total_steps=10), "0 steps between two layers.*UNFREEZE_STEPS"),
