@@ -193,6 +193,31 @@ def test_masked_language_model_starts_the_generator(run, tmp_path, kind):
             np.testing.assert_array_equal(leaves(params)[name], leaf, err_msg=name)
 
 
+def test_masked_language_model_starts_both_networks_and_the_generator_is_frozen(tmp_path):
+    """ELECTRA in two stages: networks of one size, which share nothing."""
+    config = dataclasses.replace(CONFIG, mlp_dim=96, num_heads=1, head_dim=24)
+    first = train(recipe(tmp_path / "first", model=config, objective=MaskedLM(), total=1, seed=7)).params
+    second = {
+        "model": config,
+        "objective": ReplacedTokenDetection(generator_size=1.0, shared=()),
+        "path": str(tmp_path / "first"),
+        "target": ("model", GENERATOR),
+        "frozen": (f"^objective/({GENERATOR}|masked_lm)/",),
+    }
+    before = train(recipe(tmp_path / "before", total=1, learning_rate=0.0, **second)).params
+    assert_equal(leaves({"model": before["model"]}), leaves({"model": first["model"]}))
+    after = train(recipe(tmp_path / "after", **second)).params
+    for params in (before, after):
+        generator = {
+            "model": params["objective"][GENERATOR],
+            "objective": {"masked_lm": params["objective"]["masked_lm"]},
+        }
+        assert_equal(leaves(generator), leaves(first))
+    assert all(
+        np.any(x != y) for x, y in zip(*(jax.tree.leaves(p["model"].encoder) for p in (before, after)), strict=True)
+    )
+
+
 @pytest.mark.parametrize("network", [None, GENERATOR])
 def test_networks_are_teachers(run, tmp_path, network):
     """The generator teaches its logits, and the discriminator its hidden states, on samples of its own generator."""

@@ -14,7 +14,7 @@ from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, attention, head_form, 
 from t5x_like.interop.head_classes import SEQUENCE, TOKENS, question_answering
 from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.electra import ElectraConfig
-from t5x_like.objectives import heads, replaced_tokens
+from t5x_like.objectives import discriminators, heads, replaced_tokens
 
 _NAMES = {
     # field of the configuration: key of config.json
@@ -55,7 +55,7 @@ _FIXED = {
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
-_REPLACED_TOKENS = f"{OBJECTIVE}{replaced_tokens.NAME}"
+_REPLACED_TOKENS = f"{OBJECTIVE}{discriminators.NAME}"
 # Head of pretraining -> class of transformers.
 _ARCHITECTURES = {
     (): "ElectraModel",

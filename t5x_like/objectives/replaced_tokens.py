@@ -1,7 +1,7 @@
-"""Replaced-token detection (ELECTRA): a generator fills in masked tokens, and the model says which it replaced."""
+"""ELECTRA's pretraining: a generator fills in masked tokens, and the model says which it replaced."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,23 +11,19 @@ from jaxtyping import Array, Float, Int
 from t5x_like.data import specs
 from t5x_like.errors import UserError
 from t5x_like.kernels import position_samples
-from t5x_like.kernels.chunks import PositionLoss, Readout
-from t5x_like.layers import initializers
+from t5x_like.kernels.chunks import Readout
 from t5x_like.layers.captures import Edit
-from t5x_like.layers.mlp import ACTIVATIONS
-from t5x_like.layers.projections import Projection
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.networks import MODEL, NetworkSpec, Shared
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import masked_lm
-from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
+from t5x_like.objectives.base import Batch, Objective, Params, Pass
 from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.discriminators import Discriminator, ReplacedTokens
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.masked_lm import MaskedLM, MaskedLMHead
-from t5x_like.objectives.prediction import LogitTerm, Prediction, Scalar, identity
 from t5x_like.recorded import recorded
 
-NAME = "replaced_tokens"
 GENERATOR = "generator"
 # Name among the captured arrays of the token ids that the model reads.
 READ_TOKENS = "read_tokens"
@@ -37,57 +33,31 @@ _HEAD_DIM = 64
 _GENERATOR_KEY = 2**31 + 1
 
 
-class ReplacedTokenHead(nnx.Module):
-    """A dense layer with the activation of the model, and one logit per token.
-
-    Args:
-      config: configuration of the model.
-      activation: name of the activation.
-      key: random key for the initial values.
-
-    Attributes:
-      dense: projection with kernel `[embed, embed]` and bias.
-      classifier: projection with kernel `[embed, 1]` and bias, computed in float32.
-    """
-
-    def __init__(self, config: HeadConfig, activation: str, *, key: jax.Array):
-        dense_key, classifier_key = jax.random.split(key)
-        size, dtype = (config.embed_dim,), config.compute_dtype
-        self.dense = Projection(
-            size, size, axes=("embed", "mlp"), key=dense_key, init=initializers.BERT, bias=True, dtype=dtype
-        )
-        # The released code gives this layer no initializer.
-        init = initializers.glorot_uniform
-        self.classifier = Projection(
-            size, (1,), axes=("embed", None), key=classifier_key, init=init, bias=True, dtype="float32"
-        )
-        self.activation = activation
-
-    def __call__(self, hidden: Float[Array, "batch length embed"]) -> Float[Array, "batch length 1"]:
-        """Returns the logit of each token in float32; positive for a replaced one."""
-        return self.classifier(ACTIVATIONS[self.activation](self.dense(hidden)))
-
-
 @recorded
 class ReplacedTokenDetection(Objective):
     """ELECTRA's pretraining (Clark et al. 2020, arXiv:2003.10555, section 2).
 
     A generator, a smaller network on the model's embeddings, is trained by masked language modeling. A sample of its
-    distribution replaces each masked token, and the model says of every token whether it is not the original one. The
-    samples have no gradient.
+    distribution replaces each masked token, and the model says of every token whether it is not the original one, or
+    what else `discriminator` says. The samples have no gradient.
 
-    The terms are `masked_lm`, the cross-entropy of the generator per masked token, and `replaced_tokens`, the binary
-    cross-entropy of the model per token, with ELECTRA's coefficients 1 and 50. The metrics are `loss` and `accuracy` of
-    the model, `masked_lm_loss` and `masked_lm_accuracy` of the generator, and `replaced`, the share of replaced tokens.
+    The terms are `masked_lm`, the cross-entropy of the generator per masked token, with coefficient 1, and that of the
+    discriminator: `replaced_tokens`, the binary cross-entropy of the model per token, with coefficient 50. The metrics
+    are those of the discriminator, and `masked_lm_loss` and `masked_lm_accuracy` of the generator.
 
     Args:
+      discriminator: what the model predicts from the text with samples: `discriminators.ReplacedTokens()` by default,
+        or an ablation of section 3.4, `discriminators.MaskedReplacedTokens()`, `replaced_mlm.ReplaceMLM()` or
+        `replaced_mlm.AllTokensMLM()`.
       generator_size: width of the generator relative to the model. Its hidden states have this share of those of the
         model, rounded; a head has 64 dimensions, and a feed-forward block four times the size of a hidden state. The
         paper has 1/4 for small and large, and 1/3 for base.
       generator_layers: number of layers of the generator relative to the model.
-      coefficient: factor of the term `replaced_tokens`.
+      coefficient: factor of the term of the discriminator.
       temperature: divisor of the generator's logits before sampling.
       token_types: whether both networks read `token_types`, which distinguish the two segments of an example.
+      shared: modules of the model that are the generator's too (section 3.2). ELECTRA shares the `embeddings`; a
+        generator of the size of the model may share the `encoder` as well.
 
     Raises:
       UserError: an argument is not positive, the model is not a BERT, or the heads of the generator do not divide the
@@ -99,11 +69,13 @@ class ReplacedTokenDetection(Objective):
     def __init__(
         self,
         *,
+        discriminator: Discriminator | None = None,
         generator_size: float = 0.25,
         generator_layers: float = 1.0,
         coefficient: float = 50.0,
         temperature: float = 1.0,
         token_types: bool = True,
+        shared: Sequence[str] = ("embeddings",),
     ):
         arguments = {
             "generator_size": generator_size,
@@ -116,14 +88,14 @@ class ReplacedTokenDetection(Objective):
                 raise UserError(f"{name}={value} of ReplacedTokenDetection is not positive. Give a positive number.")
         self.features = specs.MASKED_LM_WITH_TYPES if token_types else specs.MASKED_LM
         self.generator_size, self.generator_layers = generator_size, generator_layers
-        self.temperature = temperature
-        self.coefficients = {masked_lm.NAME: 1.0, NAME: coefficient}
-        self._masked_lm = MaskedLM()
+        self.temperature, self.shared = temperature, tuple(shared)
+        self._masked_lm, self._discriminator = MaskedLM(), discriminator or ReplacedTokens()
+        self.coefficients = {masked_lm.NAME: 1.0, self._discriminator.term: coefficient}
 
     def networks(self, config: BertConfig) -> dict[str, NetworkSpec]:
-        """Declares the generator, on the embeddings of the model; see `Objective.networks`."""
+        """Declares the generator, on the shared modules of the model; see `Objective.networks`."""
         inputs = tuple(name for name in self.features.dtypes if not name.startswith("masked_"))
-        shared = {"embeddings": Shared(f"{MODEL}/embeddings")}
+        shared = {module: Shared(f"{MODEL}/{module}") for module in self.shared}
         return {
             MODEL: NetworkSpec(features=inputs),
             GENERATOR: NetworkSpec(self._generator(config), shared, objective=self._masked_lm),
@@ -154,17 +126,17 @@ class ReplacedTokenDetection(Objective):
         )
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, nnx.Module]:
-        """Initializes the heads `masked_lm` of the generator and `replaced_tokens`; see `Objective.init`."""
+        """Initializes the heads of the generator, `masked_lm`, and of the model; see `Objective.init`."""
         generator_key, model_key = jax.random.split(key)
         return {
             masked_lm.NAME: MaskedLMHead(self._generator(model.config), key=generator_key),
-            NAME: ReplacedTokenHead(model.config, model.config.activations[0], key=model_key),
+            self._discriminator.term: self._discriminator.make(model.config, key=model_key),
         }
 
     def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns 1 for masked tokens, and for all tokens; see `Objective.weights`."""
-        found = self._masked_lm.weights(rows)
-        return {masked_lm.NAME: found[masked_lm.NAME], NAME: found[masked_lm.ALL_TOKENS]}
+        """Returns 1 for masked tokens, and what the discriminator predicts; see `Objective.weights`."""
+        of_model = {self._discriminator.term: self._discriminator.weights(rows)}
+        return {masked_lm.NAME: self._masked_lm.weights(rows)[masked_lm.NAME], **of_model}
 
     def run(
         self,
@@ -191,31 +163,19 @@ class ReplacedTokenDetection(Objective):
         return outputs.replace(captured=captured, networks={GENERATOR: generated})
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
-        """Returns the distributions of the masked tokens and one logit per token; see `Objective.read`."""
+        """Returns the predictions of the generator and of the model; see `Objective.read`."""
         generated = self._read_generator(params, outputs.networks[GENERATOR], rows)
-        weights = self.weights(rows)[NAME]
         original = place(rows["encoder_input_tokens"], rows, rows["masked_targets"])
-        replaced = (outputs.captured[READ_TOKENS] != original).astype(jnp.int32)
-        logits = params["objective"][NAME](outputs.hidden)
-        loss = PositionLoss(
-            lambda logits, teachers, known: _binary_cross_entropy(logits[:, :, 0], *known),
-            (replaced, weights),
-            trained=lambda sums: sums["loss"],
-        )
-        metrics = {
-            "loss": lambda sums: (sums["loss"], sums["weight"]),
-            "accuracy": lambda sums: (sums["correct"], sums["weight"]),
-            "replaced": lambda sums: (sums["replaced"], sums["weight"]),
-        }
-        predicted = Prediction(logits, identity, weights, replaced, weights, (LogitTerm(NAME, loss, metrics=metrics),))
+        read = outputs.captured[READ_TOKENS]
+        predicted = self._discriminator.read(params, outputs.hidden, read, original, rows)
         masked = dataclasses.replace(generated.predictions[masked_lm.NAME], losses=()).with_cross_entropy(
             masked_lm.NAME, {f"{masked_lm.NAME}_loss": "nll", f"{masked_lm.NAME}_accuracy": "correct"}
         )
-        return Pass(rows, outputs, {masked_lm.NAME: masked, NAME: predicted})
+        return Pass(rows, outputs, {masked_lm.NAME: masked, self._discriminator.term: predicted})
 
     def predict(self, found: Pass) -> dict[str, Array]:
-        """Returns the probability that each token is replaced, as `predictions` `[batch, length]`."""
-        return {"predictions": jax.nn.sigmoid(found.predictions[NAME].hidden[:, :, 0])}
+        """Returns what the discriminator predicts, such as the probability that each token is replaced."""
+        return {"predictions": self._discriminator.predict(found.predictions[self._discriminator.term])}
 
     def _read_generator(self, params: Params, outputs: Outputs, rows: Batch) -> Pass:
         generator = {"model": params["objective"][GENERATOR], "objective": params["objective"]}
@@ -236,16 +196,3 @@ def place(
     at &= rows["masked_weights"][:, :, None] > 0
     placed = jnp.max(jnp.where(at, values[:, :, None], -1), axis=1)
     return jnp.where(placed >= 0, placed, tokens)
-
-
-def _binary_cross_entropy(
-    logits: Float[Array, "batch length"], targets: Int[Array, "batch length"], weights: Float[Array, "batch length"]
-) -> Mapping[str, Scalar]:
-    """Returns the weighted sums of the loss, of correct and of replaced tokens, and of the weights."""
-    signed = jnp.where(targets > 0, logits, -logits)
-    return {
-        "loss": jnp.sum(weights * jax.nn.softplus(-signed)),
-        "correct": jnp.sum(weights * (signed > 0)),
-        "replaced": jnp.sum(weights * targets),
-        "weight": jnp.sum(weights),
-    }

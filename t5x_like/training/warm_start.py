@@ -52,10 +52,11 @@ def check(
       partitioner: the mesh and rules.
       objective: the objective of the run; not needed without `source.target`.
     """
-    target = _target(source, params, config, partitioner, objective)
-    model = dataclasses.replace(target, shapes={n: s for n, s in target.shapes.items() if n.startswith(MODEL)})
-    wanted = [weight_source.renamed(name, source.mapping) for name in model.shapes]
-    _fits(source, model, weight_source.model_shapes(source, target.config, wanted), {})
+    for name in source.targets:
+        target = _target(source, name, params, config, partitioner, objective)
+        model = dataclasses.replace(target, shapes={n: s for n, s in target.shapes.items() if n.startswith(MODEL)})
+        wanted = [weight_source.renamed(name, source.mapping) for name in model.shapes]
+        _fits(source, model, weight_source.model_shapes(source, target.config, wanted), {})
 
 
 def restore(
@@ -89,8 +90,24 @@ def restore(
       UserError: a tensor of the model has another shape at the source, the source has a tensor of a model that this one
         lacks, no tensor of the model was found, a network is unknown, or the changes do not fit.
     """
+    exact: dict[str, BaseLeaf] = {}
+    for name in source.targets:
+        target = _target(source, name, optimizers.merge(state.params, frozen.params), config, partitioner, objective)
+        restored = _restore(source, target, state, frozen, partitioner, objective)
+        state, frozen, exact = restored.state, restored.frozen, exact | restored.exact
+    return WarmStart(state, frozen, exact)
+
+
+def _restore(
+    source: InitialWeights,
+    target: "_Target",
+    state: Any,
+    frozen: Frozen,
+    partitioner: partitioning.Partitioner,
+    objective: Objective,
+) -> WarmStart:
+    """Restores the parameters of one target; see `restore`."""
     params = optimizers.merge(state.params, frozen.params)
-    target = _target(source, params, config, partitioner, objective)
     shapes, here = target.shapes, target.names
     wanted = [weight_source.renamed(name, source.mapping) for name in shapes]
     with weight_source.open_source(source, target.config, wanted) as weights:
@@ -138,21 +155,23 @@ class _Target:
     axes: Mapping[str, tuple[str | None, ...]]
 
 
-def _target(source: InitialWeights, params, config: ModelConfig, partitioner, objective: Objective | None) -> _Target:
-    """Returns the network that starts from pretrained weights: the whole run, or `source.target`.
+def _target(
+    source: InitialWeights, network: str | None, params, config: ModelConfig, partitioner, objective: Objective | None
+) -> _Target:
+    """Returns what starts from pretrained weights: a network of the run, or without a name the whole run.
 
     Raises:
       UserError: the run does not have this network, or combines one of its modules with another one.
     """
     shapes = stacked_shapes(params, partitioner)
     axes = _stacked_axes(params, {name: shape.shape for name, shape in shapes.items()})
-    if source.target is None:
+    if network is None:
         return _Target(config, shapes, {name: name for name in shapes}, axes)
-    spec = networks.find(objective, config, source.target, "this run")
-    found = network_weights.origins(objective, config, source.target)
+    spec = networks.find(objective, config, network, "this run")
+    found = network_weights.origins(objective, config, network)
     if combined := [name for name, stored in found.items() if len(stored) > 1]:
         raise UserError(
-            f"INITIAL_TARGET={source.target!r}: {combined[0]!r} is computed from {' and '.join(found[combined[0]])}, "
+            f"INITIAL_TARGET={network!r}: {combined[0]!r} is computed from {' and '.join(found[combined[0]])}, "
             "which no weights determine. Map the names with --gin.InitialWeights.mapping instead."
         )
     names = {name: stored for name, (stored,) in found.items()}

@@ -38,7 +38,8 @@ class InitialWeights:
         for the best by its evaluation), a Hugging Face directory with safetensors, or a T5X checkpoint of T5. Heads are
         restored if they match. None: all weights are fresh.
       network: name of the network of the run at `path` to start from, such as `generator`; None for its model.
-      target: name of the network of this run that starts from it, with the heads that read it; None for the model.
+      target: name of the network of this run that starts from it, with the heads that read it, or names of several of
+        the same sizes; None for the model.
       mapping: (regex, replacement) pairs that turn a tensor name of this model or its heads, without the leading
         `model/` or `objective/`, into the name at `path`. They are applied in order. A tensor whose name becomes empty
         stays freshly initialized.
@@ -60,7 +61,7 @@ class InitialWeights:
 
     path: str | None = None
     network: str | None = None
-    target: str | None = None
+    target: str | Sequence[str] | None = None
     mapping: Sequence[tuple[str, str]] = ()
     new_tokens: int = 0
     layers: Mapping[str, Sequence[int] | layer_choice.Rule] | None = None
@@ -75,6 +76,11 @@ class InitialWeights:
         for setting, value in (("INITIAL_DROPPED", self.dropped), ("INITIAL_TRUNCATED", self.truncated)):
             if isinstance(value, str):
                 raise UserError(f"{setting}={value!r}: is not a sequence. Give {(value,)!r}.")
+
+    @property
+    def targets(self) -> tuple[str | None, ...]:
+        """The names of the networks of this run that start from the weights; None for the model."""
+        return (self.target,) if self.target is None or isinstance(self.target, str) else tuple(self.target)
 
     @property
     def has_other_sizes(self) -> bool:

@@ -120,6 +120,26 @@ RUNS = {
     "structbert": ("train", ["models/bert/base.gin", "runs/structbert.gin"], TASK),
     "unilm": ("train", ["models/unilm/base.gin", "runs/unilm.gin"], TASK),
     "electra": ("train", ["models/electra/base.gin", "runs/electra.gin"], TASK),
+    "electra_15": (
+        "train",
+        ["models/electra/base.gin", "runs/electra.gin", "objectives/electra_15.gin"],
+        TASK,
+    ),
+    "replace_mlm": (
+        "train",
+        ["models/electra/base.gin", "runs/electra.gin", "objectives/replace_mlm.gin"],
+        TASK,
+    ),
+    "all_tokens_mlm": (
+        "train",
+        ["models/electra/base.gin", "runs/electra.gin", "objectives/all_tokens_mlm.gin"],
+        TASK,
+    ),
+    "two_stage_electra": (
+        "train",
+        ["models/electra/base.gin", "runs/electra.gin", "objectives/two_stage_electra.gin"],
+        [*TASK, ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "spanbert": ("train", ["models/spanbert/base.gin", "runs/spanbert.gin"], TASK),
     "roberta": ("train", ["models/roberta/base.gin", "runs/roberta.gin"], TASK),
     "mobilebert": ("train", ["models/mobilebert/base.gin", "runs/mobilebert.gin"], TASK),

@@ -10,9 +10,9 @@ from objective_cases import terms_of
 
 from t5x_like import interop, parameters
 from t5x_like.interop import tables
+from t5x_like.objectives.discriminators import ReplacedTokenHead
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.passes import total_weights
-from t5x_like.objectives.replaced_tokens import ReplacedTokenHead
 
 torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
 transformers = pytest.importorskip("transformers", reason="compares with torch and transformers (extra `parity`)")
