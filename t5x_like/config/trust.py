@@ -27,6 +27,7 @@ BUILDERS = (
     "t5x_like.data.seqio_feed.source.SeqIOSource",
     "t5x_like.decoding.settings.Decoding",
     "t5x_like.distillation",
+    "t5x_like.layers.initializers",
     "t5x_like.layers.rope_scaling",
     "t5x_like.models",
     "t5x_like.objectives",

@@ -28,6 +28,18 @@ def load(directory, text, *bindings, command="eval"):
 MODEL = "from t5x_like.models import t5\nMODEL = @t5.T5Config()\n"
 
 
+def test_stored_configuration_may_use_initializers(tmp_path):
+    text = (
+        "from t5x_like.layers import initializers\nfrom t5x_like.objectives import heads\n"
+        "from t5x_like.objectives import sequence_classification\n"
+        "OBJECTIVE = @sequence_classification.SequenceClassification()\n"
+        "sequence_classification.SequenceClassification.labels = ('a', 'b')\n"
+        "sequence_classification.SequenceClassification.head = @heads.FirstToken()\n"
+        "heads.FirstToken.init = @initializers.glorot_uniform\n"
+    )
+    assert "init = @t5x_like.layers.initializers.glorot_uniform" in load(tmp_path, MODEL + text).text
+
+
 def test_stored_configuration_may_use_models_of_this_package(tmp_path):
     text = load(
         tmp_path, MODEL + "t5.T5Config.num_heads = 2\nTASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 4}\n"
