@@ -3,10 +3,13 @@
     TASK_ARGUMENTS = {"data_dir": "glue/SST-2"}
 
 Each task has two forms: `glue_<name>_classification`, for models with a classification head, and `glue_<name>_v002`,
-text to text as in the t5 package; `data_tasks.downstream.wnli_simple` has another form of WNLI. Without `data_dir`,
-TFDS provides the data. With it, the official files of the task are read, or files named after the splits
-(`train.jsonl`, `validation.csv`) whose columns have the names of TFDS. A directory with the official directories of
-all tasks (`SST-2`, `MRPC`, …) also works.
+text to text as in the t5 package; `data_tasks.downstream.wnli_simple` has another form of WNLI. MRPC, QQP and STS-B
+compare two texts whose order does not matter: the mixtures `glue_<name>_both_orders_classification` also train on each
+pair in the other order, as ELECTRA's released code does (Clark et al. 2020).
+
+Without `data_dir`, TFDS provides the data. With it, the official files of the task are read, or files named after the
+splits (`train.jsonl`, `validation.csv`) whose columns have the names of TFDS. A directory with the official directories
+of all tasks (`SST-2`, `MRPC`, …) also works.
 """
 
 import dataclasses
@@ -14,6 +17,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import seqio
 import tensorflow as tf
 
 from data_tasks.corpora.columns import Column, Integer, Label, Score, Text, unlabeled
@@ -65,6 +69,11 @@ class GlueTask:
     def evaluated(self) -> "GlueTask":
         """Returns the task without its training split."""
         return dataclasses.replace(self, files={split: file for split, file in self.files.items() if split != "train"})
+
+    def swapped(self) -> "GlueTask":
+        """Returns the training split with the two texts in the other order."""
+        texts, files = dict(reversed(self.texts.items())), {"train": self.files["train"]}
+        return dataclasses.replace(self, texts=texts, files=files)
 
     @property
     def tfds_columns(self) -> dict[str, Column]:
@@ -167,8 +176,8 @@ def declare(name: str) -> task_arguments.Arguments:
     )
 
 
-def _add_classification(task: GlueTask) -> None:
-    arguments = declare(name := f"glue_{task.name}_classification")
+def _add_classification(task: GlueTask, name: str) -> None:
+    arguments = declare(name)
     classification.add(
         name,
         task.source(name, arguments),
@@ -199,6 +208,15 @@ def _add_text_to_text(task: GlueTask) -> None:
     )
 
 
+def _add_both_orders(task: GlueTask) -> None:
+    _add_classification(task.swapped(), swapped := f"glue_{task.name}_swapped_classification")
+    seqio.MixtureRegistry.add(
+        f"glue_{task.name}_both_orders_classification", [(f"glue_{task.name}_classification", 1.0), (swapped, 1.0)]
+    )
+
+
 for _task in TASKS:
-    _add_classification(_task)
+    _add_classification(_task, f"glue_{_task.name}_classification")
     _add_text_to_text(_task)
+    if _task.name in ("mrpc", "qqp", "stsb"):
+        _add_both_orders(_task)

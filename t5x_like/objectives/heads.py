@@ -27,6 +27,7 @@ from t5x_like.data import features, specs
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.layers import initializers
+from t5x_like.layers.initializers import Initializer
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.objectives import next_sentence, sentence_structure
 from t5x_like.objectives.base import Batch, HeadConfig
@@ -128,13 +129,17 @@ class PooledFirstToken(_Form):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FirstToken(_Form):
-    """The head of the released MobileBERT (Sun et al. 2020): dropout and a classifier of the first token, no pooler."""
+    """Dropout and a classifier of the first token, no pooler: the head of the released MobileBERT and ELECTRA."""
 
     inputs = specs.ENCODER_INPUTS_WITH_TYPES
 
+    # Initializer of the classifier, such as `initializers.glorot_uniform`, ELECTRA's. None: BERT's.
+    init: Initializer | None = None
+
     def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> LinearHead:
         """Creates the head; see `HeadForm.make`."""
-        return LinearHead(config, outputs, rate=self.rate(config), init=initializers.BERT, bias=True, key=key)
+        init = self.init or initializers.BERT
+        return LinearHead(config, outputs, rate=self.rate(config), init=init, bias=True, key=key)
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the hidden state of the first token; see `HeadForm.read`."""

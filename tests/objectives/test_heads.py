@@ -7,6 +7,7 @@ import pytest
 from objective_case import LABELS
 from objective_cases import read_terms
 
+from t5x_like.layers import initializers
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import heads
@@ -75,6 +76,8 @@ def test_initial_values_have_the_published_deviation():
     assert deviation(heads.PooledFirstToken()) == pytest.approx(0.02 * 0.8796, rel=0.05)  # truncated
     assert deviation(heads.DenseFirstToken()) == pytest.approx(0.02, rel=0.05)
     assert deviation(heads.DecoderLastToken(initial_stddev=None)) == pytest.approx(64**-0.5, rel=0.05)
+    assert deviation(heads.FirstToken()) == pytest.approx(0.02 * 0.8796, rel=0.05)
+    assert deviation(heads.FirstToken(init=initializers.glorot_uniform)) == pytest.approx(128**-0.5 * 2**0.5, rel=0.05)
     assert not heads.LastToken().make(config, 3, key=jax.random.key(0)).classifier.has_bias
 
 

@@ -115,6 +115,21 @@ def test_texts_labels_and_metrics_of_each_task(name, tfds_rows):
     assert gold_predictions.evaluate(f"glue_{name}_classification", examples) == pytest.approx(metrics)
 
 
+@pytest.mark.parametrize("name", ["mrpc", "qqp", "stsb"])
+def test_both_orders_of_a_pair_are_trained_and_one_is_evaluated(name, tfds_rows):
+    import seqio
+
+    task, swapped = f"glue_{name}_classification", f"glue_{name}_swapped_classification"
+    directory = tfds_rows(name, "train")
+    (first, *_), (second, *_) = (read(each, "train", data_dir=directory) for each in (task, swapped))
+    texts = [row["inputs"].tolist() for row in (first, second)]
+    assert texts[0] != texts[1] and sorted(texts[0]) == sorted(texts[1])
+    assert first["targets"] == second["targets"]
+    mixture = seqio.MixtureRegistry.get(f"glue_{name}_both_orders_classification")
+    assert [(each.name, mixture.get_rate(each)) for each in mixture.tasks] == [(task, 1.0), (swapped, 1.0)]
+    assert seqio.TaskRegistry.get(swapped).splits == ("train",)
+
+
 def test_splits_and_labels_are_those_of_tfds():
     import tensorflow_datasets as tfds
 

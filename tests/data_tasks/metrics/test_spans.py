@@ -27,29 +27,33 @@ def logits(**values):
     return row
 
 
+def logits_of(starts, ends):
+    return {"start_logits": starts, "end_logits": ends}
+
+
 def test_best_span_is_in_the_context_and_in_order():
     starts = logits(p0=9, p1=8, p3=5, p5=6)
     ends = logits(p0=9, p4=5, p6=8, p2=7)  # 6 is [SEP]; from 5, no end is left
-    (answer,) = answers_of([window(words=[0, 1, 2, 3])], [starts], [ends]).values()
+    (answer,) = answers_of([window(words=[0, 1, 2, 3])], logits_of([starts], [ends])).values()
     assert answer == ("green blue", 10.0, 18.0)
 
 
 def test_padding_after_the_window_is_no_answer():
     starts = ends = logits(p2=1, p7=9)
-    assert answers_of([window(words=[0])], [starts], [ends])["q"].text == "red"
+    assert answers_of([window(words=[0])], logits_of([starts], [ends]))["q"].text == "red"
 
 
 def test_longest_answer_is_limited():
-    starts, ends = logits(p2=5, p4=1), logits(p5=5, p4=0)
+    outputs = logits_of([logits(p2=5, p4=1)], [logits(p5=5, p4=0)])
     for most, text in ((4, CONTEXT), (3, "blue pink"), (1, "blue")):
-        assert answers_of([window(words=range(4))], [starts], [ends], max_answer_length=most)["q"].text == text
+        assert answers_of([window(words=range(4))], outputs, max_answer_length=most)["q"].text == text
 
 
 def test_n_best_limits_the_positions_that_are_combined():
     starts, ends = logits(p0=9, p2=5), logits(p0=9, p3=5)
-    two = answers_of([window(words=range(4))], [starts], [ends], n_best=2)["q"]
+    two = answers_of([window(words=range(4))], logits_of([starts], [ends]), n_best=2)["q"]
     assert two == ("red green", 10.0, 18.0)
-    assert answers_of([window(words=range(4))], [starts], [ends], n_best=1)["q"] == ("", -np.inf, 18.0)
+    assert answers_of([window(words=range(4))], logits_of([starts], [ends]), n_best=1)["q"] == ("", -np.inf, 18.0)
 
 
 def test_windows_of_a_question_compete():
@@ -60,7 +64,7 @@ def test_windows_of_a_question_compete():
         window(words=[1, 2]),
     ]
     starts = [logits(p0=1, p2=4), logits(p2=9), logits(p0=3, p3=5)]
-    found = answers_of(windows, starts, starts)
+    found = answers_of(windows, logits_of(starts, starts))
     assert list(found) == ["q", "other"]
     assert found["q"] == ("blue", 10.0, 2.0)
     assert found["other"] == ("pink", 18.0, -18.0)
@@ -69,7 +73,7 @@ def test_windows_of_a_question_compete():
 def test_answer_begins_where_its_window_has_most_context():
     starts = logits(p2=9, p3=5)
     chosen = window(words=[0, 1], max_context=[1])
-    assert answers_of([chosen], [starts], [starts])["q"].text == "green"
+    assert answers_of([chosen], logits_of([starts], [starts]))["q"].text == "green"
 
 
 def test_metrics_of_gold_spans():
@@ -101,3 +105,18 @@ def test_postprocessor_returns_windows_and_texts():
 
 def test_constants_are_those_of_bert():
     assert (decoding.N_BEST, decoding.MAX_ANSWER_LENGTH, decoding.NULL_POSITION) == (20, 30, 0)
+
+
+def test_spans_of_beams_compete_and_no_answer_has_a_score_of_its_own():
+    windows = [window(words=[0, 1]), window(words=[1, 2], max_context=[2]), window("other", words=[3])]
+    spans = np.array([[[2, 3], [2, 7], [3, 2], [0, 0]]] * 3)  # 7 is after the words, [3, 2] out of order
+    spans[1, 0] = [3, 3]
+    scores = np.array([[-3.0, -1, -1, -1], [-2, -1, -1, -1], [-5, -1, -1, -1]])
+    spans[2, 0] = [3, 3]
+    outputs = {"beam_spans": spans, "beam_scores": scores, "null_score_difference": np.array([0.5, -1.0, 2.0])}
+    found = answers_of(windows, outputs)
+    assert found == {"q": ("blue", -2.0, -3.0), "other": ("", -np.inf, 2.0)}
+    one = {name: rows[:1] for name, rows in outputs.items()}
+    assert answers_of(windows[:1], one)["q"] == ("red green", -3.0, -2.5)
+    assert answers_of(windows[:1], one, max_answer_length=1)["q"].text == ""
+    assert squad_v2_spans(windows[:1], [[0, 0]], one)["exact"] == 0 and squad_v1_spans(windows[:1], [[0, 0]], one)
