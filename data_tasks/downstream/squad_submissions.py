@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 import data_tasks.downstream.squad  # noqa: F401 (registers the tasks)
 from data_tasks.downstream.submissions import Example, Submission, attach, squad_json
 from t5x_like.decoding.spans import Window, answers_of
@@ -24,7 +22,7 @@ def best_spans_or_none(
 
 def _write_spans(examples, outputs, may_be_unanswerable):
     windows = [Window.of(example, example["id"].decode("utf-8")) for example in examples]
-    answers = answers_of(windows, np.stack(outputs["start_logits"]), np.stack(outputs["end_logits"]))
+    answers = answers_of(windows, outputs)
     texts = {
         question: "" if may_be_unanswerable and answer.null_score > answer.score else answer.text
         for question, answer in answers.items()

@@ -24,40 +24,40 @@ def window_or_text(values: Sequence[int], *, example: Mapping[str, Any], is_targ
 def squad_v1_spans(
     targets: Sequence[Window], predictions: Sequence[Sequence[int]], aux_values: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Computes `em` and `f1` of SQuAD 1.1 from the logits of all windows.
+    """Computes `em` and `f1` of SQuAD 1.1 from the outputs for all windows.
 
     Args:
       targets: windows.
       predictions: the best first and last position in each window. They are not read, because the windows of a question
         compete.
-      aux_values: `start_logits` and `end_logits`, `[windows, length]`.
+      aux_values: what `answers_of` reads, such as `start_logits` and `end_logits`, `[windows, length]`.
 
     Returns:
       The metrics of `question_answering.squad`.
     """
     del predictions
-    answers = answers_of(targets, aux_values["start_logits"], aux_values["end_logits"])
+    answers = answers_of(targets, aux_values)
     return squad(_gold(targets, answers), [answer.text for answer in answers.values()])
 
 
 def squad_v2_spans(
     targets: Sequence[Window], predictions: Sequence[Sequence[int]], aux_values: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Computes the metrics of SQuAD 2.0 from the logits of all windows.
+    """Computes the metrics of SQuAD 2.0 from the outputs for all windows.
 
-    A question has no answer if `NULL_POSITION` has a higher score than the best span. `best_exact` and `best_f1` are
-    the results with the best threshold of the difference.
+    A question has no answer if the score of no answer is higher than the score of the best span. `best_exact` and
+    `best_f1` are the results with the best threshold of the difference.
 
     Args:
       targets: windows.
       predictions: see `squad_v1_spans`.
-      aux_values: `start_logits` and `end_logits`, `[windows, length]`.
+      aux_values: what `answers_of` reads, such as `start_logits` and `end_logits`, `[windows, length]`.
 
     Returns:
       The metrics of `question_answering.squad_v2_with_scores`.
     """
     del predictions
-    answers = answers_of(targets, aux_values["start_logits"], aux_values["end_logits"])
+    answers = answers_of(targets, aux_values)
     # Without any span, no answer is certain. A finite number keeps the thresholds finite.
     differences = [min(answer.null_score - answer.score, np.finfo(np.float32).max) for answer in answers.values()]
     return squad_v2_with_scores(_gold(targets, answers), [answer.text for answer in answers.values()], differences)

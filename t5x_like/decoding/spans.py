@@ -17,6 +17,8 @@ N_BEST = 20
 MAX_ANSWER_LENGTH = 30
 # Position whose logits score the absence of an answer: [CLS] (Devlin et al. 2019, section 4.3).
 NULL_POSITION = 0
+# Predictions of `ConditionalSpanExtraction`.
+BEAM_SPANS, BEAM_SCORES, NULL_SCORE_DIFFERENCE = "beam_spans", "beam_scores", "null_score_difference"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +70,9 @@ class Answer(NamedTuple):
 
     Attributes:
       text: the text of the best span, empty if there is none.
-      score: its start logit + its end logit.
-      null_score: the lowest score of `NULL_POSITION` over the windows.
+      score: its start logit + its end logit, or its log-probability.
+      null_score: the score of no answer, the lowest one over the windows. A higher score than `score` means that the
+        question has no answer.
     """
 
     text: str
@@ -79,8 +82,7 @@ class Answer(NamedTuple):
 
 def answers_of(
     windows: Sequence[Window],
-    start_logits: Float[np.ndarray, "windows length"],
-    end_logits: Float[np.ndarray, "windows length"],
+    outputs: Mapping[str, Sequence[np.ndarray] | np.ndarray],
     *,
     n_best: int = N_BEST,
     max_answer_length: int = MAX_ANSWER_LENGTH,
@@ -92,17 +94,21 @@ def answers_of(
 
     Args:
       windows: the windows of the questions, in any order.
-      start_logits: logits of the first position of the answer, as long as the longest window or longer.
-      end_logits: logits of the last position.
-      n_best: number of start and of end positions of a window that are combined.
+      outputs: what `SpanExtraction` or `ConditionalSpanExtraction` predicts for each window: `start_logits` and
+        `end_logits`, as long as the longest window or longer, or `beam_spans`, `beam_scores` and
+        `null_score_difference`.
+      n_best: number of start and of end positions of a window that are combined, if they have logits.
       max_answer_length: maximum number of tokens.
 
     Returns:
       Question id -> answer, in the order of the first window of each question.
     """
+    if BEAM_SCORES in outputs:
+        return _answers_of_beams(windows, outputs, max_answer_length)
     found: dict[str, Answer] = {}
-    for window, starts, ends in zip(windows, start_logits, end_logits, strict=True):
-        text, score = _best_span(window, np.asarray(starts), np.asarray(ends), n_best, max_answer_length)
+    for window, starts, ends in zip(windows, outputs["start_logits"], outputs["end_logits"], strict=True):
+        spans, scores = _combined(np.asarray(starts), np.asarray(ends), len(window.starts), n_best)
+        text, score = _best_span(window, spans, scores, max_answer_length)
         null_score = float(starts[NULL_POSITION]) + float(ends[NULL_POSITION])
         other = found.get(window.question, Answer("", -np.inf, np.inf))
         if score <= other.score:
@@ -111,19 +117,49 @@ def answers_of(
     return found
 
 
-def _best_span(
-    window: Window, start_logits: np.ndarray, end_logits: np.ndarray, n_best: int, max_answer_length: int
-) -> tuple[str, float]:
-    """Returns the text and the score of the best span of a window; an empty text and -inf if no span is allowed."""
-    length = len(window.starts)
+def _answers_of_beams(
+    windows: Sequence[Window], outputs: Mapping[str, Any], max_answer_length: int
+) -> dict[str, Answer]:
+    """Returns the best answer of each question from the spans of beams."""
+    best: dict[str, tuple[str, float]] = {}
+    differences: dict[str, float] = {}
+    names = (BEAM_SPANS, BEAM_SCORES, NULL_SCORE_DIFFERENCE)
+    for window, spans, scores, difference in zip(windows, *(outputs[name] for name in names), strict=True):
+        found = _best_span(window, np.asarray(spans), np.asarray(scores), max_answer_length)
+        other = best.get(window.question, ("", -np.inf))
+        best[window.question] = found if found[1] > other[1] else other
+        differences[window.question] = min(float(difference), differences.get(window.question, np.inf))
+    # The difference alone says whether there is an answer, so it is added to the score of any span.
+    return {
+        question: Answer(text, score, differences[question] + (score if np.isfinite(score) else 0.0))
+        for question, (text, score) in best.items()
+    }
+
+
+def _combined(
+    start_logits: Float[np.ndarray, " length"], end_logits: Float[np.ndarray, " length"], length: int, n_best: int
+) -> tuple[Int[np.ndarray, "spans 2"], Float[np.ndarray, " spans"]]:
+    """Returns the spans of the best starts and the best ends, and their scores."""
     first = np.argsort(-start_logits[:length], kind="stable")[:n_best]
     last = np.argsort(-end_logits[:length], kind="stable")[:n_best]
+    spans = np.stack(np.broadcast_arrays(first[:, np.newaxis], last), axis=-1).reshape(-1, 2)
+    return spans, (start_logits[first][:, np.newaxis] + end_logits[last]).reshape(-1)
+
+
+def _best_span(
+    window: Window,
+    spans: Int[np.ndarray, "spans 2"],
+    scores: Float[np.ndarray, " spans"],
+    max_answer_length: int,
+) -> tuple[str, float]:
+    """Returns the text and the score of the best span of a window; an empty text and -inf if no span is allowed."""
+    first, last = spans[:, 0], spans[:, 1]
+    inside = (first <= last) & (last < len(window.starts)) & (last - first < max_answer_length)
     in_context = window.starts >= 0
-    allowed = (in_context & window.max_context)[first][:, np.newaxis] & in_context[last]
-    size = last - first[:, np.newaxis] + 1
-    allowed &= (size >= 1) & (size <= max_answer_length)
+    # Positions after the window are replaced, so that they can be looked up.
+    at_first, at_last = (np.where(inside, positions, 0) for positions in (first, last))
+    allowed = inside & (in_context & window.max_context)[at_first] & in_context[at_last]
     if not allowed.any():
         return "", -np.inf
-    scores = np.where(allowed, start_logits[first][:, np.newaxis] + end_logits[last], -np.inf)
-    row, column = np.unravel_index(np.argmax(scores), scores.shape)
-    return window.text(first[row], last[column]), float(scores[row, column])
+    best = int(np.argmax(np.where(allowed, scores, -np.inf)))
+    return window.text(int(first[best]), int(last[best])), float(scores[best])

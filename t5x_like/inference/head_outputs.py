@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.decoding.spans import Window, answers_of
+from t5x_like.decoding.spans import BEAM_SCORES, Window, answers_of
 
 # Index of the record, features of the task's example, and outputs of the objective for it by name.
 Row = tuple[int, Mapping[str, Any], Mapping[str, np.ndarray]]
@@ -34,7 +34,7 @@ def head_fields(rows: Sequence[Row], vocabulary: Any) -> dict[int, dict[str, Any
     Returns:
       Index of the record -> fields.
     """
-    if rows and "start_logits" in rows[0][2] and "context" in rows[0][1]:
+    if rows and {"start_logits", BEAM_SCORES} & rows[0][2].keys() and "context" in rows[0][1]:
         return _spans(rows)
     name = _namer(vocabulary)
     return grouped((record, _fields(example, outputs, name)) for record, example, outputs in rows)
@@ -93,10 +93,10 @@ def _plain(value: Any) -> Any:
 
 def _spans(rows: Sequence[Row]) -> dict[int, dict[str, Any]]:
     windows = [Window.of(example, str(record)) for record, example, _ in rows]
-    logits = ([outputs[name] for _, _, outputs in rows] for name in ("start_logits", "end_logits"))
+    outputs = {name: [each[name] for _, _, each in rows] for name in rows[0][2]}
     return {
         int(record): {"prediction": answer.text, "score": _finite(answer.score), "null_score": answer.null_score}
-        for record, answer in answers_of(windows, *logits).items()
+        for record, answer in answers_of(windows, outputs).items()
     }
 
 

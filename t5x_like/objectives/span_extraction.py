@@ -66,9 +66,7 @@ class SpanExtraction(Objective):
 
     def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch 1"]]:
         """Returns 1 for rows whose position has a token; see `Objective.target_weights`."""
-        real = real_tokens(rows)
-        is_position = rows["span"][:, :, jnp.newaxis] == jnp.arange(real.shape[1])
-        known = jnp.any(is_position & real[:, jnp.newaxis], axis=2).astype(jnp.float32)
+        known = known_positions(rows)
         return {START: known[:, :1], END: known[:, 1:]}
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
@@ -82,7 +80,7 @@ class SpanExtraction(Objective):
             targets = rows["span"][:, at] if known else None
             predicted = Prediction(logits[:, at], identity, weights[term], targets, known.get(term))
             predictions[term] = predicted.with_cross_entropy(term, {"loss": "nll"})
-        return Pass(rows, outputs, predictions, metrics={"accuracy": _both_correct(predictions)} if known else {})
+        return Pass(rows, outputs, predictions, metrics={"accuracy": both_correct(predictions)} if known else {})
 
     def predict(self, found: Pass) -> dict[str, Array]:
         """Predicts the span of the answer.
@@ -108,11 +106,18 @@ class SpanExtraction(Objective):
         }
 
 
-def _both_correct(predictions: Mapping[str, Prediction]) -> tuple[Scalar, Scalar]:
+def known_positions(rows: Batch) -> Float[Array, "batch 2"]:
+    """Returns 1 for the positions of `span` that have a token, 0 for others and for unknown ones."""
+    real = real_tokens(rows)
+    is_position = rows["span"][:, :, jnp.newaxis] == jnp.arange(real.shape[1])
+    return jnp.any(is_position & real[:, jnp.newaxis], axis=2).astype(jnp.float32)
+
+
+def both_correct(predictions: Mapping[str, Prediction]) -> tuple[Scalar, Scalar]:
     """Returns how many answers have both positions as the most probable ones, and how many are known."""
     # Both positions of an answer are known, or none.
     known = jnp.minimum(*(each.target_weights for each in predictions.values()))
-    start, end = (jnp.argmax(each.hidden, axis=2) == each.targets for each in predictions.values())
+    start, end = (jnp.argmax(each.logits(each.hidden), axis=2) == each.targets for each in predictions.values())
     return jnp.sum((start & end) * known), jnp.sum(known)
 
 

@@ -39,6 +39,11 @@ RUNS = {
         ["models/electra/base.gin", "runs/finetune_electra.gin"],
         [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
+    "finetune_electra_squad": (
+        "train",
+        ["models/electra/base.gin", "runs/finetune_electra_squad.gin"],
+        [*TASK, ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "finetune_regression": (
         "train",
         ["models/bart/base.gin", "runs/finetune_regression.gin"],

@@ -68,6 +68,12 @@ def test_best_span_of_all_windows_is_the_answer():
     assert head_fields(rows, NO_NAMES) == {3: {"prediction": "two three", "score": 5.0, "null_score": 0.0}}
 
 
+def test_best_span_of_a_beam_has_the_score_of_no_answer_added():
+    beam = {"beam_spans": np.array([[1, 2], [2, 2]]), "beam_scores": np.array([-3.0, -1.0])}
+    rows = [(0, window(0, 3), {"predictions": np.zeros(2, np.int32), **beam, "null_score_difference": np.float32(0.5)})]
+    assert head_fields(rows, NO_NAMES) == {0: {"prediction": "two", "score": -1.0, "null_score": -0.5}}
+
+
 def test_context_without_span_has_no_score():
     found = head_fields([(0, window(0, 0), span((0, 2.0), (0, 1.0)))], NO_NAMES)
     assert found == {0: {"prediction": "", "score": None, "null_score": pytest.approx(3.0)}}

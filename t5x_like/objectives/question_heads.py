@@ -1,0 +1,153 @@
+"""The published heads of question answering in which the end of an answer depends on its start.
+
+`ConditionalSpanExtraction` gets a form as its `head`, which makes the three modules, and says where an answer may be.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from t5x_like.data import specs
+from t5x_like.data.features import FeatureSpec
+from t5x_like.decoding.spans import NULL_POSITION
+from t5x_like.errors import UserError
+from t5x_like.layers import initializers
+from t5x_like.layers.initializers import Initializer
+from t5x_like.layers.mlp import ACTIVATIONS
+from t5x_like.layers.projections import Projection
+from t5x_like.objectives.base import Batch, HeadConfig
+from t5x_like.objectives.labels import real_tokens
+
+States = Float[Array, "batch positions embed"]
+Scores = Float[Array, "batch positions"]
+
+
+class PairScore(Protocol):
+    """A module that scores pairs of hidden states."""
+
+    def __call__(self, first: States, second: States, dropout_key: jax.Array | None = None) -> Scores:
+        """Returns a score per pair in float32.
+
+        Args:
+          first: the first state of each pair.
+          second: its second state.
+          dropout_key: random key; None disables dropout.
+        """
+
+
+class QuestionForm(Protocol):
+    """What the head reads, and its modules.
+
+    Attributes:
+      inputs: the features that the model reads, made from the task features `inputs` and `token_types`.
+    """
+
+    inputs: FeatureSpec
+
+    def make(self, config: HeadConfig, *, key: jax.Array) -> "QuestionHead":
+        """Creates the head.
+
+        Args:
+          config: configuration of the model.
+          key: random key for the initial values.
+        """
+
+    def allowed(self, rows: Batch) -> Bool[Array, "batch length"]:
+        """Returns the positions where an answer may start or end, and the position that stands for no answer."""
+
+
+class QuestionHead(nnx.Module):
+    """The modules of a head.
+
+    Args:
+      start: projection with kernel `[embed, 1]`, computed in float32: the score of each position as the start.
+      end: score of a start and a position as the end.
+      no_answer: score of the first state of a row, and of the mean over the states of its starts.
+
+    Attributes: the arguments.
+    """
+
+    def __init__(self, start: Projection, end: PairScore, no_answer: PairScore):
+        self.start, self.end, self.no_answer = start, end, no_answer
+
+
+class DensePairScore(nnx.Module):
+    """A dense layer on two joined states, an activation, and a linear score.
+
+    Args:
+      config: configuration of the model.
+      hidden_dim: size of the dense layer.
+      activation: its activation.
+      init: initializer of both kernels.
+      key: random key for the initial values.
+
+    Attributes:
+      dense: projection with kernel `[2 · embed, hidden_dim]` and bias.
+      score: projection with kernel `[hidden_dim, 1]` and bias, computed in float32.
+    """
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        hidden_dim: int,
+        *,
+        activation: Callable[[Array], Array],
+        init: Initializer,
+        key: jax.Array,
+    ):
+        dense_key, score_key = jax.random.split(key)
+        self.dense = Projection(
+            *((2 * config.embed_dim,), (hidden_dim,)),
+            axes=("embed", "mlp"),
+            key=dense_key,
+            init=init,
+            bias=True,
+            dtype=config.compute_dtype,
+        )
+        self.score = _score(hidden_dim, init, score_key)
+        self.activation = activation
+
+    def __call__(self, first: States, second: States, dropout_key: jax.Array | None = None) -> Scores:
+        """Returns a score per pair; see `PairScore`."""
+        return self.score(self.activation(self.dense(jnp.concatenate([first, second], axis=-1))))[..., 0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ElectraQuestion:
+    """The head of ELECTRA's released fine-tuning code (`finetune/qa/qa_tasks.py`), without dropout.
+
+    Answers are in the second text, or at the first token, which stands for no answer. Kernels are Glorot's.
+    """
+
+    inputs = specs.ENCODER_INPUTS_WITH_TYPES
+
+    # Size of the dense layers.
+    hidden_dim: int = 512
+
+    def __post_init__(self):
+        if self.hidden_dim < 1:
+            raise UserError(f"hidden_dim={self.hidden_dim} of ElectraQuestion is not positive. Give a size.")
+
+    def make(self, config: HeadConfig, *, key: jax.Array) -> QuestionHead:
+        """Creates the head; see `QuestionForm.make`."""
+        start_key, end_key, no_answer_key = jax.random.split(key, 3)
+        init, activation = initializers.glorot_uniform, ACTIVATIONS["gelu_exact"]
+        end, no_answer = (
+            DensePairScore(config, self.hidden_dim, activation=activation, init=init, key=each)
+            for each in (end_key, no_answer_key)
+        )
+        return QuestionHead(_score(config.embed_dim, init, start_key), end, no_answer)
+
+    def allowed(self, rows: Batch) -> Bool[Array, "batch length"]:
+        """Returns the tokens of the second text and the first token; see `QuestionForm.allowed`."""
+        real = real_tokens(rows)
+        return real & ((rows["token_types"] > 0) | (jnp.arange(real.shape[1]) == NULL_POSITION))
+
+
+def _score(inputs: int, init: Initializer, key: jax.Array) -> Projection:
+    return Projection((inputs,), (1,), axes=("embed", None), key=key, init=init, bias=True, dtype="float32")
