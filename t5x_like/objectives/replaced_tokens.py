@@ -1,12 +1,12 @@
 """ELECTRA's pretraining: a generator fills in masked tokens, and the model says which it replaced."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from t5x_like.data import specs
 from t5x_like.errors import UserError
@@ -29,6 +29,8 @@ GENERATOR = "generator"
 READ_TOKENS = "read_tokens"
 # Size of a head of ELECTRA's networks.
 _HEAD_DIM = 64
+# Function of the logits of the masked tokens, the features, a key per row and the temperature, that returns token ids.
+Insert = Callable[[Readout, Batch, Key[Array, " batch"], float], Int[Array, "batch length"]]
 # Number of the generator's key among the keys derived from those of the model.
 _GENERATOR_KEY = 2**31 + 1
 
@@ -58,6 +60,7 @@ class ReplacedTokenDetection(Objective):
       token_types: whether both networks read `token_types`, which distinguish the two segments of an example.
       shared: modules of the model that are the generator's too (section 3.2). ELECTRA shares the `embeddings`; a
         generator of the size of the model may share the `encoder` as well.
+      insert: how samples replace masked tokens: `one_sample` by default, or `averaged_samples`.
 
     Raises:
       UserError: an argument is not positive, the model is not a BERT, or the heads of the generator do not divide the
@@ -76,6 +79,7 @@ class ReplacedTokenDetection(Objective):
         temperature: float = 1.0,
         token_types: bool = True,
         shared: Sequence[str] = ("embeddings",),
+        insert: Insert | None = None,
     ):
         arguments = {
             "generator_size": generator_size,
@@ -90,6 +94,7 @@ class ReplacedTokenDetection(Objective):
         self.generator_size, self.generator_layers = generator_size, generator_layers
         self.temperature, self.shared = temperature, tuple(shared)
         self._masked_lm, self._discriminator = MaskedLM(), discriminator or ReplacedTokens()
+        self._insert = insert or one_sample
         self.coefficients = {masked_lm.NAME: 1.0, self._discriminator.term: coefficient}
 
     def networks(self, config: BertConfig) -> dict[str, NetworkSpec]:
@@ -152,11 +157,7 @@ class ReplacedTokenDetection(Objective):
         own = None if keys.dropout is None else jax.random.fold_in(keys.dropout, _GENERATOR_KEY)
         generated = params["objective"][GENERATOR](rows, dropout_key=own)
         predicted = self._read_generator(params, generated, rows).predictions[masked_lm.NAME]
-        readout = Readout(predicted.hidden, predicted.logits)
-        # A token that is predicted several times has one sample.
-        at = rows["masked_positions"]
-        sampled = position_samples.sample(readout, keys.rows, positions=at, temperature=self.temperature)
-        tokens = place(rows["encoder_input_tokens"], rows, sampled)
+        tokens = self._insert(Readout(predicted.hidden, predicted.logits), rows, keys.rows, self.temperature)
         read = {**rows, "encoder_input_tokens": tokens}
         outputs = params["model"](read, dropout_key=keys.dropout, capture=capture, edits=edits)
         captured = {**outputs.captured, READ_TOKENS: tokens}
@@ -182,6 +183,40 @@ class ReplacedTokenDetection(Objective):
         return self._masked_lm.read(generator, outputs, rows)
 
 
+def one_sample(
+    readout: Readout, rows: Batch, row_keys: Key[Array, " batch"], temperature: float
+) -> Int[Array, "batch length"]:
+    """Replaces each masked token by a sample. A token that is predicted several times has one sample.
+
+    Args:
+      readout: logits of the masked tokens.
+      rows: the features.
+      row_keys: one key per row.
+      temperature: divisor of the logits.
+
+    Returns:
+      Token ids.
+    """
+    at = rows["masked_positions"]
+    sampled = position_samples.sample(readout, row_keys, positions=at, temperature=temperature)
+    return place(rows["encoder_input_tokens"], rows, sampled)
+
+
+def averaged_samples(
+    readout: Readout, rows: Batch, row_keys: Key[Array, " batch"], temperature: float
+) -> Int[Array, "batch length"]:
+    """Replaces each masked token by the mean of the ids of its samples, rounded down; see `one_sample`.
+
+    A token that is predicted several times has several samples, whose mean is the id of an unrelated token, as in the
+    released code (`scatter_update` in `pretrain_helpers.py`).
+    """
+    sampled = position_samples.sample(readout, row_keys, temperature=temperature)
+    tokens = rows["encoder_input_tokens"]
+    at = _is_masked(tokens, rows)
+    counts, sums = jnp.sum(at, axis=1), jnp.sum(jnp.where(at, sampled[:, :, None], 0), axis=1)
+    return jnp.where(counts > 0, sums // jnp.maximum(counts, 1), tokens)
+
+
 def place(
     tokens: Int[Array, "batch length"], rows: Batch, values: Int[Array, "batch predictions"]
 ) -> Int[Array, "batch length"]:
@@ -192,7 +227,11 @@ def place(
       rows: `masked_positions` and `masked_weights`; positions with weight 0 stay as they are.
       values: token ids of the masked positions. Of several at one position, the largest is taken.
     """
-    at = rows["masked_positions"][:, :, None] == jnp.arange(tokens.shape[1])
-    at &= rows["masked_weights"][:, :, None] > 0
-    placed = jnp.max(jnp.where(at, values[:, :, None], -1), axis=1)
+    placed = jnp.max(jnp.where(_is_masked(tokens, rows), values[:, :, None], -1), axis=1)
     return jnp.where(placed >= 0, placed, tokens)
+
+
+def _is_masked(tokens: Int[Array, "batch length"], rows: Batch) -> Bool[Array, "batch predictions length"]:
+    """Returns which token each prediction of a row is about."""
+    at = rows["masked_positions"][:, :, None] == jnp.arange(tokens.shape[1])
+    return at & (rows["masked_weights"][:, :, None] > 0)

@@ -11,12 +11,21 @@ from objective_cases import CASES
 
 from t5x_like import parameters
 from t5x_like.errors import UserError
+from t5x_like.kernels import position_samples
+from t5x_like.kernels.chunks import Readout
 from t5x_like.models import build, networks
 from t5x_like.models.electra import ElectraConfig
 from t5x_like.models.networks import NetworkSpec, Shared
 from t5x_like.objectives import passes
 from t5x_like.objectives.masked_lm import MaskedLM
-from t5x_like.objectives.replaced_tokens import GENERATOR, READ_TOKENS, ReplacedTokenDetection, place
+from t5x_like.objectives.replaced_tokens import (
+    GENERATOR,
+    READ_TOKENS,
+    ReplacedTokenDetection,
+    averaged_samples,
+    one_sample,
+    place,
+)
 
 CASE = CASES["replaced_tokens"]
 CONFIG = FAMILIES["bert"].config
@@ -39,6 +48,26 @@ def test_masked_tokens_are_samples_of_the_generator_and_the_model_judges_all_tok
     np.testing.assert_allclose(terms.sums["replaced_tokens"], expected[real].sum(), rtol=1e-5)
     assert [float(x) for x in terms.metrics["replaced"]] == [replaced[real].sum(), real.sum()]
     assert CASE.objective.coefficients == {"masked_lm": 1.0, "replaced_tokens": 50.0}
+
+
+def test_several_samples_at_a_position_are_one_sample_or_averaged():
+    """Tokens 1 and 2 of the second row are predicted twice and three times."""
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 50)), jnp.float32)
+    batch = {
+        "encoder_input_tokens": jnp.full((2, 5), 99),
+        "masked_positions": jnp.array([[3, 0, 0, 0, 0, 0], [1, 2, 2, 1, 4, 2]]),
+        "masked_weights": jnp.array([[1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]]),
+    }
+    readout, keys = Readout(logits, lambda x: x), jax.random.split(jax.random.key(0), 2)
+    drawn = np.asarray(position_samples.sample(readout, keys))
+    expected = np.full((2, 5), 99)
+    expected[0, 3] = drawn[0, 0]
+    expected[1, [1, 2, 4]] = (drawn[1, 0] + drawn[1, 3]) // 2, drawn[1, [1, 2, 5]].sum() // 3, drawn[1, 4]
+    np.testing.assert_array_equal(averaged_samples(readout, batch, keys, 1.0), expected)
+    same = Readout(jnp.broadcast_to(logits[:, :1], logits.shape), lambda x: x)
+    one = np.asarray(position_samples.sample(same, keys, positions=batch["masked_positions"]))
+    np.testing.assert_array_equal(one_sample(same, batch, keys, 1.0)[1], [99, one[1, 0], one[1, 1], 99, one[1, 4]])
+    assert one[1, 0] == one[1, 3]
 
 
 def test_generator_is_a_masked_language_model_on_the_embeddings_of_the_model():
