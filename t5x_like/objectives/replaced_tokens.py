@@ -40,12 +40,12 @@ class ReplacedTokenDetection(Objective):
     """ELECTRA's pretraining (Clark et al. 2020, arXiv:2003.10555, section 2).
 
     A generator, a smaller network on the model's embeddings, is trained by masked language modeling. A sample of its
-    distribution replaces each masked token, and the model says of every token whether it is not the original one, or
-    what else `discriminator` says. The samples have no gradient.
+    distribution replaces each masked token, and the model says of every token whether it is not the original one.
+    Another `discriminator` predicts something else. The samples have no gradient.
 
-    The terms are `masked_lm`, the cross-entropy of the generator per masked token, with coefficient 1, and that of the
-    discriminator: `replaced_tokens`, the binary cross-entropy of the model per token, with coefficient 50. The metrics
-    are those of the discriminator, and `masked_lm_loss` and `masked_lm_accuracy` of the generator.
+    The terms are `masked_lm`, the cross-entropy of the generator per masked token, with coefficient 1, and the term of
+    the discriminator: `replaced_tokens`, the binary cross-entropy of the model per token, with coefficient 50. The
+    metrics are the metrics of the discriminator, and `masked_lm_loss` and `masked_lm_accuracy` of the generator.
 
     Args:
       discriminator: what the model predicts from the text with samples: `discriminators.ReplacedTokens()` by default,
@@ -58,7 +58,7 @@ class ReplacedTokenDetection(Objective):
       coefficient: factor of the term of the discriminator.
       temperature: divisor of the generator's logits before sampling.
       token_types: whether both networks read `token_types`, which distinguish the two segments of an example.
-      shared: modules of the model that are the generator's too (section 3.2). ELECTRA shares the `embeddings`; a
+      shared: modules of the model that the generator uses too (section 3.2). ELECTRA shares the `embeddings`; a
         generator of the size of the model may share the `encoder` as well.
       insert: how samples replace masked tokens: `one_sample` by default, or `averaged_samples`.
 
@@ -139,7 +139,7 @@ class ReplacedTokenDetection(Objective):
         }
 
     def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns 1 for masked tokens, and what the discriminator predicts; see `Objective.weights`."""
+        """Returns 1 for masked tokens, and the weights of the discriminator; see `Objective.weights`."""
         of_model = {self._discriminator.term: self._discriminator.weights(rows)}
         return {masked_lm.NAME: self._masked_lm.weights(rows)[masked_lm.NAME], **of_model}
 
