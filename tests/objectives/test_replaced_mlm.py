@@ -3,15 +3,24 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import objective_cases
 import pytest
 from jax.extend.core import jaxprs_in_params
-from objective_case import PREDICTIONS, ROWS
-from objective_cases import CASES
+from objective_case import PREDICTIONS, ROWS, Case
 
 from t5x_like import parameters
 from t5x_like.objectives import passes
-from t5x_like.objectives.replaced_tokens import READ_TOKENS, place
+from t5x_like.objectives.discriminators import MaskedReplacedTokens
+from t5x_like.objectives.replaced_mlm import ReplaceMLM
+from t5x_like.objectives.replaced_tokens import READ_TOKENS, ReplacedTokenDetection, place
 
+CASES = {
+    **{name: objective_cases.CASES[name] for name in ("replaced_tokens", "all_tokens_mlm")},
+    **{
+        name: Case(ReplacedTokenDetection(generator_size=1 / 3, discriminator=discriminator), "bert")
+        for name, discriminator in {"electra_15": MaskedReplacedTokens(), "replace_mlm": ReplaceMLM()}.items()
+    },
+}
 VOCABULARY = CASES["replace_mlm"].params()["model"].config.vocab_size
 
 
