@@ -1,6 +1,6 @@
 """Text-to-text tasks: `inputs` and `targets` are texts that end in EOS, as in T5 (Raffel et al. 2020, section 2.4).
 
-With the vocabulary of BART, they also begin with <s>.
+With the vocabulary of BART, they also begin with <s>. With a vocabulary of BERT, [SEP] is EOS, as in UniLM.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,9 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
-from data_tasks.downstream.classification import flatten_idx, late_vocabulary
+from data_tasks.downstream.classification import VOCABULARY_PATH, flatten_idx
 from data_tasks.feature_checks import require_eos
+from data_tasks.vocabularies.late import SeparatedVocabulary
 
 UNKNOWN_LABEL = "<unk>"
 """The target of examples without a label, as in the t5 package."""
@@ -90,7 +91,7 @@ def add(
     Returns:
       The registered task.
     """
-    vocabulary = late_vocabulary(arguments)
+    vocabulary = SeparatedVocabulary(lambda: arguments[VOCABULARY_PATH])
     return seqio.TaskRegistry.add(
         name,
         source=source,

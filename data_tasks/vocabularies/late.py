@@ -6,6 +6,7 @@ A task can therefore be registered before its vocabulary is known, and used with
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +137,39 @@ class LateVocabulary(Vocabulary):
 
     def __str__(self) -> str:
         return f"LateVocabulary({self.path})"
+
+
+class SeparatedVocabulary(LateVocabulary):
+    """A `LateVocabulary` whose EOS is [SEP] if the vocabulary at the path has no EOS, as BERT's has none.
+
+    A decoded text ends before this [SEP].
+    """
+
+    @property
+    def eos_id(self) -> int | None:
+        """The id of the token after a text, or None."""
+        return self._separator if super().eos_id is None else super().eos_id
+
+    @property
+    def _separator(self) -> int | None:
+        return getattr(self.vocabulary, "sep_id", None)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Decodes ids up to the first EOS."""
+        if super().eos_id is None and self._separator is not None:
+            ids = itertools.takewhile(lambda index: index != self._separator, map(int, ids))
+        return super().decode(ids)
+
+    def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        """Decodes ids up to the first EOS."""
+        if super().eos_id is None and self._separator is not None:
+            import tensorflow as tf
+
+            before = tf.cumsum(tf.cast(tf.equal(ids, self._separator), tf.int32), axis=-1) == 0
+            ids = tf.ragged.boolean_mask(ids, before)
+        return super().decode_tf(ids)
+
+    _decode, _decode_tf = decode, decode_tf
 
 
 @functools.lru_cache(maxsize=8)

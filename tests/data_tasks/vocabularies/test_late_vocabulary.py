@@ -9,7 +9,7 @@ import tensorflow as tf
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL, LateSentencePieceVocabulary, python_docs
 from data_tasks.vocabularies.from_folder import from_folder
 from data_tasks.vocabularies.labels import LabelVocabulary
-from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_model
+from data_tasks.vocabularies.late import LateVocabulary, SeparatedVocabulary, sentencepiece_model
 from data_tasks.vocabularies.special_tokens import special_tokens
 from t5x_like.errors import UserError
 
@@ -43,6 +43,16 @@ def test_directory_is_read_when_it_is_used(bert):
     assert vocabulary.vocab_size == python_docs().vocab_size and vocabulary.eos_id == 1
     assert vocabulary.encode("import <extra_id_0>") == python_docs().encode("import <extra_id_0>")
     assert not hasattr(vocabulary, "cls_id")
+
+
+def test_separator_is_eos_of_a_vocabulary_without_one(bert):
+    vocabulary = SeparatedVocabulary(lambda: str(bert))
+    assert vocabulary.eos_id == 3 and vocabulary.encode("a bb") == [5, 6, 7]
+    assert vocabulary.decode([5, 6, 7, 3, 5, 3]) == vocabulary.decode([5, 6, 7]) == "a bb"
+    assert vocabulary.decode_tf(tf.constant([5, 6, 7, 3, 5])).numpy() == b"a bb"
+    assert vocabulary.decode_tf(tf.constant([[5, 3, 5], [6, 7, 3]])).numpy().tolist() == [b"a", b"bb"]
+    model = SeparatedVocabulary(lambda: str(PYTHON_DOCS_MODEL))
+    assert model.eos_id == 1 and model.decode([*model.encode("import"), 1, 5]) == "import"
 
 
 def test_vocabularies_are_equal_if_their_paths_are(bert):
