@@ -276,6 +276,8 @@ def _fitted(source, fit: Fit, read, shape: jax.ShapeDtypeStruct, fresh, partitio
     if fit.rows is not None:
         rows, needed = fit.stored_shape[fit.rows], shape.shape[fit.rows]
         change = "the others are dropped" if rows > needed else "the rows of new tokens are freshly initialized"
+        if fit.chosen is not None:
+            change = f"they start from the rows {', '.join(map(str, fit.chosen))}"
         logging.info("%s: %s has %d rows, and this model %d; %s", source.path, fit.stored_name, rows, needed, change)
         arguments.append(jax.device_put(fresh, shape.sharding))
     return jax.jit(fit.apply, out_shardings=shape.sharding)(*arguments)

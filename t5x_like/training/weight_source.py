@@ -51,6 +51,9 @@ class InitialWeights:
         `("token_type_embedder",)`. Others that it lacks are an error.
       truncated: Logical axes, `positions` or `vocab`, along which tables at `path` may be longer than the tables of the
         model, which start from their first rows.
+      rows: Logical axis -> for each row of the tables over it, the row at `path` that it starts from. UniLM's six token
+        types start from BERT's two by `{"token_types": (0, 1, 0, 0, 0, 1)}`. Tables at `path` that have the size of the
+        model's are restored as they are. None: none.
       other_vocabulary: Whether the token ids of `path` may belong to another vocabulary than the data's. This is
         an error otherwise, unless there are new tokens or truncated vocabularies.
       averaged: Whether to read the averages of the parameters of a run with `Update.ema_decay`, and not its parameters.
@@ -67,6 +70,7 @@ class InitialWeights:
     layers: Mapping[str, Sequence[int] | layer_choice.Rule] | None = None
     dropped: Sequence[str] = ()
     truncated: Sequence[str] = ()
+    rows: Mapping[str, Sequence[int]] | None = None
     other_vocabulary: bool = False
     averaged: bool = True
 
@@ -85,7 +89,7 @@ class InitialWeights:
     @property
     def has_other_sizes(self) -> bool:
         """Whether the stored model has other sizes than this one, so that it is read by its own configuration."""
-        return bool(self.layers or self.dropped or self.truncated)
+        return bool(self.layers or self.dropped or self.truncated or self.rows)
 
     @property
     def has_vocabulary_of_run(self) -> bool:
@@ -106,12 +110,14 @@ class Fit:
       stored_shape: its shape there.
       layers: indices along the first axis; None for all.
       rows: the axis along which the numbers of rows differ: the first rows are restored.
+      chosen: indices along this axis; None for the first rows.
     """
 
     stored_name: str
     stored_shape: tuple[int, ...]
     layers: tuple[int, ...] | None = None
     rows: int | None = None
+    chosen: tuple[int, ...] | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -123,12 +129,15 @@ class Fit:
 
         Args:
           stored: the stored tensor.
-          fresh: the freshly initialized parameter, whose last rows complete a shorter table; not needed without `rows`.
+          fresh: the freshly initialized parameter, whose last rows complete a shorter table; not needed without `rows`,
+            or with `chosen`.
         """
         if self.layers is not None:
             stored = stored[np.array(self.layers)]
         if self.rows is None:
             return stored
+        if self.chosen is not None:
+            return jnp.take(stored, np.array(self.chosen), axis=self.rows)
         here, there = fresh.shape[self.rows], stored.shape[self.rows]
         first = jax.lax.slice_in_dim(stored, 0, min(here, there), axis=self.rows)
         new = jax.lax.slice_in_dim(fresh, min(here, there), here, axis=self.rows)
@@ -181,9 +190,11 @@ def fit(
         candidate = Fit(other, stored[other], layers=chosen.get(stack))
         before = stored[other] if candidate.layers is None else (len(candidate.layers), *stored[other][1:])
         rows = _differing_rows(source, axes[name], before, shapes[name])
-        grown |= rows is not None and before[rows] < shapes[name][rows]
+        chosen_rows = None if rows is None else (source.rows or {}).get(axes[name][rows])
+        grown |= rows is not None and chosen_rows is None and before[rows] < shapes[name][rows]
         if before == shapes[name] or rows is not None:
-            found[name] = dataclasses.replace(candidate, rows=rows)
+            chosen_rows = None if chosen_rows is None else tuple(chosen_rows)
+            found[name] = dataclasses.replace(candidate, rows=rows, chosen=chosen_rows)
     if source.new_tokens and not grown:
         raise UserError(
             f"INITIAL_NEW_TOKENS={source.new_tokens}: no table over the vocabulary at {source.path} has "
@@ -206,6 +217,13 @@ def _differing_rows(source: InitialWeights, axes, stored: tuple[int, ...], here:
     if len(differing) != 1:
         return None
     (axis,) = differing
+    if (chosen := (source.rows or {}).get(axes[axis])) is not None:
+        if len(chosen) != here[axis] or not all(0 <= row < stored[axis] for row in chosen):
+            raise UserError(
+                f"InitialWeights.rows={dict(source.rows)}: the table over {axes[axis]!r} has {here[axis]} rows, and "
+                f"{source.path} has {stored[axis]}. Give {here[axis]} rows from 0 to {stored[axis] - 1}."
+            )
+        return axis
     is_longer = axes[axis] in source.truncated and stored[axis] > here[axis]
     is_shorter = axes[axis] == VOCAB and source.new_tokens and stored[axis] == here[axis] - source.new_tokens
     return axis if is_longer or is_shorter else None

@@ -10,6 +10,7 @@ from t5x_like import interop, optimizers, parameters
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.models.bert import BertConfig
+from t5x_like.models.unilm import UnilmConfig
 from t5x_like.objectives import heads
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
@@ -50,6 +51,23 @@ def restored(path, params, objective=None, config=BERT, **changes):
     warm_start.check(source, params, config, Partitioner(rules="dp"))
     start = warm_start.restore(source, state, frozen, config, Partitioner(rules="dp"), objective or MaskedLM())
     return parameters.named_leaves(optimizers.merge(start.state.params, start.frozen.params))
+
+
+def test_token_types_of_unilm_start_from_those_of_bert(path, stored):
+    fields = dataclasses.asdict(BERT) | {"num_token_types": 6}
+    config = UnilmConfig(**fields)
+    leaves = restored(path, params_of(config, 5), config=config, rows={"token_types": (0, 1, 0, 0, 0, 1)})
+    for name, leaf in parameters.named_leaves(stored).items():
+        expected = leaf[...]
+        if name == "model/embeddings/token_type_embedder/embedding":
+            expected = expected[np.array([0, 1, 0, 0, 0, 1])]
+        np.testing.assert_array_equal(leaves[name], expected)
+
+
+def test_rows_of_the_same_size_are_restored_as_they_are(path, stored):
+    leaves = restored(path, params_of(BERT, 5), rows={"token_types": (1, 0)})
+    name = "model/embeddings/token_type_embedder/embedding"
+    np.testing.assert_array_equal(leaves[name], parameters.named_leaves(stored)[name])
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
@@ -195,6 +213,11 @@ NARROW = dataclasses.replace(BERT, num_token_types=0)
             dataclasses.replace(BERT, max_length=12),
             {"layers": {"encoder": (0, 1)}},
             r"position_embedder/embedding has shape \(16, 8\), but .* has shape \(12, 8\)",
+        ),
+        (
+            dataclasses.replace(BERT, num_token_types=6),
+            {"rows": {"token_types": (0, 1, 2)}},
+            "the table over 'token_types' has 6 rows, and .* has 2. Give 6 rows from 0 to 1",
         ),
         (BERT, {"dropped": ("x",)}, r"has shape \(5, .* choose layers with INITIAL_LAYERS"),
     ],
