@@ -167,12 +167,13 @@ class TextPredictor:
             vocabularies, rows = data.vocabularies(), TaskRows(data, path, records)
         if vocabularies is not None and (rows is not None or loaded.tokenizer is None):
             data.check_vocabulary(loaded.config.vocab_size)
+        eos_id = getattr(loaded.objective, "eos_id", None)
         codec = Codec(
             vocabularies,
             lengths,
             self._layout,
             self._options.eos_id,
-            interop.eos_id(loaded.config),
+            interop.eos_id(loaded.config) if eos_id is None else eos_id,
             inputs_eos=self._inputs_eos(reads_task=vocabularies is not None and has_task(data)),
             targets_eos=self._options.score_eos,
             decoding=self.decoding,
@@ -200,8 +201,9 @@ class TextPredictor:
         return getattr(self._loaded.objective, "inputs_eos", True) if found is None else found
 
     def load(self) -> Any:
-        """Returns the parameters of the model, in the form that decoding reads; see `Predictor`."""
-        model = self._loaded.read_model()
+        """Returns the model that generates and scores, in the form that decoding reads; see `Predictor`."""
+        generator = getattr(self._loaded.objective, "generator", None)
+        model = self._loaded.read_model() if generator is None else generator(self._loaded.read())
         return model if self._options.mode == SCORE else self._loaded.partitioner.jit(for_decoding)(model)
 
     def compute(self, params: Any, batch: Batch, example_ids: Int[Array, " batch"], key: jax.Array) -> Any:

@@ -33,6 +33,8 @@ from t5x_like.models import checks
 from t5x_like.models.base import BaseConfig, BaseModel, Batch, StackInfo
 from t5x_like.models.outputs import Outputs
 
+# Features with a position per distribution over the vocabulary that an objective computes.
+_PREDICTED = ("masked_positions", "next_tokens", "target_tokens")
 # Size of a head of the compact models of Turc et al. (2019).
 COMPACT_HEAD_DIM = 64
 
@@ -113,7 +115,7 @@ class BertConfig(BaseConfig):
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
         """Returns the floating-point operations of one training step; see `forward_flops`."""
         batch, length = shapes["encoder_input_tokens"]
-        _, predictions = shapes.get("masked_positions", (batch, 0))
+        predictions = next((shapes[name][1] for name in _PREDICTED if name in shapes), 0)
         # The backward pass computes two matrix products of the same size per product of the forward pass.
         return 3.0 * forward_flops(self, batch, length, predictions)
 
@@ -341,16 +343,41 @@ class Bert(BaseModel):
 
         Packed rows have `encoder_segment_ids`. Without them, `encoder_input_tokens` equal to `padding_id` are masked.
         """
+        options = {"dropout_key": dropout_key, "capture": capture, "edits": edits}
+        return self.apply_layers(embedded["encoder"], self.attention_inputs(batch), **options)
+
+    def apply_layers(
+        self,
+        embedded: Hidden,
+        attention: Mapping[str, Any],
+        *,
+        dropout_key: jax.Array | None = None,
+        capture: Sequence[str] = (),
+        edits: Sequence[capturing.Edit] = (),
+    ) -> Outputs:
+        """Computes everything between the embeddings and the logits, for any mask.
+
+        Args:
+          embedded: embeddings of the rows.
+          attention: the inputs of the attention that all layers share, such as `mask`.
+          dropout_key: random key of dropout; None disables dropout.
+          capture: see `Model.trunk`.
+          edits: see `Model.trunk`.
+        """
         stacks = {"encoder": (self.config.num_layers, self.encoder.capturable)}
         captures = capturing.parse(capture, stacks, edits)["encoder"]
         first_key, layers_key = split_key(dropout_key, 2)
-        x = Dropout(self.config.dropout_rate)(embedded["encoder"], first_key)
-        if self.config.unembed_dim != self.config.embed_dim:
-            x = self.embedding_projection(x, dropout_key=first_key)
-        inputs = {"attention": self.attention_inputs(batch)}
-        hidden, captured = self.encoder(x, inputs, dropout_key=layers_key, captures=captures)
+        x = self.first_layer_input(embedded, first_key)
+        hidden, captured = self.encoder(x, {"attention": attention}, dropout_key=layers_key, captures=captures)
         hidden, output = captures.state(capturing.OUTPUT, hidden)
         return Outputs(hidden=hidden, captured=captured | output)
+
+    def first_layer_input(self, embedded: Hidden, dropout_key: jax.Array | None = None) -> Hidden:
+        """Returns the input of the first layer: the embeddings after dropout, in the size of the hidden states."""
+        x = Dropout(self.config.dropout_rate)(embedded, dropout_key)
+        if self.config.unembed_dim != self.config.embed_dim:
+            x = self.embedding_projection(x, dropout_key=dropout_key)
+        return x
 
     def attention_inputs(self, batch: Batch) -> dict[str, Any]:
         """Returns the inputs of the attention that all layers share: the mask."""

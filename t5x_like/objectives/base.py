@@ -95,6 +95,9 @@ class Objective:
         weights are computed and the batch is split into microbatches. An array that all rows read has a name that
         begins with `axis_rules.SHARED`. Nothing that it computes has a gradient. At evaluation the key is None, and
         nothing may be random.
+      generator: None, or a function `generator(params) -> model` that returns what generates and scores text, where it
+        is not the model itself.
+      read_as: feature -> the name under which the model reads it, where these differ.
       stages: name -> stage of a training step (`objectives.staged.Stage`); empty for an objective that is one stage.
       draws: whether `run` or `read` draws random values for rows, so that they get `Keys.rows` and `Keys.step`.
     """
@@ -104,6 +107,8 @@ class Objective:
     other_names: Mapping[str, tuple[str, ...]] = types.MappingProxyType({})
     labels: tuple[str, ...] = ()
     prepare: Callable[..., Batch] | None = None
+    generator: Callable[[Params], Any] | None = None
+    read_as: Mapping[str, str] = types.MappingProxyType({})
     draws: bool = False
     stages: "Mapping[str, Any]" = types.MappingProxyType({})
 

@@ -1,11 +1,12 @@
 """Base class of the objectives that predict `decoder_target_tokens` at each position."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.decoding.score import score_hidden
 from t5x_like.errors import UserError
+from t5x_like.kernels.chunks import Unembed
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Objective, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
@@ -28,6 +29,7 @@ class TokenPrediction(Objective):
 
     Attributes:
       inputs_eos: whether `inputs` end with EOS where no task says so, as in text-to-text tasks do.
+      eos_id: token id that ends a text whose vocabulary has no EOS; None for EOS of the model's special tokens.
 
     Raises:
       UserError: an argument is out of range.
@@ -35,6 +37,7 @@ class TokenPrediction(Objective):
 
     features: FeatureSpec
     inputs_eos = True
+    eos_id: int | None = None
     coefficients = {TERM: 1.0}
 
     def __init__(self, *, z_loss: float = 0.0, label_smoothing: float = 0.0):
@@ -50,11 +53,30 @@ class TokenPrediction(Objective):
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the distributions of the target tokens as `targets`; see `Objective.read`."""
+        model = params["model"]
+        return self.read_tokens(outputs, rows, outputs.hidden, model.unembed, rows["decoder_target_tokens"])
+
+    def read_tokens(
+        self,
+        outputs: Outputs,
+        rows: Batch,
+        hidden: Float[Array, "batch positions embed"],
+        unembed: Unembed,
+        targets: Int[Array, "batch positions"],
+    ) -> Pass:
+        """Returns the distributions of tokens with their cross-entropy, weighted by `weights`, as `targets`.
+
+        Args:
+          outputs: what the model computed.
+          rows: the features.
+          hidden: hidden states at the predicted positions.
+          unembed: maps hidden states to logits.
+          targets: the tokens.
+        """
         weights = self.weights(rows)[TERM]
-        # The logits come from the model's `unembed`.
-        predicted = Prediction(
-            outputs.hidden, params["model"].unembed, weights, rows["decoder_target_tokens"], weights
-        ).with_cross_entropy(TERM, METRICS, z_loss=self.z_loss, label_smoothing=self.label_smoothing)
+        predicted = Prediction(hidden, unembed, weights, targets, weights).with_cross_entropy(
+            TERM, METRICS, z_loss=self.z_loss, label_smoothing=self.label_smoothing
+        )
         return Pass(rows, outputs, {TERM: predicted})
 
     def predict(self, found: Pass) -> dict[str, Array]:

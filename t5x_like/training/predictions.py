@@ -109,7 +109,9 @@ class Predictor:
         decoding = self._decoding.resolve(max_length=length, eos_ids=(eos_id,), bos_id=self._objective.features.bos_id)
 
         def best_text(params, batch, example_ids):
-            found = generate(params["model"], batch, decoding, jax.random.key(0), example_ids=example_ids)
+            generator = self._objective.generator
+            model = params["model"] if generator is None else generator(params)
+            found = generate(model, batch, decoding, jax.random.key(0), example_ids=example_ids)
             tokens = found.tokens[:, 0]
             generated = jnp.arange(decoding.max_length) < found.lengths[:, 0, None]
             # SeqIO's decoding stops at the first EOS of the vocabulary.

@@ -114,7 +114,7 @@ def make_program(recipe: Recipe) -> Program:
     for each in teachers.values():
         check_inputs(each.config, each.objective, batch_shapes)
     axes = objective.features.axes
-    rows = {name: rows_of_shape(shape, axes[name]) for name, shape in batch_shapes.items()}
+    rows = {objective.read_as.get(name, name): rows_of_shape(shape, axes[name]) for name, shape in batch_shapes.items()}
 
     def init(key):
         params = networks.make(objective, config, key)
@@ -181,7 +181,8 @@ def check_inputs(config: ModelConfig, objective: Objective | None, batch_shapes:
       UserError: The model reads a feature that the batches lack, or ignores input tokens.
     """
     dtypes = objective.features.dtypes if objective is not None else {}
-    given = [name for name in dtypes or batch_shapes if name in batch_shapes]
+    read_as = objective.read_as if objective is not None else {}
+    given = [read_as.get(name, name) for name in dtypes or batch_shapes if name in batch_shapes]
     suffixes = (INPUT_TOKENS_SUFFIX, INPUT_CHARACTERS_SUFFIX)
     needed = [name for name in config.reads if name.endswith(suffixes)]
     missing = [name for name in needed if name not in given]

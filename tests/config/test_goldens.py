@@ -69,6 +69,11 @@ RUNS = {
         ["models/gpt1/base.gin", "runs/finetune_gpt1.gin"],
         [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
+    "finetune_unilm": (
+        "train",
+        ["models/unilm/base.gin", "runs/finetune_unilm.gin"],
+        [*TASK, ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "feature_based": (
         "train",
         ["models/bert/base.gin", "runs/finetune_classification.gin", "runs/feature_based.gin"],
