@@ -21,6 +21,7 @@ class Family:
     Attributes:
       config: small configuration without dropout and with unrolled layers.
       stacks: names of the stacks, "encoder", "decoder" or both.
+      causal: whether an encoder hides the tokens after each position.
       mesh: rule set and mesh axes for the test on eight devices.
       flops_sizes: fields of `config` to replace in the test of FLOPs.
       attention: name of the self-attention block of each stack; None: the default of `attention_of`.
@@ -34,6 +35,7 @@ class Family:
 
     config: ModelConfig
     stacks: tuple[str, ...]
+    causal: bool = False
     mesh: tuple[str, Mapping[str, int]] = ("fsdp_tp_sp", {"fsdp": 2, "sequence": 2, "tensor": 2})
     flops_sizes: Mapping[str, int] = dataclasses.field(
         default_factory=lambda: WIDE | {"num_layers": 3, "max_length": 96}
