@@ -3,7 +3,7 @@
 An objective gets a form as its `head`. The form determines the features that the model reads, and makes the head's
 module. The forms and their names in transformers:
 
-* `PooledFirstToken`: `BertForSequenceClassification`;
+* `PooledFirstToken`: `BertForSequenceClassification`; `PooledLastToken` is its counterpart without a class there;
 * `FirstToken`: `MobileBertForSequenceClassification` without `classifier_activation`;
 * `DenseFirstToken`: `RobertaForSequenceClassification`;
 * `GeluFirstToken`: `ElectraForSequenceClassification`;
@@ -17,11 +17,11 @@ module. The forms and their names in transformers:
 import dataclasses
 import types
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from t5x_like.data import features, specs
 from t5x_like.data.features import FeatureSpec
@@ -59,8 +59,8 @@ class HeadForm(Protocol):
           key: random key for the initial values.
         """
 
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden states that the head reads.
+    def read(self, hidden: Hidden, batch: Batch) -> Any:
+        """Returns what the head reads: hidden states, except for `bilstm_head.BiLSTM`.
 
         Args:
           hidden: last hidden states of the model.
@@ -125,6 +125,24 @@ class PooledFirstToken(_Form):
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the hidden state of the first token; see `HeadForm.read`."""
         return hidden[:, :1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PooledLastToken(_Form):
+    """BERT's head on the last token, the final [SEP], for a left-to-right BERT, whose first token sees itself alone.
+
+    Initial values are as in `PooledFirstToken`.
+    """
+
+    inputs = specs.ENCODER_INPUTS_WITH_TYPES
+
+    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> PooledHead:
+        """Creates the head; see `HeadForm.make`."""
+        return PooledHead(config, outputs, rate=self.rate(config), init=initializers.BERT, key=key)
+
+    def read(self, hidden: Hidden, batch: Batch) -> States:
+        """Returns the hidden state of the last token that is not padding; see `HeadForm.read`."""
+        return _last(hidden, batch["encoder_segment_ids"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -218,7 +236,7 @@ class LastToken:
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the hidden state of the last token that is not padding; see `HeadForm.read`."""
-        return _last(hidden, batch)
+        return _last(hidden, batch["decoder_segment_ids"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -253,7 +271,7 @@ class DecoderLastToken(_Form):
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the decoder's hidden state of the last token that is not padding; see `HeadForm.read`."""
-        return _last(hidden, batch)
+        return _last(hidden, batch["decoder_segment_ids"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -327,8 +345,7 @@ def _check_bos(bos_id: int) -> None:
         raise UserError(f"bos_id={bos_id} is not a token id. Give an id of at least 0.")
 
 
-def _last(hidden: Hidden, batch: Batch) -> States:
-    segments = batch["decoder_segment_ids"]
+def _last(hidden: Hidden, segments: Int[Array, "batch length"]) -> States:
     return gather_positions(
         hidden, jnp.max(jnp.where(segments != 0, jnp.arange(segments.shape[1]), 0), axis=1, keepdims=True)
     )
