@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from t5x_like import ablate
+from t5x_like import ablate, config
 from t5x_like.ablate import Cell, table
 from t5x_like.errors import UserError
 from t5x_like.runtime import protocol
@@ -188,6 +188,22 @@ def test_columns_that_no_row_has_raise(tmp_path):
     ):
         ablate.ablate(**arguments, metric={"lm": "loss"})
     assert not (tmp_path / "out").exists()
+
+
+def test_bert_ablations_fine_tune_models_of_their_size():
+    study = config.load(
+        "t5x_like.ablate.ablate", files=["runs/study/bert_ablations.gin"], bindings=[("OUTPUT_DIR", "'bert_ablations'")]
+    )
+    arguments = {name: value for name, value in study.build().items() if name not in ("metric", "title")}
+    runs = ablate.resolve_cells(**arguments)
+    assert len(runs) == 26
+    sizes, pretrained = ("MODEL", "LAYERS", "EMBED_DIM", "NUM_HEADS", "HEAD_DIM"), {}
+    for row, column, _, directory, run in runs:
+        initial, model = run.macros["INITIAL_CHECKPOINT_PATH"], [run.macros[name] for name in sizes]
+        if column == "pretraining":
+            pretrained[directory] = model
+        else:
+            assert pretrained[initial] == model, (row, column)
 
 
 def test_invalid_grid_raises(tmp_path):

@@ -166,6 +166,7 @@ RUNS = {
     "shakespeare": ("train", ["runs/shakespeare.gin"], [("TEXT", "input.txt")]),
     "convert": ("convert", ["commands/convert.gin"], [("CHECKPOINT_PATH", "runs/1"), ("OUTPUT_PATH", "out")]),
     "ablate": ("ablate", ["commands/ablate.gin"], [("OUTPUT_DIR", "study")]),
+    "bert_ablations": ("ablate", ["runs/study/bert_ablations.gin"], [("OUTPUT_DIR", "study")]),
     "distillation_study": ("ablate", ["runs/distillation_study.gin"], [("OUTPUT_DIR", "study")]),
     "distill": (
         "distill",
