@@ -12,11 +12,12 @@ from t5x_like.errors import UserError
 from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective
-from t5x_like.training import network_weights, weight_source
+from t5x_like.training import network_weights, weight_fits, weight_source
 from t5x_like.training.checkpoints.checkpoint_layout import lay_out, stacked_shapes
 from t5x_like.training.frozen_base import BaseLeaf
 from t5x_like.training.state import Frozen, copy
-from t5x_like.training.weight_source import MODEL, OBJECTIVE, Fit, InitialWeights
+from t5x_like.training.weight_fits import Fit
+from t5x_like.training.weight_source import MODEL, OBJECTIVE, InitialWeights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +234,7 @@ def _fits(
     here = {name: shape.shape for name, shape in target.shapes.items()}
     wanted = {name: weight_source.renamed(name, source.mapping) for name in here}
     wanted |= _found_elsewhere(source.path, wanted, stored, other_names)
-    fits = weight_source.fit(source, wanted, here, target.axes, stored)
+    fits = weight_fits.fit(source, wanted, here, target.axes, stored)
     for name, other in wanted.items():
         if name.startswith(MODEL) and name not in fits and other in stored:
             _check_shape(source.path, name, here[name], other, stored[other])
