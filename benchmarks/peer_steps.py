@@ -18,6 +18,7 @@ LEARNING_RATE, WEIGHT_DECAY = 1e-4, 0.01
 OURS, OURS_XLA = "t5x_like", "t5x_like, XLA attention"
 EAGER, COMPILED = "transformers", "transformers, compiled"
 HEAD_DIM = 64
+LORA_RANK, LORA_ALPHA = 8, 16
 SECONDS_OF_A_MEASUREMENT = 1800
 
 
@@ -74,12 +75,13 @@ class Step:
 # ---- this library ----------------------------------------------------------------------------------------------------
 
 
-def make_ours(sizes: Sizes, *, attention: str) -> Step:
+def make_ours(sizes: Sizes, *, attention: str, lora: bool = False) -> Step:
     """Returns the step of this library on the first device.
 
     Args:
       sizes: Sizes.
       attention: See `Partitioner`.
+      lora: Whether updates of rank 8 of the queries and values train alone.
 
     Returns:
       The step. `about` has the model FLOPs of a step, its matrix products as lists of batch, rows, inner size, columns
@@ -89,6 +91,7 @@ def make_ours(sizes: Sizes, *, attention: str) -> Step:
     import jax.numpy as jnp
 
     from t5x_like import optimizers
+    from t5x_like.adapters.lora import LoRA
     from t5x_like.benchmarking import matrix_products, parts, synthetic, timing
     from t5x_like.metrics import throughput
     from t5x_like.partitioning import Partitioner
@@ -96,11 +99,15 @@ def make_ours(sizes: Sizes, *, attention: str) -> Step:
     from t5x_like.training.recipe import Periods, Recipe
 
     config, objective = _our_model(sizes)
+    groups = ()
+    if lora:
+        config = dataclasses.replace(config, adapters=(LoRA(rank=LORA_RANK, alpha=LORA_ALPHA),))
+        groups = (optimizers.ParameterGroup("^(?!.*/adapter/)", freeze=True),)
     device = jax.devices()[0]
     recipe = Recipe(
         model=config,
         objective=objective,
-        optimizer=optimizers.adamw(learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY),
+        optimizer=optimizers.adamw(learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY, groups=groups),
         data=_Shapes(sizes),
         periods=Periods(total=1),
         partitioner=Partitioner(devices=[device], attention=attention),
@@ -164,13 +171,14 @@ def _our_model(sizes: Sizes) -> tuple[Any, Any]:
 # ---- transformers ----------------------------------------------------------------------------------------------------
 
 
-def make_theirs(sizes: Sizes, *, compiled: bool, bfloat16: bool) -> Step:
+def make_theirs(sizes: Sizes, *, compiled: bool, bfloat16: bool, lora: bool = False) -> Step:
     """Returns the step of transformers on the first GPU, or on the CPU without one.
 
     Args:
       sizes: Sizes.
       compiled: Whether `torch.compile` compiles the model.
       bfloat16: Whether computations are in bfloat16, by autocast, and those that stay in float32 use TF32.
+      lora: Whether peft's updates of rank 8 of the queries and values train alone.
 
     Returns:
       The step.
@@ -184,9 +192,14 @@ def make_theirs(sizes: Sizes, *, compiled: bool, bfloat16: bool) -> Step:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high" if bfloat16 else "highest")
     network, batch = _their_model(sizes)
+    if lora:
+        import peft
+
+        network = peft.get_peft_model(network, peft.LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA))
     network = network.to(device).train()
     batch = {name: values.to(device) for name, values in batch.items()}
-    optimizer = torch.optim.AdamW(network.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
     called = torch.compile(network) if compiled else network
 
     def step():
