@@ -62,10 +62,10 @@ def compare(config, scan, reference, assert_parity):
     assert_parity({"logits": logits[real]}, {"logits": expected_logits[real].detach()}, "logits")
     assert_parity({"loss": value}, {"loss": total.detach()}, "loss")
     found, wanted = unstacked(gradient), {name: array.grad.numpy() for name, array in p.items()}
-    assert_parity(*(_join_key_biases(gradients) for gradients in (found, wanted)), "gradients")
+    assert_parity(*(join_key_biases(gradients) for gradients in (found, wanted)), "gradients")
 
 
-def _join_key_biases(gradients):
+def join_key_biases(gradients):
     """Joins kernel and bias of keys: a softmax does not depend on the bias, whose gradient is a rounding error."""
     joined = dict(gradients)
     for name in gradients:

@@ -38,6 +38,7 @@ class MultiHeadAttention(nnx.Module):
       scale: factor of the scores.
       rotary: rotates queries and keys by their positions; None for no rotation.
       dropout: dropout of the attention weights; see `kernels.attention`.
+      embed_axis: logical axis of inputs and outputs in the kernels; None replicates it.
       dtype: dtype of the computation.
       key: random key for the initial values.
 
@@ -67,13 +68,14 @@ class MultiHeadAttention(nnx.Module):
         scale: float = 1.0,
         rotary: Rotary | None = None,
         dropout: Dropout = NO_DROPOUT,
+        embed_axis: str | None = "embed",
         dtype: str = "float32",
         key: jax.Array,
     ):
         query_key, key_key, value_key, out_key = jax.random.split(key, 4)
 
         def project_to_heads(key, size, num_heads, init, axis):
-            axes = ("embed", axis, "kv")
+            axes = (embed_axis, axis, "kv")
             return Projection((size,), (num_heads, head_dim), axes=axes, key=key, init=init, bias=bias, dtype=dtype)
 
         self.kv_heads = kv_heads or heads
@@ -83,7 +85,7 @@ class MultiHeadAttention(nnx.Module):
         self.out = Projection(
             (heads, head_dim),
             (out_size or size,),
-            axes=("heads", "kv", "embed"),
+            axes=("heads", "kv", embed_axis),
             key=out_key,
             init=out_init or init,
             bias=bias,

@@ -104,7 +104,7 @@ class TransformerLayer(nnx.Module):
                 options = {"dropout_key": block_key, **captures.within(name)}
                 return getattr(self, name)(x, **options, **inputs.get(name, {}))
 
-            x, captured[name] = self._residual(name, block, x, key)
+            x, captured[name] = self.residual(name, block, x, key)
         x = captures.edits("hidden", shard_residual(x))
         return x, captures.collect(hidden=x, **captured)
 
@@ -125,15 +125,25 @@ class TransformerLayer(nnx.Module):
           The output and the updated cache.
         """
         first, *others = self.names
-        x, cache = self._residual(
-            first, lambda x: getattr(self, first).step(x, cache, layer, index, **inputs[first]), x
-        )
+        x, cache = self.residual(first, lambda x: getattr(self, first).step(x, cache, layer, index, **inputs[first]), x)
         for name in others:
-            x, _ = self._residual(name, lambda x, name=name: getattr(self, name)(x, **inputs.get(name, {})), x)
+            x, _ = self.residual(name, lambda x, name=name: getattr(self, name)(x, **inputs.get(name, {})), x)
         return x, cache
 
-    def _residual(self, name, block, x, key=None):
-        """Applies a block with dropout, residual and norm; returns the result and the block's second output."""
+    def residual(
+        self, name: str, block: Callable[[Hidden], tuple[Hidden, Any]], x: Hidden, key: jax.Array | None = None
+    ) -> tuple[Hidden, Any]:
+        """Applies a block with dropout, residual and norm.
+
+        Args:
+          name: name of the block, whose norm is applied.
+          block: computes the update of `x`, and another output.
+          x: input activations.
+          key: random key of the dropout of the update; None disables it.
+
+        Returns:
+          The output, and the other output of the block.
+        """
         norm = getattr(self, f"{name}_norm")
         update, other = block(gather_residual(norm(x) if self.norm_position == "pre" else x))
         x = x + self.dropout(scatter_residual(update), key)

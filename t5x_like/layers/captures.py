@@ -126,6 +126,35 @@ class Captures:
             kept.setdefault(name, set()).update(range(self.num_layers) if index is None else [index])
         return {name: tuple(sorted(indices)) for name, indices in kept.items()}
 
+    def part(self, start: int, stop: int) -> "Captures":
+        """Returns what to capture and to edit in the layers from `start` to before `stop`, which it counts from 0.
+
+        Arrays have one name per layer, which `join` expects. The states of the stack are left to the caller.
+        """
+        requests = {
+            self._layer_name(index, what): (index - start, what)
+            for what, indices in self.kept.items()
+            for index in indices
+            if start <= index < stop
+        }
+        edits = {
+            what: [(layer if layer is None else layer - start, edit) for layer, edit in found]
+            for what, found in self.edits.edits.items()
+        }
+        return Captures(self.stack, stop - start, requests, edits=LayerEdits(edits))
+
+    def join(self, captured: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns the captured arrays of all parts of the stack by their full names."""
+        found = {}
+        for name, (index, what) in self.requests.items():
+            indices = range(self.num_layers) if index is None else [index]
+            arrays = [captured[self._layer_name(each, what)] for each in indices]
+            found[name] = jnp.stack(arrays) if index is None else arrays[0]
+        return found
+
+    def _layer_name(self, index: int, what: str) -> str:
+        return f"{self.stack}/layers/{index}/{what}"
+
     def within(self, block: str) -> dict[str, Any]:
         """Returns the arguments `capture` and, if the block has edits, `edits` of a block."""
         prefix = f"{block}/"

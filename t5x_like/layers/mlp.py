@@ -61,6 +61,7 @@ class MLP(nnx.Module):
       out_init: initializer of `wo`; None for `init`.
       bias: whether all projections add a bias.
       dropout: dropout of the hidden layer.
+      embed_axis: logical axis of inputs and outputs in the kernels; None replicates it.
       dtype: dtype of the computation.
       key: random key for the initial values.
 
@@ -80,18 +81,19 @@ class MLP(nnx.Module):
         out_init: Initializer | None = None,
         bias: bool = False,
         dropout: Dropout = NO_DROPOUT,
+        embed_axis: str | None = "embed",
         dtype: str = "float32",
         key: jax.Array,
     ):
         *wi_keys, wo_key = jax.random.split(key, len(activations) + 1)
         self.names = tuple(f"wi_{i}" for i in range(len(activations))) if len(activations) > 1 else ("wi",)
         for name, wi_key in zip(self.names, wi_keys, strict=True):
-            projection = Projection(
-                (size,), (hidden_size,), axes=("embed", "mlp"), init=init, bias=bias, dtype=dtype, key=wi_key
-            )
+            axes = (embed_axis, "mlp")
+            projection = Projection((size,), (hidden_size,), axes=axes, init=init, bias=bias, dtype=dtype, key=wi_key)
             setattr(self, name, projection)
+        out_init = out_init or init
         self.wo = Projection(
-            (hidden_size,), (size,), axes=("mlp", "embed"), init=out_init or init, bias=bias, dtype=dtype, key=wo_key
+            (hidden_size,), (size,), axes=("mlp", embed_axis), init=out_init, bias=bias, dtype=dtype, key=wo_key
         )
         self.activations, self.dropout = activations, dropout
 

@@ -24,7 +24,7 @@ from t5x_like.layers.captures import EMBEDDING, Captures
 from t5x_like.layers.projections import gather_residual
 
 NO_CAPTURES = Captures()
-Layers = Any  # an nnx.List of layers, or one layer with stacked parameters
+Layers = Any  # a list of layers, or one layer with stacked parameters
 # function(layer, carry, index, dropout_key) -> (carry, output). The index is an int, or traced under a scan.
 LayerFunction = Callable[[Any, Any, Any, jax.Array | None], tuple[Any, Any]]
 
@@ -71,7 +71,7 @@ def make_layers(make: Callable[[jax.Array], nnx.Module], num_layers: int, *, key
 
 def is_scanned(layers: Layers) -> bool:
     """Returns whether the parameters of a stack are stacked."""
-    return not isinstance(layers, nnx.List)
+    return not isinstance(layers, list | nnx.List)
 
 
 def run(
