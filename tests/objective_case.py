@@ -73,7 +73,8 @@ def _batch(case: Case) -> dict[str, np.ndarray]:
         counts[last][::3] = 0  # fewer choices
     arrays = {}
     for name in spec.task_features:
-        values = rng.integers(1, LENGTH if name.endswith("_positions") else 40, (ROWS, lengths[name]))
+        inner = [size for other, size in spec.inner_sizes.items() if other == name]
+        values = rng.integers(1, LENGTH if name.endswith("_positions") else 40, (ROWS, lengths[name], *inner))
         if name.startswith("token_types") or name == "next_sentence_label":
             values %= 2
         if name == "targets" and case.targets:

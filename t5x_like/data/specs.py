@@ -212,6 +212,33 @@ def with_characters(words: FeatureSpec, number: int) -> FeatureSpec:
     )
 
 
+def with_entities(inputs: FeatureSpec, size: int) -> FeatureSpec:
+    """Adds the entities that a text mentions: `entities` and `entity_positions` `[batch, mentions]`, and their vectors.
+
+    `entities` are numbers from 1, `entity_positions` the first tokens of the mentions, and `entity_vectors`
+    `[batch, mentions, size]` float32. `TASK_FEATURE_LENGTHS['entity_positions']` is the maximum number of mentions.
+
+    Args:
+      inputs: Features of an encoder that reads `inputs`.
+      size: Size of a vector.
+    """
+    lead = "entity_positions"  # not `entities`, whose numbers would be token ids
+    return dataclasses.replace(
+        inputs,
+        features=(
+            *inputs.features,
+            ModelFeature("entities", "entities", "tokens"),
+            ModelFeature("entity_positions", lead, "row_positions", within="inputs"),
+            ModelFeature("entity_vectors", "entity_vectors", "tokens"),
+        ),
+        aligned_features=(
+            *inputs.aligned_features,
+            TaskFeature("entities", aligned_with=lead),
+            TaskFeature("entity_vectors", aligned_with=lead, dtype="float32", inner=size),
+        ),
+    )
+
+
 SEQUENCE_CLASSIFICATION = with_label(ENCODER_INPUTS_WITH_TYPES)
 """An encoder reads one or two texts; `targets` is the index of their label."""
 
@@ -272,7 +299,8 @@ def spec_for_task(
 
     A task with only `inputs` and `targets` gets the spec of an encoder-decoder, and a task with `inputs_0`, `inputs_1`,
     … the spec of multiple choice. The targets tell tasks with `inputs`, `token_types` and `targets` apart.
-    `targets` with `characters` are words, whose number of characters the example has too.
+    `targets` with `characters` are words, whose number of characters the example has too, as it has the size of the
+    vectors of entities.
 
     Args:
       task_features: Names of the task's features.
@@ -288,6 +316,9 @@ def spec_for_task(
         return _spec_for_example(read_example())
     if {"targets", "characters"} <= set(task_features) and (example := read_example()) is not None:
         return with_characters(NEXT_TOKEN, example["characters"].shape[-1])
+    if set(SENTENCE_PAIRS.task_features) | {"entity_vectors"} <= set(task_features):
+        if (example := read_example()) is not None:
+            return with_entities(SENTENCE_PAIRS, example["entity_vectors"].shape[-1])
     for spec in _BY_TASK:
         if set(spec.task_features) <= set(task_features):
             return spec

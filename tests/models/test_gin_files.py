@@ -12,6 +12,7 @@ from family_cases.albert import ALBERT
 from family_cases.bert import BERT, COMPACT, ROBERTA
 from family_cases.distilbert import DISTILBERT
 from family_cases.electra import ELECTRA
+from family_cases.ernie import ERNIE
 from family_cases.mobilebert import MOBILEBERT
 from family_cases.spanbert import SPANBERT
 from family_cases.unilm import UNILM
@@ -19,6 +20,7 @@ from family_cases.unilm import UNILM
 from t5x_like import parameters
 from t5x_like.layers import rope_scaling
 from t5x_like.models import build
+from t5x_like.objectives.entity_alignment import EntityAlignment
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 from t5x_like.objectives.replaced_tokens import GENERATOR, ReplacedTokenDetection
@@ -75,6 +77,15 @@ def test_bert_file_has_published_parameter_counts(load, name):
     with_heads = sum(map(parameters.count, (model, heads(MaskedLM(), model), next_sentence)))
     assert (parameters.count(model), with_pooler, with_heads) == expected
     assert "{:,} parameters; {:,} with the pooler, {:,} with both heads.".format(*expected) in header(name)
+
+
+@pytest.mark.parametrize("name", sorted(ERNIE))
+def test_ernie_file_has_expected_parameter_counts(load, name):
+    model, expected = abstract(load(name)), ERNIE[name]
+    with_heads = heads(EntityAlignment([MaskedLM(), NextSentence()]), model)
+    assert parameters.count(model) + parameters.count(with_heads["next_sentence"].pooler) == expected[1]
+    assert parameters.count(model) + sum(map(parameters.count, with_heads.values())) == expected[2]
+    assert "{:,} parameters; {:,} with the pooler, {:,} with all heads.".format(*expected) in header(name)
 
 
 @pytest.mark.parametrize("name", sorted(ROBERTA | DISTILBERT))

@@ -47,6 +47,11 @@ def test_objective_has_the_signatures_of_the_base_class(case):
         ]
 
 
+def prepared(objective, params, batch):
+    """Returns a global batch as the step hands it on."""
+    return batch if objective.prepare is None else objective.prepare(params, batch, key=jax.random.key(1), step=0)
+
+
 def gradient(case, microbatches, devices):
     fsdp = min(devices, 4)  # the small models have an embedding size of 12
     partitioner = Partitioner(
@@ -55,6 +60,7 @@ def gradient(case, microbatches, devices):
     _, frozen = optimizers.split(case.params(), ())
 
     def run(params, batch):
+        batch = prepared(case.objective, params, batch)
         normalize = gradients.normalizers(case.objective, batch, "NUM_REAL_TARGET_TOKENS")
         keys = gradients.keys_of_step(case.objective, jax.random.key(0), batch, dropout=False)
         return gradients.compute(case.objective, params, Frozen(frozen), batch, keys, microbatches, normalize)[:2]
@@ -179,7 +185,8 @@ def test_terms_without_coefficient_or_weights_raise():
 
 
 def test_edits_reach_the_model_and_have_gradients(case):
-    objective, params, batch = case.objective, case.params(), case.batch()
+    objective, params = case.objective, case.params()
+    batch = prepared(objective, params, case.batch())
     stack = "decoder" if hasattr(params["model"], "decoder") else "encoder"
     name, keys = f"{stack}/layers/0/hidden", Keys(rows=row_keys(jax.random.key(0), jnp.arange(ROWS)))
 
