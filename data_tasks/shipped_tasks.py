@@ -25,6 +25,7 @@ from data_tasks.downstream import (
     wnli_simple,
 )
 from data_tasks.pretraining import (
+    entity_alignment,
     masked_lm_tasks,
     pretraining_tasks,
     python_docs_tasks,
@@ -37,6 +38,7 @@ from data_tasks.pretraining import (
 __all__ = [
     "c4",
     "characters",
+    "entity_alignment",
     "few_shot",
     "glue",
     "glue_submissions",

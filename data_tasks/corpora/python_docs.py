@@ -55,7 +55,7 @@ def read(stdlib: str | None = None) -> Corpus:
             f"{len(present)} of {len(paths)} files. Install the full Python of your distribution (on Debian and Ubuntu "
             "the package libpython3-stdlib, on others python3-libs), or use another task."
         )
-    texts = [*_topics(), *(document for path in present for document in _module(directory / path, _dotted(path)))]
+    texts = [*_topics(), *(document for path in present for document in _module(directory / path, dotted(path)))]
     documents = [text.encode() for text in _without_repetition(texts)]
     return Corpus(
         name="python_docs",
@@ -132,5 +132,6 @@ def _without_repetition(texts: list[str]) -> Iterator[str]:
             yield "\n\n".join(kept)
 
 
-def _dotted(path: str) -> str:
+def dotted(path: str) -> str:
+    """Returns the name of the module of a source file."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -5,7 +5,7 @@ grows with the number of its elements. Random second segments come from other do
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import seqio
@@ -94,6 +94,7 @@ def sentence_pairs(
     documents_per_batch: int = DOCUMENTS_PER_BATCH,
     passes: int = 1,
     make_pairs: MakePairs | None = None,
+    aligned: Sequence[str] = (),
 ) -> tf.data.Dataset:
     """Makes pairs of text segments, half of which are consecutive in a document.
 
@@ -110,10 +111,12 @@ def sentence_pairs(
       documents_per_batch: number of documents from which random segments are drawn.
       passes: number of times to use each batch of documents, each time with other draws (BERT's `dupe_factor`).
       make_pairs: makes the next pair of each document. Default: `next_pairs`.
+      aligned: further features of documents with an integer per token.
 
     Returns:
       Examples with `inputs` and `token_types` (0 up to the first [SEP], 1 after it), int32 `[length]`, 0 after the end
-      of the pair, and `next_sentence_label`, int32 `[1]`, 1 for a random second segment.
+      of the pair, and `next_sentence_label`, int32 `[1]`, 1 for a random second segment; and the aligned features,
+      `[length]`, 0 at special tokens.
 
     Raises:
       UserError: the length of `inputs` is missing or too small, or the vocabulary has no special tokens.
@@ -135,7 +138,8 @@ def sentence_pairs(
         targets = random_target_lengths(tf.shape(documents.hashes)[0], most, short_pair_probability, seeds[0])
         pairs = draw_pairs(documents, targets, seeds[1], make_pairs or next_pairs)
         pairs = truncate_pairs(pairs, most, seeds[2])
-        return assemble_pairs(documents.tokens, pairs, special, length)
+        others = {name: batch[name].flat_values for name in aligned}
+        return assemble_pairs(documents.tokens, pairs, special, length, others)
 
     ds = ds.ragged_batch(documents_per_batch)
     if passes > 1:
@@ -307,7 +311,13 @@ def tokens_to_drop(a_length: tf.Tensor, b_length: tf.Tensor, most: int) -> tuple
     return drop_a + from_both // 2, drop_b + (from_both + 1) // 2
 
 
-def assemble_pairs(tokens: tf.Tensor, pairs: Pairs, special: SpecialTokens, length: int) -> dict[str, tf.Tensor]:
+def assemble_pairs(
+    tokens: tf.Tensor,
+    pairs: Pairs,
+    special: SpecialTokens,
+    length: int,
+    aligned: Mapping[str, tf.Tensor] | None = None,
+) -> dict[str, tf.Tensor]:
     """Assembles [CLS] A [SEP] B [SEP] for every pair, and [CLS] A [SEP] where B is empty.
 
     Args:
@@ -315,10 +325,11 @@ def assemble_pairs(tokens: tf.Tensor, pairs: Pairs, special: SpecialTokens, leng
       pairs: pairs that fit `length` with their special tokens.
       special: the ids of [CLS] and [SEP].
       length: number of columns.
+      aligned: further features with an integer per token, `[total]`.
 
     Returns:
       `inputs` and `token_types`, int32 `[pairs, length]`, 0 after the end of a row; `next_sentence_label`, int32
-      `[pairs, 1]`.
+      `[pairs, 1]`; and the aligned features, `[pairs, length]`, 0 at special tokens and after the end.
     """
     a_start, a_length, b_start, b_length, label = (column[:, tf.newaxis] for column in pairs)
     position = tf.range(length)[tf.newaxis]
@@ -326,10 +337,13 @@ def assemble_pairs(tokens: tf.Tensor, pairs: Pairs, special: SpecialTokens, leng
     last_sep = first_sep + tf.where(b_length > 0, b_length + 1, 0)
     in_b = (position > first_sep) & (position <= last_sep)
     source = tf.where(in_b, b_start + position - first_sep - 1, a_start + position - 1)
-    inputs = tf.gather(tokens, tf.clip_by_value(source, 0, tf.size(tokens) - 1))
-    inputs = tf.where(position == 0, special.cls, inputs)
-    inputs = tf.where((position == first_sep) | (position == last_sep), special.sep, inputs)
-    return {
+    source = tf.clip_by_value(source, 0, tf.size(tokens) - 1)
+    is_sep = (position == first_sep) | (position == last_sep)
+    inputs = tf.where(position == 0, special.cls, tf.gather(tokens, source))
+    inputs = tf.where(is_sep, special.sep, inputs)
+    is_text = (position > 0) & (position < last_sep) & ~is_sep
+    others = {name: tf.where(is_text, tf.gather(values, source), 0) for name, values in (aligned or {}).items()}
+    return others | {
         "inputs": tf.where(position <= last_sep, inputs, 0),
         "token_types": tf.cast(in_b, tf.int32),
         "next_sentence_label": label,

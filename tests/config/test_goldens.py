@@ -129,6 +129,11 @@ RUNS = {
     "albert": ("train", ["models/albert/base.gin", "runs/albert.gin"], TASK),
     "structbert": ("train", ["models/bert/base.gin", "runs/structbert.gin"], TASK),
     "unilm": ("train", ["models/unilm/base.gin", "runs/unilm.gin"], TASK),
+    "ernie": (
+        "train",
+        ["models/ernie/base.gin", "runs/ernie.gin"],
+        [*TASK, ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "electra": ("train", ["models/electra/base.gin", "runs/electra.gin"], TASK),
     "electra_15": (
         "train",
