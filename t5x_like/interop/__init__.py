@@ -24,7 +24,7 @@ from t5x_like.interop import (
 )
 from t5x_like.interop.generation import CONFIG, GENERATION_CONFIG
 from t5x_like.interop.head_classes import TaskHead
-from t5x_like.interop.registry import families, family_of, family_of_type, file_in_errors
+from t5x_like.interop.registry import families, family_of, family_of_type, file_in_errors, find_family
 from t5x_like.models import build, construct
 from t5x_like.models.base import Model, ModelConfig
 from t5x_like.objectives.heads import HeadForm
@@ -141,16 +141,16 @@ def _agreeing_config(path: str, config: ModelConfig, other_sizes: bool) -> Model
     Raises:
       UserError: it differs from the configuration of the model.
     """
-    stored, family = config_from_huggingface(path), family_of(config)
+    stored, family = config_from_huggingface(path), find_family(config)
     same_family = type(stored) is type(config)
-    if other_sizes:
+    if other_sizes or family is None:  # a model that transformers lacks may begin as one that it has, as ERNIE as BERT
         same_family = isinstance(stored, type(config)) or isinstance(config, type(stored))
     if not same_family:
         raise UserError(
             f"{path}: has a {type(stored).__name__}, but the model is a {type(config).__name__}. Give a model of the "
             "same family, or another directory."
         )
-    free = {*FREE_FIELDS, *family.free_fields, *(SIZE_FIELDS if other_sizes else ())}
+    free = {*FREE_FIELDS, *(family or family_of(stored)).free_fields, *(SIZE_FIELDS if other_sizes else ())}
     differences = [
         f"{field.name}={getattr(stored, field.name)!r} instead of {getattr(config, field.name)!r}"
         for field in dataclasses.fields(stored)

@@ -21,15 +21,19 @@ def families() -> tuple[tables.Family, ...]:
     return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
 
 
+def find_family(config: ModelConfig) -> tables.Family | None:
+    """Returns the family of a model, or None if transformers does not have it."""
+    return next((family for family in families() if family.config_class is type(config)), None)
+
+
 def family_of(config: ModelConfig) -> tables.Family:
     """Returns the family of a model.
 
     Raises:
       UserError: transformers does not have it.
     """
-    for family in families():
-        if family.config_class is type(config):
-            return family
+    if (family := find_family(config)) is not None:
+        return family
     raise UserError(f"{type(config).__name__}: not supported by transformers")
 
 

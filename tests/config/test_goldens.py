@@ -132,7 +132,7 @@ RUNS = {
     "ernie": (
         "train",
         ["models/ernie/base.gin", "runs/ernie.gin"],
-        [*TASK, ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+        [*TASK, ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
     "electra": ("train", ["models/electra/base.gin", "runs/electra.gin"], TASK),
     "electra_15": (

@@ -11,6 +11,7 @@ from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.unilm import UnilmConfig
+from t5x_like.models.ernie import ErnieConfig
 from t5x_like.objectives import heads
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
@@ -78,6 +79,20 @@ def test_heads_are_restored_with_the_model(path, stored, scan_layers):
     assert any(name.startswith("objective/masked_lm/") for name in leaves)
     for name, leaf in leaves.items():
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
+
+
+def test_ernie_starts_from_bert_and_its_entities_stay_fresh(path, stored):
+    fields = {field.name: getattr(BERT, field.name) for field in dataclasses.fields(BERT)}
+    config = ErnieConfig(**fields, entity_dim=6, entity_heads=2, knowledge_layers=2)
+    params = params_of(config, 5)
+    leaves = parameters.stack(restored(path, params, config=config))
+    fresh, expected = (parameters.stack(parameters.named_leaves(each)) for each in (params, stored))
+    assert leaves.keys() - expected.keys() == {name for name in leaves if name.startswith(("model/mix/", "model/know"))}
+    for name, leaf in leaves.items():
+        np.testing.assert_array_equal(leaf, expected.get(name, fresh[name]), err_msg=name)
+    other = dataclasses.replace(config, num_heads=1, head_dim=8)
+    with pytest.raises(UserError, match="num_heads=2 instead of 1|shape"):
+        restored(path, params_of(other, 5), config=other)
 
 
 def test_head_of_another_shape_stays_fresh_and_is_logged(path, caplog):
