@@ -12,6 +12,7 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -28,7 +29,7 @@ from t5x_like.errors import UserError
 SENTENCE, MENTION, NUMBER = b"\x1e", b"\x1d", b"\x1f"
 _NO_MARKS = bytes.maketrans(SENTENCE + MENTION + NUMBER, b"   ")
 
-# Start, end and number of a mention, in bytes; entities are numbered from 1.
+# Start, end and number of a mention, in characters or bytes; entities are numbered from 1.
 Mention = tuple[int, int, int]
 
 
@@ -37,7 +38,7 @@ def mark(text: bytes, mentions: Iterable[Mention], sentences: Sequence[bytes]) -
 
     Args:
       text: the document, in UTF-8.
-      mentions: its mentions.
+      mentions: its mentions, in bytes.
       sentences: its sentences, which are parts of the text, in order.
     """
     found, start = sorted(mentions), 0
@@ -185,26 +186,59 @@ def _records(files, json_field, numbers, counts, count_bytes) -> Iterator[tuple[
             if not text.strip():
                 counts["empty"] += 1
                 continue
-            given = record.get("mentions", [])
-            yield text.encode(errors="replace"), list(_mentions(text, given, numbers, counts, where))
+            found = parse(text, record.get("mentions", []), numbers, counts, where)
+            yield text.encode(errors="replace"), list(in_bytes(text, found))
 
 
-def _mentions(text: str, given, numbers: Mapping[str, int], counts: Counter, where: str) -> Iterator[Mention]:
+def parse(
+    text: str, given: Iterable[Any], numbers: Mapping[str, int], counts: Counter, where: str
+) -> Iterator[Mention]:
+    """Yields the mentions of a record, in characters.
+
+    Args:
+      text: the text.
+      given: `[start, end, entity]` for each mention.
+      numbers: name of an entity -> its number from 1.
+      counts: number of mentions that are left out. It is updated in place.
+      where: file and line, for messages.
+
+    Raises:
+      UserError: a mention is invalid.
+    """
     for mention in given:
-        if not (
-            isinstance(mention, list)
-            and len(mention) == 3
-            and all(type(each) is int for each in mention[:2])
-            and 0 <= mention[0] < mention[1] <= len(text)
-        ):
-            raise UserError(
-                f"{where}: mention {mention!r:.80} is not [start, end, entity] with offsets in a text of {len(text)} "
-                "characters. Correct it."
-            )
+        if not isinstance(mention, list) or len(mention) != 3:
+            raise UserError(f"{where}: mention {mention!r:.80} is not [start, end, entity]. Correct it.")
         start, end, entity = mention
+        check_span(text, (start, end), "mention", where)
         number = numbers.get(entity) if isinstance(entity, str) else entity + 1
         if number is None or not 0 < number <= len(numbers):
             counts["mentions of entities that are not in entities_path"] += 1
             continue
+        yield start, end, number
+
+
+def check_span(text: str, span: Any, kind: str, where: str) -> None:
+    """Checks the first character of a span and the one after its last.
+
+    Args:
+      text: the text.
+      span: the two offsets.
+      kind: what the span is, for messages.
+      where: file and line, for messages.
+
+    Raises:
+      UserError: they are not offsets in the text.
+    """
+    is_pair = isinstance(span, Sequence) and len(span) == 2 and all(type(each) is int for each in span)
+    if not is_pair or not 0 <= span[0] < span[1] <= len(text):
+        raise UserError(
+            f"{where}: {kind} {span!r:.80} does not have offsets [start, end] in a text of {len(text)} characters. "
+            "Correct it."
+        )
+
+
+def in_bytes(text: str, found: Iterable[Mention]) -> Iterator[Mention]:
+    """Converts the offsets of mentions from characters to bytes in UTF-8."""
+    for start, end, number in found:
         before = len(text[:start].encode(errors="replace"))
         yield before, before + len(text[start:end].encode(errors="replace")), number

@@ -68,7 +68,7 @@ def tokenize_marked(ds: tf.data.Dataset, output_features: Mapping[str, seqio.Fea
     """Converts marked documents from text to token ids; see `data_tasks.corpora.mentions`.
 
     Args:
-      ds: marked documents, `targets`, scalar string.
+      ds: marked documents, `targets`, scalar string. Other features stay as they are.
       output_features: `inputs`, whose vocabulary is used.
 
     Returns:
@@ -86,7 +86,8 @@ def tokenize_marked(ds: tf.data.Dataset, output_features: Mapping[str, seqio.Fea
         counts = tf.cast(ids.row_lengths(), tf.int32)
         is_first = tf.ragged.range(counts).flat_values == 0
         lengths = tf.reduce_sum(in_sentences.with_flat_values(counts), axis=1)
-        return {
+        others = {name: value for name, value in example.items() if name != "targets"}
+        return others | {
             "tokens": tf.cast(ids.flat_values, tf.int32),
             "entities": tf.where(is_first, tf.repeat(tf.strings.to_number(number, tf.int32), counts), 0),
             "sentence_lengths": tf.boolean_mask(lengths, lengths > 0),

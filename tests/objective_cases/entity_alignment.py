@@ -1,11 +1,13 @@
-"""Denoising entity alignment with the other objectives of ERNIE."""
+"""Objectives of models that read entities: denoising entity alignment with the others of ERNIE, and classification."""
 
 import numpy as np
-from objective_case import LENGTH, ROWS, Case
+from objective_case import LABELS, LENGTH, ROWS, Case
 
 from t5x_like.objectives.entity_alignment import EntityAlignment
+from t5x_like.objectives.entity_heads import PooledWithEntities
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.objectives.sequence_classification import SequenceClassification
 
 _ENTITIES = 9
 
@@ -32,5 +34,11 @@ _WITHOUT_EFFECT = "key/bias|model/knowledge/layers/(0/)?(mlp/wo|mlp_norm)"
 CASES = {
     "entity_alignment": EntityCase(
         EntityAlignment([MaskedLM(), NextSentence()], entity_dim=6), "ernie", without_effect=_WITHOUT_EFFECT
+    ),
+    "classification with entities": EntityCase(
+        SequenceClassification(LABELS, head=PooledWithEntities(entity_dim=6)),
+        "ernie",
+        lambda rng: rng.integers(-1, 3, (ROWS, 1)),
+        without_effect=_WITHOUT_EFFECT,
     ),
 }

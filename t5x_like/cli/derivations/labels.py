@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from t5x_like.config import Derived, KnownSettings
 
 _TARGETS = "targets"
-# The objective whose labels are names of scores.
-_REGRESSION = ".SequenceRegression"
+# The objectives whose targets are real numbers, one for each label.
+_REAL_TARGETS = (".SequenceRegression", ".MultiLabelClassification")
 
 
 def from_task(settings: KnownSettings) -> Derived | None:
@@ -28,7 +28,7 @@ def from_task(settings: KnownSettings) -> Derived | None:
         return None
     given = settings.value("LABELS")
     try:
-        name, labels = _of_data(settings, scores=any(user.endswith(_REGRESSION) for user in settings.users("LABELS")))
+        name, labels = _of_data(settings, scores=any(user.endswith(_REAL_TARGETS) for user in settings.users("LABELS")))
     except UserError:
         if given is None:
             raise

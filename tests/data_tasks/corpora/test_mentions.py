@@ -52,7 +52,8 @@ def test_records_have_names_or_numbers_of_entities(write):
     [
         ("{", "a.jsonl:1 is not JSON"),
         ({"title": "x"}, "has no text in the field 'text'"),
-        ({"text": "abc", "mentions": [[1, 4, "Q1"]]}, r"mention \[1, 4, 'Q1'\] is not .* a text of 3 characters"),
+        ({"text": "abc", "mentions": [[1, 2]]}, r"mention \[1, 2\] is not \[start, end, entity\]"),
+        ({"text": "abc", "mentions": [[1, 4, "Q1"]]}, r"mention \(1, 4\) does not have .* a text of 3 characters"),
     ],
 )
 def test_invalid_records_raise(write, record, message):
