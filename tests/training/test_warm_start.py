@@ -10,8 +10,8 @@ from t5x_like import interop, optimizers, parameters
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.models.bert import BertConfig
-from t5x_like.models.unilm import UnilmConfig
 from t5x_like.models.ernie import ErnieConfig
+from t5x_like.models.unilm import UnilmConfig
 from t5x_like.objectives import heads
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
