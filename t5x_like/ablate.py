@@ -1,5 +1,6 @@
 """`t5x_like ablate`: trains a grid of configurations one after the other, and compares them in a table and a plot."""
 
+import collections
 import dataclasses
 import difflib
 import io
@@ -150,7 +151,11 @@ def resolve_cells(
         raise UserError(f"GRID={dict(grid)!r}: the grid is empty. Give row -> column -> gin files, such as {_GRID}.")
     names = list(dict.fromkeys(column for _, column, _ in cells))
     if initial_column is not None and initial_column not in names:
-        raise UserError(f"INITIAL_COLUMN={initial_column!r}: not a column of the grid ({', '.join(names)}).")
+        raise UserError(
+            f"INITIAL_COLUMN={initial_column!r}: not a column of the grid ({', '.join(names)}). Give one of them."
+        )
+    if seeds is not None and (not isinstance(seeds, Sequence) or not seeds):
+        raise UserError(f"SEEDS={seeds!r}: not a list of seeds. Give a tuple such as (0, 1, 2), or None.")
     seeds = (None,) if seeds is None else tuple(seeds)
 
     def directory(row, column, seed):
@@ -169,6 +174,12 @@ def resolve_cells(
                     bindings["INITIAL_CHECKPOINT_PATH"] = repr(directory(row, initial_column, seeds[0]))
                 run = _resolve(entries, bindings, gin_files, settings or {})
                 runs.append((row, column, seed, directory(row, column, seed), run))
+    for directory_of_run, count in collections.Counter(run[3] for run in runs).items():
+        if count > 1:
+            raise UserError(
+                f"GRID: {count} cells have MODEL_DIR={directory_of_run}. Give rows and columns names that differ in "
+                "letters or digits, and different SEEDS."
+            )
     if unused := sorted(frozenset.intersection(*(run.unused_common for *_, run in runs))):
         near = difflib.get_close_matches(unused[0], sorted({name for *_, run in runs for name in run.macros}), n=1)
         hint = f"Did you mean {near[0]}?" if near else "Remove it, or give a gin file that uses it."
@@ -180,8 +191,13 @@ def table(cells: Sequence[Cell], initial_column: str | None = None, title: str =
     """Formats the cells as a Markdown table with one line per row of the grid and the best value per column in bold.
 
     Runs with several seeds are given as mean ± sample standard deviation. Rows of different numbers of steps are
-    followed by their numbers of steps. With an initial column, the numbers of parameters are those of its runs, and
-    the time of a step is added; values of this column are not compared, because rows may have different losses.
+    followed by their numbers of steps.
+
+    Args:
+      cells: The runs.
+      initial_column: See `ablate`. The table then shows the number of parameters and the time of a step of the runs in
+        this column, and no value of this column is bold, because rows may have different losses.
+      title: Title of the table.
     """
     columns, grid = _grid(cells)
     means = {key: statistics.mean(cell.value for cell in runs) for key, runs in grid.items()}
@@ -236,6 +252,11 @@ def plot(cells: Sequence[Cell], path: str, title: str = "Ablation") -> None:
 
     It has one column of panels per column of the grid: the metric over steps, and below it over the seconds that these
     steps take without evaluations.
+
+    Args:
+      cells: The runs.
+      path: File to write, local or in a bucket.
+      title: Title of the image.
     """
     from matplotlib.figure import Figure  # takes half a second to import
 
@@ -262,6 +283,12 @@ def plot_scores(cells: Sequence[Cell], initial_column: str, path: str, title: st
     """Draws the values of the other columns over the FLOPs of the initial column, a point per row, as a PNG image.
 
     A bar has the standard deviation over seeds above and below the mean. A row without the initial column is a line.
+
+    Args:
+      cells: The runs.
+      initial_column: See `ablate`.
+      path: File to write, local or in a bucket.
+      title: Title of the image.
     """
     from matplotlib.figure import Figure
 
@@ -307,8 +334,8 @@ def _metrics(metric: str | Mapping[str, str], columns: set[str]) -> dict[str, st
         return dict.fromkeys(columns, metric)
     if unknown := sorted(set(metric) ^ columns):
         raise UserError(
-            f"METRIC={dict(metric)!r}: not a metric per column of the grid ({', '.join(sorted(columns))}); "
-            f"see {', '.join(unknown)}."
+            f"METRIC={dict(metric)!r}: {', '.join(unknown)}: missing, or not a column. Give one metric for each of "
+            f"{', '.join(sorted(columns))}."
         )
     return dict(metric)
 

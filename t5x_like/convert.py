@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 
 from t5x_like import interop, parameters, partitioning, paths
-from t5x_like.adapters.bottleneck import Adapter
+from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.config import description
 from t5x_like.config.description import describe
 from t5x_like.config.stored import StoredSettings
@@ -125,7 +125,8 @@ def convert(
         is_run, (model, leaves) = True, _read_run(checkpoint_path, model, network, averaged)
         leaves = _select(leaves, heads)
         if not merge:
-            return _write_peft(model, leaves, checkpoint_path, base_path, output_path)
+            _check_finite(leaves, checkpoint_path, allow_nonfinite)
+            return _write_adapters(model, leaves, checkpoint_path, base_path, output_path)
         model, leaves = interop.merge_adapters(model, leaves)
         leaves = _exportable(leaves, model)
     if network not in (None, MODEL) and not is_run:
@@ -190,7 +191,7 @@ def _read_peft(path: str, base_path: str | None, heads: str) -> tuple[ModelConfi
     return config, leaves | _select(added, heads), describe(config, head if heads == "all" else None)
 
 
-def _write_peft(
+def _write_adapters(
     model: ModelConfig, leaves: Mapping[str, Any], path: str, base_path: str | None, output_path: str
 ) -> str:
     """Writes the adapters of a run, and the head of its task."""
@@ -202,13 +203,23 @@ def _write_peft(
             "--gin.BASE_PATH=…",
             path,
         )
+    has_blocks = any(isinstance(adapter, BottleneckAdapter) for adapter in model.adapters)
+    written = {name for name in leaves if "/adapter/" in name}
+    if not has_blocks:
+        written |= {name for name in leaves if not name.startswith(weight_source.MODEL)}
+    trained = sorted(set(leaves) - written - set(base.leaves if base is not None else leaves))
+    if trained:
+        logging.warning(
+            "%s: the files of adapters do not have %d other parameters that were trained, such as %s. Use the run "
+            "itself, or train the adapters alone, with FROZEN='^model/(?!.*/adapter/)'",
+            *(path, len(trained), trained[0]),
+        )
     with _removed_on_failure(output_path):
-        if any(isinstance(adapter, Adapter) for adapter in model.adapters):
+        if has_blocks:
             adapter_hub.write(model, leaves, output_path)
         else:
             peft.write(model, leaves, output_path, base_path)
-    written = {n: leaf for n, leaf in leaves.items() if "/adapter/" in n or not n.startswith(weight_source.MODEL)}
-    _report(written, path, output_path)
+    _report({name: leaves[name] for name in sorted(written)}, path, output_path)
     return output_path
 
 

@@ -183,9 +183,7 @@ def test_columns_that_no_row_has_raise(tmp_path):
     arguments = {"grid": {"a": {"LM": SHARED_LM}}, "output_dir": str(tmp_path / "out")}
     with pytest.raises(UserError, match=r"INITIAL_COLUMN='first': not a column of the grid \(LM\)"):
         ablate.ablate(**arguments, initial_column="first")
-    with pytest.raises(
-        UserError, match=r"METRIC={'lm': 'loss'}: not a metric per column of the grid \(LM\); see LM, lm"
-    ):
+    with pytest.raises(UserError, match="METRIC={'lm': 'loss'}: LM, lm: missing, or not a column. Give one"):
         ablate.ablate(**arguments, metric={"lm": "loss"})
     assert not (tmp_path / "out").exists()
 
@@ -204,6 +202,14 @@ def test_bert_ablations_fine_tune_models_of_their_size():
             pretrained[directory] = model
         else:
             assert pretrained[initial] == model, (row, column)
+
+
+def test_seeds_and_names_that_give_no_directories_of_their_own_raise():
+    for seeds in (3, ()):
+        with pytest.raises(UserError, match="not a list of seeds. Give a tuple such as"):
+            ablate.resolve_cells(grid={"a": {"LM": SHARED_LM}}, output_dir="out", seeds=seeds)
+    with pytest.raises(UserError, match="GRID: 2 cells have MODEL_DIR=out/bert-lm. Give rows and columns names"):
+        ablate.resolve_cells(grid={"BERT": {"LM": SHARED_LM}, "BERT+": {"LM": SHARED_LM}}, output_dir="out")
 
 
 def test_invalid_grid_raises(tmp_path):

@@ -1,4 +1,4 @@
-"""What ALBERT's and XLNet's tokenizers change in a text before their SentencePiece model encodes it."""
+"""What ALBERT's tokenizer changes in a text before its SentencePiece model encodes it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,12 @@ UNCHANGED = TextRules()
 
 
 def albert(lower_case: bool, *, keep_accents: bool = False) -> TextRules:
-    """Returns the rules of ALBERT's and XLNet's released code."""
+    """Returns the rules of ALBERT's tokenizer (`preprocess_text` of the released code).
+
+    Args:
+      lower_case: whether text is lower-cased.
+      keep_accents: whether combining characters are kept.
+    """
     accents = None if keep_accents else "combining"
     return TextRules(merge_spaces=True, quotes=True, strip_accents=accents, lower_case=lower_case)
 

@@ -58,14 +58,14 @@ class Bottleneck(nnx.Module):
     ) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
         """Raises an error: the block is not linear."""
         raise UserError(
-            "adapters.bottleneck.Adapter: its blocks are not linear, so they cannot be merged into the kernels. Use "
-            "the run itself: `eval`, `infer` and `open_model` read its adapters."
+            "BottleneckAdapter: its blocks are not linear, so they cannot be merged into the kernels. Use the run "
+            "itself: `eval`, `infer` and `open_model` read its adapters."
         )
 
 
 @recorded
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Adapter:
+class BottleneckAdapter:
     """Blocks after some projections. Freeze all other parameters: `adapters/houlsby.gin` does so.
 
     A comment above each field documents it.
@@ -83,15 +83,16 @@ class Adapter:
 
     def __post_init__(self):
         if self.size < 1:
-            raise UserError(f"Adapter.size={self.size}: not positive. Give the size of the bottleneck.")
+            raise UserError(f"BottleneckAdapter.size={self.size}: not positive. Give the size of the bottleneck.")
         if self.activation not in ACTIVATIONS:
-            raise UserError(f"Adapter.activation={self.activation!r}: not one of {', '.join(sorted(ACTIVATIONS))}.")
+            known = ", ".join(sorted(ACTIVATIONS))
+            raise UserError(f"BottleneckAdapter.activation={self.activation!r}: not one of {known}. Give one.")
 
     def make(self, projection: Projection, key: jax.Array, name: str) -> Bottleneck:
         """Makes the block of a projection; see `base.Adapter`."""
         if len(projection.axes) - projection.num_inputs != 1:
             raise UserError(
-                f"Adapter.pattern={self.pattern!r} matches {name}, whose output has several dimensions. Choose "
-                "projections to hidden states, such as (attention/out|mlp/wo)$."
+                f"BottleneckAdapter.pattern={self.pattern!r} matches {name}, whose output has several dimensions. "
+                "Choose projections to hidden states, such as (attention/out|mlp/wo)$."
             )
         return Bottleneck(projection, self.size, self.activation, self.initializer_range, key=key)

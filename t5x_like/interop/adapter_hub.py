@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from t5x_like import interop, paths
 from t5x_like.adapters.base import ADAPTER
-from t5x_like.adapters.bottleneck import Adapter
+from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.errors import UserError
 from t5x_like.interop import adapted_matrices as matrices
 from t5x_like.interop import json_files, safetensors_files, tables
@@ -32,6 +32,7 @@ _BLOCKS = (
     (r"\.attention\.dense$", ".attention.attention_adapters.adapters"),
     (r"\.ffn_output$", ".output_adapters.adapters"),
 )
+_ATTENTION = re.compile("attention|attn", re.IGNORECASE)
 _TENSORS = {"down": "adapter_down.0.weight", "down_bias": "adapter_down.0.bias"}
 _TENSORS |= {"up": "adapter_up.weight", "up_bias": "adapter_up.bias"}
 # Settings with one supported value.
@@ -63,12 +64,13 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, name: 
     Raises:
       UserError: the library does not have these adapters. Nothing has been written.
     """
-    if len(config.adapters) != 1 or not isinstance(config.adapters[0], Adapter):
-        raise UserError(f"{type(config).__name__}.adapters: not one bottleneck.Adapter, which this format has.")
+    if len(config.adapters) != 1 or not isinstance(config.adapters[0], BottleneckAdapter):
+        raise UserError(f"{type(config).__name__}.adapters: not one BottleneckAdapter, which this format has.")
     (adapter,), bare = config.adapters, construct.without_adapters(config)
     family = interop.family_of(bare)
     hf_config, _ = interop.describe_class(family, bare, [each for each in leaves if each.startswith(tables.MODEL)])
-    tensors: dict[str, Float[np.ndarray, ...]] = {}
+    tensors: dict[str, Any] = {}
+    places: set[bool] = set()  # whether blocks follow attention
     for module, matrix in matrices.find(family, bare).items():
         (projection, *_), *others = matrix.projections.values()
         if others or f"{projection}/{ADAPTER}/down" not in leaves:
@@ -76,16 +78,18 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, name: 
         block = _block(module)
         if block is None:
             raise UserError(
-                f"Adapter.pattern={adapter.pattern!r} matches {projection}, after which the library has none."
+                f"BottleneckAdapter.pattern={adapter.pattern!r} matches {projection}, after which the library adapters "
+                "has no block. Use the run itself, or train with a pattern without this projection."
             )
+        places.add(bool(_ATTENTION.search(module)))
         block = matrices.module_name(block, family, None, hf_config["architectures"][0])
         for own, theirs in _TENSORS.items():
             tensors[f"{block}.{name}.{theirs}"] = matrix.leaf(leaves, f"{projection}/{ADAPTER}/{own}").T
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())} | {"linear": "linear"}
     settings = {
         **_FIXED,
-        "mh_adapter": any("attention" in each or ".layer.0." in each for each in tensors),
-        "output_adapter": True,
+        "mh_adapter": True in places,
+        "output_adapter": False in places,
         "non_linearity": names[adapter.activation],
         "reduction_factor": bare.embed_dim / adapter.size,
         "dropout": 0.0,
@@ -102,7 +106,9 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, name: 
     paths.write_atomic(paths.join(directory, CONFIG), json.dumps(described, indent=2) + "\n")
 
 
-def read(directory: str, config: ModelConfig) -> tuple[tuple[Adapter, ...], dict[str, Float[np.ndarray, "..."]]]:
+def read(
+    directory: str, config: ModelConfig
+) -> tuple[tuple[BottleneckAdapter, ...], dict[str, Float[np.ndarray, "..."]]]:
     """Reads blocks that the library wrote.
 
     Args:
@@ -118,10 +124,16 @@ def read(directory: str, config: ModelConfig) -> tuple[tuple[Adapter, ...], dict
     contents = json_files.read(file := paths.join(directory, CONFIG))
     settings, name = contents.get("config"), contents.get("name")
     if not isinstance(settings, dict) or not isinstance(name, str):
-        raise UserError(f"{file}: neither peft's nor a bottleneck of the library adapters.")
+        raise UserError(
+            f"{file}: neither a bottleneck of the library adapters nor an adapter of peft. Give a directory that "
+            "save_adapter or save_pretrained wrote."
+        )
     for key, value in _FIXED.items():
         if settings.get(key, value) != value:
-            raise UserError(f"{file}: {key} {settings[key]!r}: not supported, only {value!r}, as in double_seq_bn.")
+            raise UserError(
+                f"{file}: {key} {settings[key]!r}: not supported, only {value!r}, as in double_seq_bn. Train the "
+                "adapter with this configuration."
+            )
     activation = settings.get("non_linearity")
     if activation not in ACTIVATIONS and activation != "linear":
         raise UserError(f"{file}: non_linearity {activation!r}: not supported. Give one of {', '.join(ACTIVATIONS)}.")
@@ -142,12 +154,15 @@ def read(directory: str, config: ModelConfig) -> tuple[tuple[Adapter, ...], dict
                 matrix.put(leaves, f"{projection}/{ADAPTER}/{own}", stored[found].astype(np.float32).T)
     if unread or not leaves:
         shown = f"tensor {min(unread)!r} is" if unread else "its tensors are"
-        raise UserError(f"{paths.join(directory, WEIGHTS)}: {shown} no block of {family.config_class.__name__}.")
+        raise UserError(
+            f"{paths.join(directory, WEIGHTS)}: {shown} no block of {family.config_class.__name__}. Check BASE_PATH, "
+            "and that the adapter has bottleneck blocks alone."
+        )
     sizes = {leaf.shape[-1] for each, leaf in leaves.items() if each.endswith("/down")}
     if len(sizes) > 1:
         raise UserError(f"{directory}: blocks of several sizes, {sorted(sizes)}. One size is supported.")
     shown = ACTIVATIONS.get(activation, activation)
-    return (Adapter(pattern=matrices.pattern_of(leaves), size=sizes.pop(), activation=shown),), leaves
+    return (BottleneckAdapter(pattern=matrices.pattern_of(leaves), size=sizes.pop(), activation=shown),), leaves
 
 
 def _block(module: str) -> str | None:

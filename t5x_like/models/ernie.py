@@ -33,7 +33,7 @@ from t5x_like.models.base import Batch
 from t5x_like.models.bert import Bert, BertConfig, forward_flops
 from t5x_like.models.outputs import Outputs
 
-ENTITIES, POSITIONS, VECTORS = ENTITY_FEATURES = ("entities", "entity_positions", "entity_vectors")
+ENTITY_FEATURES = ("entities", "entity_positions", "entity_vectors")
 KNOWLEDGE = "knowledge"
 # Number of the key of the entities' parameters among the keys derived from those of the model.
 _KNOWLEDGE_KEY = 2**31 + 2
@@ -270,14 +270,14 @@ def fuse(
     """Applies a layer to tokens and entities (equations 3 to 5).
 
     After attention, h = f(W · x + U · e) reads the token x and the entity e, and x becomes norm(x + V · h), e becomes
-    norm(e + T · h). A token that has no entity has e = 0.
+    norm(e + T · h). Tokens that take no part in attention among entities have e = 0 before.
 
     Args:
       text: the layer of tokens.
       entity: what it has for entities.
       streams: hidden states of tokens and of entities.
-      inputs: `attention` and `entities`, the arguments of the attention of each, and `present` `[batch length 1]`, the
-        tokens that have an entity.
+      inputs: `attention` and `entities`, the arguments of the attention of each, and `present` `[batch length 1]`:
+        which tokens take part in attention among entities, those with an entity and the first one of each segment.
       dropout_key: random key of dropout; None disables dropout.
       captures: what to capture and to edit, of `encoder` and of `knowledge`.
 

@@ -40,8 +40,9 @@ class ConditionalSpanExtraction(Objective):
     This is the fine-tuning of XLNet (Yang et al. 2019) and of ELECTRA's released code on SQuAD 2.0. The terms are
     `span_start` and `span_end`, the cross-entropies of the two positions, each with coefficient 1/2; the logits of the
     end depend on the hidden state of the true start. A position below 0 (not known) or beyond the tokens of the row has
-    weight 0. An unanswerable question has the span (0, 0). `no_answer` is the binary cross-entropy of such rows,
-    whose logit reads the first hidden state and the mean of all states under the probabilities of the start.
+    weight 0. An unanswerable question has the span (0, 0). `no_answer` is the binary cross-entropy of whether a row is
+    unanswerable. Its logit reads the first hidden state, and the mean of all hidden states weighted by the
+    probabilities of the start.
 
     The metrics are `loss` in nats per position, `accuracy`: how often both positions are the most probable ones, the
     end given the true start, and `no_answer_accuracy`.
@@ -69,7 +70,7 @@ class ConditionalSpanExtraction(Objective):
     ):
         for name, value in (("beam_size", beam_size), ("max_answer_length", max_answer_length)):
             if value < 1:
-                raise UserError(f"{name}={value} of ConditionalSpanExtraction is not positive. Give a number.")
+                raise UserError(f"ConditionalSpanExtraction.{name}={value}: not positive. Give a positive integer.")
         if no_answer_coefficient < 0:
             raise UserError(f"no_answer_coefficient={no_answer_coefficient} is negative. Give a factor of at least 0.")
         self.features = specs.with_span(head.inputs)

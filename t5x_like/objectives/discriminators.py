@@ -13,6 +13,7 @@ from t5x_like.layers import initializers
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.projections import Projection
 from t5x_like.objectives.base import Batch, HeadConfig, Params
+from t5x_like.objectives.labels import real_tokens
 from t5x_like.objectives.masked_lm import gather_positions
 from t5x_like.objectives.prediction import LogitTerm, Prediction, identity
 
@@ -27,9 +28,11 @@ class Discriminator(Protocol):
 
     Attributes:
       term: name of its term and of its head.
+      coefficient: usual factor of its term.
     """
 
     term: str
+    coefficient: float
 
     def make(self, config: HeadConfig, *, key: jax.Array) -> nnx.Module:
         """Creates the head.
@@ -97,6 +100,7 @@ class ReplacedTokens:
     """
 
     term = NAME
+    coefficient = 50.0
 
     def make(self, config: Any, *, key: jax.Array) -> ReplacedTokenHead:
         """Creates the head; see `Discriminator.make`."""
@@ -104,7 +108,7 @@ class ReplacedTokens:
 
     def weights(self, rows: Batch) -> Float[Array, "batch length"]:
         """Returns 1 for all tokens; see `Discriminator.weights`."""
-        return (rows["encoder_segment_ids"] != 0).astype(jnp.float32)
+        return real_tokens(rows).astype(jnp.float32)
 
     def read(self, params: Params, hidden: Hidden, tokens: Tokens, original: Tokens, rows: Batch) -> Prediction:
         """Returns one logit per token; see `Discriminator.read`."""

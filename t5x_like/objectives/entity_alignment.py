@@ -30,7 +30,7 @@ from t5x_like.recorded import recorded
 NAME = "entity_alignment"
 _METRICS = {f"{NAME}_loss": "nll", f"{NAME}_accuracy": "correct"}
 # The unique entities of the global batch in ascending order, and `_UNUSED` after them; their vectors; their number.
-IDS, VECTORS, COUNT = (f"{SHARED}entity_{name}" for name in ("ids", "vectors", "count"))
+UNIQUE_IDS, UNIQUE_VECTORS, UNIQUE_COUNT = (f"{SHARED}entity_{name}" for name in ("ids", "vectors", "count"))
 _UNUSED = jnp.iinfo(jnp.int32).max
 # Logit of candidates that do not exist.
 _NO_CANDIDATE = -1e10
@@ -182,19 +182,19 @@ class EntityAlignment(Joint):
             return {"entities": entities, "entity_vectors": rows["entity_vectors"]}
         draw = jax.vmap(lambda key: jax.random.uniform(key, (2, entities.shape[1])))
         kind, other = jnp.moveaxis(draw(keys.rows), 1, 0)
-        count = rows[COUNT]
+        count = rows[UNIQUE_COUNT]
         index = jnp.minimum((other * count).astype(jnp.int32), count - 1)
         is_replaced, is_removed = kind < self.replaced, (kind >= self.replaced) & (kind < self.replaced + self.removed)
         is_mention = entities > 0
-        ids = jnp.where(is_replaced & is_mention, rows[IDS][index], entities)
-        vectors = jnp.where((is_replaced & is_mention)[..., None], rows[VECTORS][index], rows["entity_vectors"])
+        ids = jnp.where(is_replaced & is_mention, rows[UNIQUE_IDS][index], entities)
+        vectors = jnp.where((is_replaced & is_mention)[..., None], rows[UNIQUE_VECTORS][index], rows["entity_vectors"])
         return {"entities": jnp.where(is_removed, 0, ids), "entity_vectors": vectors}
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns what the outputs mean to the other objectives, and the entity of each mention; see `Objective`."""
         found, head = super().read(params, outputs, rows, keys=keys), params["objective"][NAME]
-        vectors = jnp.pad(rows[VECTORS], ((1, 0), (0, 0)))
-        exists = jnp.arange(len(vectors)) <= rows[COUNT]
+        vectors = jnp.pad(rows[UNIQUE_VECTORS], ((1, 0), (0, 0)))
+        exists = jnp.arange(len(vectors)) <= rows[UNIQUE_COUNT]
 
         def logits(transformed):
             # Vectors of entities are constants; only `transformed` has a gradient.
@@ -203,7 +203,7 @@ class EntityAlignment(Joint):
 
         transformed = head(gather_positions(outputs.hidden, rows["entity_positions"]))
         weights = _is_mention(rows)
-        targets = jnp.where(weights > 0, 1 + jnp.searchsorted(rows[IDS], rows["entities"]).astype(jnp.int32), 0)
+        targets = jnp.where(weights > 0, 1 + jnp.searchsorted(rows[UNIQUE_IDS], rows["entities"]).astype(jnp.int32), 0)
         predicted = Prediction(transformed, logits, weights, targets, weights).with_cross_entropy(NAME, _METRICS)
         return dataclasses.replace(found, predictions={**found.predictions, NAME: predicted})
 
@@ -212,7 +212,7 @@ class EntityAlignment(Joint):
 
         An entity is a number of the data, or 0 for none.
         """
-        ids = jnp.pad(found.rows[IDS], (1, 0))
+        ids = jnp.pad(found.rows[UNIQUE_IDS], (1, 0))
         return super().predict(found) | {NAME: ids[most_probable(found.predictions[NAME])]}
 
 
@@ -235,10 +235,11 @@ def unique_entities(
     place = jnp.argsort(ids, stable=True)
     chosen = vectors.reshape(len(flat), -1)[order[place]]
     count = jnp.sum(is_first)
+    is_unique = jnp.arange(len(flat)) < count
     return {
-        IDS: partitioning.shard(ids[place], None),
-        VECTORS: partitioning.shard(jnp.where((jnp.arange(len(flat)) < count)[:, None], chosen, 0.0), None, None),
-        COUNT: count,
+        UNIQUE_IDS: partitioning.shard(ids[place], None),
+        UNIQUE_VECTORS: partitioning.shard(jnp.where(is_unique[:, None], chosen, 0.0), None, None),
+        UNIQUE_COUNT: count,
     }
 
 

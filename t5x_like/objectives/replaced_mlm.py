@@ -17,6 +17,7 @@ from t5x_like.layers.projections import Projection
 from t5x_like.models.base import Model
 from t5x_like.objectives.base import Batch, Params
 from t5x_like.objectives.discriminators import Hidden, Tokens
+from t5x_like.objectives.labels import real_tokens
 from t5x_like.objectives.masked_lm import MaskedLMConfig, MaskedLMHead, gather_positions, most_probable
 from t5x_like.objectives.prediction import Prediction
 
@@ -31,6 +32,7 @@ class ReplaceMLM:
     """
 
     term = "replace_mlm"
+    coefficient = 1.0
 
     def make(self, config: MaskedLMConfig, *, key: jax.Array) -> MaskedLMHead:
         """Creates the head; see `Discriminator.make`."""
@@ -117,6 +119,7 @@ class AllTokensMLM:
     """
 
     term = "all_tokens_mlm"
+    coefficient = 1.0
 
     def make(self, config: Any, *, key: jax.Array) -> CopyHead:
         """Creates the head; see `Discriminator.make`."""
@@ -124,7 +127,7 @@ class AllTokensMLM:
 
     def weights(self, rows: Batch) -> Float[Array, "batch length"]:
         """Returns 1 for all tokens; see `Discriminator.weights`."""
-        return (rows["encoder_segment_ids"] != 0).astype(jnp.float32)
+        return real_tokens(rows).astype(jnp.float32)
 
     def read(self, params: Params, hidden: Hidden, tokens: Tokens, original: Tokens, rows: Batch) -> Prediction:
         """Returns the distributions of all tokens; see `Discriminator.read`."""

@@ -55,7 +55,7 @@ class ReplacedTokenDetection(Objective):
         model, rounded; a head has 64 dimensions, and a feed-forward block four times the size of a hidden state. The
         paper has 1/4 for small and large, and 1/3 for base.
       generator_layers: number of layers of the generator relative to the model.
-      coefficient: factor of the term of the discriminator.
+      coefficient: factor of the term of the discriminator. None: its own, 50 for `ReplacedTokens`.
       temperature: divisor of the generator's logits before sampling.
       token_types: whether both networks read `token_types`, which distinguish the two segments of an example.
       shared: modules of the model that the generator uses too (section 3.2). ELECTRA shares the `embeddings`; a
@@ -75,12 +75,14 @@ class ReplacedTokenDetection(Objective):
         discriminator: Discriminator | None = None,
         generator_size: float = 0.25,
         generator_layers: float = 1.0,
-        coefficient: float = 50.0,
+        coefficient: float | None = None,
         temperature: float = 1.0,
         token_types: bool = True,
         shared: Sequence[str] = ("embeddings",),
         insert: Insert | None = None,
     ):
+        self._masked_lm, self._discriminator = MaskedLM(), discriminator or ReplacedTokens()
+        coefficient = self._discriminator.coefficient if coefficient is None else coefficient
         arguments = {
             "generator_size": generator_size,
             "generator_layers": generator_layers,
@@ -93,7 +95,6 @@ class ReplacedTokenDetection(Objective):
         self.features = specs.MASKED_LM_WITH_TYPES if token_types else specs.MASKED_LM
         self.generator_size, self.generator_layers = generator_size, generator_layers
         self.temperature, self.shared = temperature, tuple(shared)
-        self._masked_lm, self._discriminator = MaskedLM(), discriminator or ReplacedTokens()
         self._insert = insert or one_sample
         self.coefficients = {masked_lm.NAME: 1.0, self._discriminator.term: coefficient}
 

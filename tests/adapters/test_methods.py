@@ -10,7 +10,7 @@ from families import FAMILIES, assert_trees_close, eight_rows, example_batch, lo
 from numerics import assert_close
 
 from t5x_like import optimizers, parameters
-from t5x_like.adapters.bottleneck import Adapter
+from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
 from t5x_like.errors import UserError
@@ -20,7 +20,7 @@ from t5x_like.partitioning import Partitioner
 METHODS = {
     "dora": (DoRA(rank=3, alpha=6.0, pattern="."),),
     "ia3": (IA3(), IA3(pattern="mlp/wo$", of="inputs")),
-    "adapters": (Adapter(size=5),),
+    "adapters": (BottleneckAdapter(size=5),),
 }
 LINEAR = ("dora", "ia3")
 FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
@@ -136,10 +136,10 @@ def test_generation_has_the_added_parameters(method):
 def test_invalid_settings_raise():
     with pytest.raises(UserError, match="IA3.of='output': neither"):
         IA3(of="output")
-    with pytest.raises(UserError, match="Adapter.size=0: not positive"):
-        Adapter(size=0)
-    with pytest.raises(UserError, match="Adapter.activation='swish': not one of"):
-        Adapter(activation="swish")
-    config = dataclasses.replace(FAMILIES["bert"].config, adapters=(Adapter(pattern="query$"),))
-    with pytest.raises(UserError, match="Adapter.pattern='query.' matches encoder/layers/attention/query, whose"):
+    with pytest.raises(UserError, match="BottleneckAdapter.size=0: not positive"):
+        BottleneckAdapter(size=0)
+    with pytest.raises(UserError, match="BottleneckAdapter.activation='swish': not one of"):
+        BottleneckAdapter(activation="swish")
+    config = dataclasses.replace(FAMILIES["bert"].config, adapters=(BottleneckAdapter(pattern="query$"),))
+    with pytest.raises(UserError, match="pattern='query.' matches encoder/layers/attention/query, whose output"):
         construct.make(config, jax.random.key(0))

@@ -11,7 +11,7 @@ from families import FAMILIES, example_batch
 from numerics import assert_close
 
 from t5x_like import interop, parameters
-from t5x_like.adapters.bottleneck import Adapter
+from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.adapters.lora import LoRA
 from t5x_like.errors import UserError
 from t5x_like.interop import adapter_hub
@@ -52,14 +52,22 @@ def bare(leaves):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("family", CLASSES)
-def test_outputs_equal_those_of_the_library(tmp_path, family):
+@pytest.mark.parametrize(
+    ("family", "pattern"),
+    [
+        *((family, PATTERN) for family in CLASSES),
+        ("bert", "attention/out$"),
+        ("bert", "mlp/wo$"),
+        ("t5_1_1", "mlp/wo$"),
+    ],
+)
+def test_outputs_equal_those_of_the_library(tmp_path, family, pattern):
     import torch
 
     transformers, library = pytest.importorskip("transformers"), pytest.importorskip("adapters")
     config, batch = base_of(family), example_batch(FAMILIES[family])
     size = 4 if config.embed_dim % 4 == 0 else 3
-    adapter = Adapter(pattern=PATTERN, size=size, activation="gelu")
+    adapter = BottleneckAdapter(pattern=pattern, size=size, activation="gelu")
     model = randomized(dataclasses.replace(config, adapters=(adapter,)))
     leaves = stacked(model)
     interop.to_huggingface(bare(leaves), config, str(tmp_path / "base"))
@@ -87,7 +95,7 @@ def test_outputs_equal_those_of_the_library(tmp_path, family):
 
 def test_convert_reads_and_writes_blocks(tmp_path, run_command):
     config = base_of("bert")
-    adapted = dataclasses.replace(config, adapters=(Adapter(size=3),))
+    adapted = dataclasses.replace(config, adapters=(BottleneckAdapter(size=3),))
     leaves = stacked(randomized(adapted))
     interop.to_huggingface(bare(leaves), config, str(tmp_path / "base"))
     adapter_hub.write(adapted, leaves, str(tmp_path / "one"))
@@ -101,7 +109,7 @@ def test_convert_reads_and_writes_blocks(tmp_path, run_command):
 
 def test_invalid_directories_raise(tmp_path):
     config = base_of("bert")
-    adapted = dataclasses.replace(config, adapters=(Adapter(size=3),))
+    adapted = dataclasses.replace(config, adapters=(BottleneckAdapter(size=3),))
     leaves = stacked(randomized(adapted))
     adapter_hub.write(adapted, leaves, str(tmp_path))
     contents = json.loads((tmp_path / adapter_hub.CONFIG).read_text())
@@ -120,5 +128,5 @@ def test_invalid_directories_raise(tmp_path):
     (tmp_path / adapter_hub.WEIGHTS).rename(tmp_path / "pytorch_adapter.bin")
     with pytest.raises(UserError, match="adapter.safetensors not found. Files that are pickled"):
         adapter_hub.read(str(tmp_path), config)
-    with pytest.raises(UserError, match="not one bottleneck.Adapter, which this format has"):
+    with pytest.raises(UserError, match="not one BottleneckAdapter, which this format has"):
         adapter_hub.write(dataclasses.replace(config, adapters=(LoRA(),)), leaves, str(tmp_path / "lora"))

@@ -12,7 +12,7 @@ from families import FAMILIES, example_batch
 from numerics import assert_close
 
 from t5x_like import interop, optimizers, parameters
-from t5x_like.adapters.bottleneck import Adapter
+from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
 from t5x_like.adapters.lora import LoRA
@@ -254,7 +254,7 @@ def test_invalid_directories_raise(tmp_path):
 
 
 def test_adapters_that_peft_does_not_have_raise(tmp_path):
-    for adapters in ((Adapter(size=3),), (LoRA(), IA3(pattern="key$"))):
+    for adapters in ((BottleneckAdapter(size=3),), (LoRA(), IA3(pattern="key$"))):
         with pytest.raises(UserError, match="peft's files have one of LoRA, DoRA and IA3"):
             write_small(tmp_path, adapters)
     assert list(tmp_path.iterdir()) == []

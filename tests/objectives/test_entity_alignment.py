@@ -9,7 +9,13 @@ from objective_cases import CASES
 
 from t5x_like.errors import UserError
 from t5x_like.models.bert import BertConfig
-from t5x_like.objectives.entity_alignment import COUNT, IDS, VECTORS, EntityAlignment, unique_entities
+from t5x_like.objectives.entity_alignment import (
+    UNIQUE_COUNT,
+    UNIQUE_IDS,
+    UNIQUE_VECTORS,
+    EntityAlignment,
+    unique_entities,
+)
 from t5x_like.objectives.keys import NO_KEYS, Keys, row_keys
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.passes import forward_at_evaluation, predict, terms
@@ -20,9 +26,11 @@ OBJECTIVE = EntityAlignment([MaskedLM()], entity_dim=2)
 def test_unique_entities_come_first_with_their_vectors():
     entities = np.array([[7, 3, 0], [3, 9, 7]])
     found = unique_entities(entities, np.stack([entities, -entities], axis=-1).astype(np.float32))
-    assert found[COUNT] == 3 and found[IDS][:3].tolist() == [3, 7, 9] and (found[IDS][3:] > 9).all()
-    assert found[VECTORS].tolist() == [[3, -3], [7, -7], [9, -9], [0, 0], [0, 0], [0, 0]]
-    assert unique_entities(0 * entities, np.zeros((2, 3, 2), np.float32))[COUNT] == 0
+    assert (
+        found[UNIQUE_COUNT] == 3 and found[UNIQUE_IDS][:3].tolist() == [3, 7, 9] and (found[UNIQUE_IDS][3:] > 9).all()
+    )
+    assert found[UNIQUE_VECTORS].tolist() == [[3, -3], [7, -7], [9, -9], [0, 0], [0, 0], [0, 0]]
+    assert unique_entities(0 * entities, np.zeros((2, 3, 2), np.float32))[UNIQUE_COUNT] == 0
 
 
 def test_entities_are_replaced_removed_and_kept_with_the_published_probabilities():
