@@ -26,6 +26,7 @@ class Embedder(nnx.Module):
 
     Attributes:
       embedding: float32 `[ids, embed]`.
+      adapter: further rows, or None; see `adapters.prompt`.
     """
 
     def __init__(
@@ -40,12 +41,17 @@ class Embedder(nnx.Module):
     ):
         self.embedding = nnx.Param(init(key, (num_embeddings, embed_dim), 1), axes=(axis, "embed"))
         self.dtype = dtype
+        self.adapter: nnx.Module | None = None
 
     def __call__(self, ids: Int[Array, "batch length"]) -> Float[Array, "batch length embed"]:
         """Returns the vectors of the ids. Ids outside the table give NaN, which makes the error visible in the loss."""
+        vectors = self.lookup(ids) if self.adapter is None else self.adapter(ids, self)
         # The lookup is in float32 and the cast comes after it, so that the gradients of an id are summed in float32.
-        vectors = jnp.take(self.embedding[...], ids, axis=0, mode="fill", fill_value=jnp.nan)
         return shard_residual(vectors.astype(self.dtype))
+
+    def lookup(self, ids: Int[Array, "batch length"]) -> Float[Array, "batch length embed"]:
+        """Returns the vectors of the ids without the adapter and before the cast; see `__call__`."""
+        return jnp.take(self.embedding[...], ids, axis=0, mode="fill", fill_value=jnp.nan)
 
     def attend(self, hidden: Float[Array, "batch length embed"]) -> Float[Array, "batch length vocab"]:
         """Returns the float32 inner products of `hidden` and the vectors of all ids."""

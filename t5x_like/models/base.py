@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from t5x_like.adapters import prompt
 from t5x_like.adapters.base import Adapter
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.captures import Edit
@@ -183,7 +184,7 @@ class ModelConfig(Protocol):
       remat: rematerialization policy.
       dtype: dtype of activations, or None if the platform decides.
       scan_layers: whether layers are stacked and scanned, or None if the platform decides.
-      adapters: what `construct.make` adds to the projections of a model.
+      adapters: what `construct.make` adds to the projections of a model, and a prompt.
     """
 
     vocab_size: int
@@ -191,7 +192,7 @@ class ModelConfig(Protocol):
     remat: str
     dtype: str | None
     scan_layers: bool | None
-    adapters: Sequence[Adapter]
+    adapters: Sequence[Adapter | prompt.Prompt]
 
     @property
     def compute_dtype(self) -> str:
@@ -250,8 +251,8 @@ class BaseConfig:
     dtype: str | None = None
     # Whether layers are stacked and scanned. None: `for_platform` sets it, and without it layers are unrolled.
     scan_layers: bool | None = None
-    # What is added to projections, such as (@lora.LoRA(),).
-    adapters: tuple[Adapter, ...] = ()
+    # What is added to projections, such as (@lora.LoRA(),), and a prompt, @prompt.Prompt().
+    adapters: tuple[Adapter | prompt.Prompt, ...] = ()
 
     def __post_init__(self):
         checks.positive_integers(self, "vocab_size")
@@ -291,7 +292,10 @@ class BaseConfig:
 
 
 class BaseModel(nnx.Module):
-    """The base class of models, whose call runs `embed` and `trunk`."""
+    """The base class of models, whose call runs `embed` and `trunk`.
+
+    A prompt of `config.adapters` comes before the tokens of `batch`. Captures have its positions, hidden states do not.
+    """
 
     def __call__(
         self,
@@ -302,7 +306,9 @@ class BaseModel(nnx.Module):
         edits: Sequence[Edit] = (),
     ) -> Outputs:
         """Returns `trunk(embed(batch), batch)`."""
-        return self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits)
+        batch = prompt.extend(self.config, batch)
+        outputs = self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits)
+        return outputs.replace(hidden=prompt.remove(self.config, outputs.hidden))
 
 
 # Defaults of model configurations per platform. Stacks are unrolled on CPU, where a scan over layers costs 20 to 25 %.

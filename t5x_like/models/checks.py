@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from t5x_like.adapters.base import Adapter
+from t5x_like.adapters.prompt import Prompt
 from t5x_like.errors import UserError
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.stacks import REMAT_POLICIES
@@ -112,17 +113,19 @@ def remat_and_dtype(config: object) -> None:
 
 
 def adapters(config: object) -> None:
-    """Checks that `adapters` is a tuple of adapters.
+    """Checks that `adapters` is a tuple of adapters, at most one of which is a prompt.
 
     Raises:
       UserError: it is not.
     """
     given = config.adapters
-    if not isinstance(given, tuple | list) or not all(isinstance(each, Adapter) for each in given):
+    if not isinstance(given, tuple | list) or not all(isinstance(each, Adapter | Prompt) for each in given):
         raise UserError(
             f"{_field(config, 'adapters')}: not a tuple of adapters. Give one, such as (@lora.LoRA(),); an adapter has "
             "`pattern` and `make`."
         )
+    if sum(isinstance(each, Prompt) for each in given) > 1:
+        raise UserError(f"{_field(config, 'adapters')}: several prompts. Give one that is as long as all of them.")
 
 
 def row_length(config: object, length: int) -> None:

@@ -5,11 +5,15 @@ import dataclasses
 import jax
 
 from t5x_like import parameters
+from t5x_like.adapters import prompt
 from t5x_like.adapters.base import adapt, merged_kernels
+from t5x_like.errors import UserError
 from t5x_like.models.base import Model, ModelConfig
 
 # Index of the adapters' key among the keys derived from the key of a model, which splits its own.
 _ADAPTERS = 2**31
+# Index of the prompt's key among the keys derived from the adapters' key.
+_PROMPT = 2**31
 
 
 def make(config: ModelConfig, key: jax.Array) -> Model:
@@ -20,10 +24,13 @@ def make(config: ModelConfig, key: jax.Array) -> Model:
       key: random key of the initialization.
 
     Raises:
-      UserError: an adapter matches no projection of the model.
+      UserError: an adapter matches no projection of the model, or a prompt does not fit it.
     """
-    model = config.make(key)
-    return adapt(model, config.adapters, jax.random.fold_in(key, _ADAPTERS)) if config.adapters else model
+    model, own = config.make(key), jax.random.fold_in(key, _ADAPTERS)
+    found = prompt.find(config)
+    if found is not None:
+        prompt.add(model, found, jax.random.fold_in(own, _PROMPT))
+    return adapt(model, [each for each in config.adapters if each is not found], own)
 
 
 def without_adapters(config: ModelConfig) -> ModelConfig:
@@ -39,7 +46,15 @@ def merge(model: Model) -> Model:
 
     Args:
       model: a model with adapters or without.
+
+    Raises:
+      UserError: no kernel has the effect of an adapter.
     """
+    if prompt.find(model.config) is not None:
+        raise UserError(
+            "adapters.prompt.Prompt: a prompt cannot be merged into the parameters. Write it alone (MERGE=False), or "
+            "use the run itself: `eval`, `infer` and `open_model` read its prompt."
+        )
     leaves = parameters.named_leaves(model) | merged_kernels(model)
     bare = jax.eval_shape(without_adapters(model.config).make, jax.random.key(0))
     return parameters.rebuild(bare, {name: leaves[name] for name in parameters.named_leaves(bare)})

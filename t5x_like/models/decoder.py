@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from t5x_like.adapters import prompt
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout, split_key
 from t5x_like.kernels.masks import Mask
@@ -175,16 +176,18 @@ class Decoder(BaseModel):
         Args:
           batch: prompts padded on the left, so that the next token of every row has the same slot
             (`decoding.start.left_pad`).
-          cache_length: number of positions of prompts and continuations. The cache of a layer with a shorter window is
-            as long as the window and the further positions of a step.
+          cache_length: number of positions of prompts and continuations, without a prompt of the adapters. The cache of
+            a layer with a shorter window is as long as the window and the further positions of a step.
           num_positions: largest number of positions of a step.
 
         Returns:
           The hidden states of the last tokens, and the cache with the keys and values of the prompts.
         """
-        outputs = self(batch, capture=(_KEYS, _VALUES))
+        first_slot = jnp.sum(batch["decoder_segment_ids"] == 0, axis=1)
+        batch = prompt.extend(self.config, batch, padding=first_slot)
+        outputs = self.trunk(self.embed(batch), batch, capture=(_KEYS, _VALUES))
         captured = outputs.captured
-        windows = self.attention_windows
+        windows, cache_length = self.attention_windows, cache_length + prompt.length(self.config)
         lengths = [min(window + num_positions - 1 if window else cache_length, cache_length) for window in windows]
         cache = Cache(
             self_attention=KeyValueCache.from_prompts(
@@ -193,7 +196,7 @@ class Decoder(BaseModel):
                 lengths=lengths * (self.decoder.num_layers // len(windows)),
                 stacked=stacks.is_scanned(self.decoder.layers),
             ),
-            first_slot=jnp.sum(batch["decoder_segment_ids"] == 0, axis=1),
+            first_slot=first_slot,
         )
         return outputs.hidden[:, -1:], cache
 
@@ -205,11 +208,13 @@ class Decoder(BaseModel):
         Args:
           tokens: input tokens at slots from `index`.
           cache: keys and values of all earlier slots.
-          index: slot, the same for all rows. The position in a row is the slot minus the row's first slot.
+          index: slot, the same for all rows, without those of a prompt of the adapters, which come before the row. The
+            position in a row is the slot minus the row's first slot.
 
         Returns:
           The hidden states from which `unembed` predicts the next tokens, and the updated cache.
         """
+        index += prompt.length(self.config)
         first_slot = jnp.repeat(cache.first_slot, len(tokens) // len(cache.first_slot))[:, None]
         slots = index + jnp.arange(tokens.shape[1])
         positions = slots - first_slot

@@ -18,6 +18,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from t5x_like import partitioning
+from t5x_like.adapters import prompt
+from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
@@ -56,6 +58,11 @@ class LSTMConfig(BaseConfig):
         checks.positive_integers(self, "embed_dim", "embedding_dim", "num_layers")
         checks.rates(self, "dropout_rate")
         checks.positive(self, "initializer_range")
+        if prompt.find(self) is not None:
+            raise UserError(
+                f"{type(self).__name__}.adapters={self.adapters}: a recurrent model has no prompt, because its rows "
+                "continue from batch to batch. Choose another adapter, such as lora.LoRA."
+            )
 
     @property
     def stacks(self) -> dict[str, StackInfo]:

@@ -80,6 +80,7 @@ class RunningSum:
 
     max_length: int = 100
     compute_dtype = "float32"
+    adapters = ()
 
     @property
     def config(self):
