@@ -135,3 +135,9 @@ class TaskSource(DataSource, Protocol):
 def is_continuous(source: DataSource) -> bool:
     """Returns whether row i of a batch continues row i of the batch before."""
     return getattr(source, "continuous", False)
+
+
+def is_packed(source: DataSource) -> bool:
+    """Returns whether several examples may share a row; of a cache, which may leave it open, as it was written."""
+    pack = getattr(source, "pack", False)
+    return any(each.manifest.layout.pack for each in source.per_task()) if pack is None else pack

@@ -8,9 +8,10 @@ import jax
 from jax.sharding import NamedSharding
 
 from t5x_like import optimizers, partitioning
+from t5x_like.adapters import prompt
 from t5x_like.axis_rules import INPUT_CHARACTERS_SUFFIX, INPUT_TOKENS_SUFFIX, Axes
 from t5x_like.data.features import rows_of_shape
-from t5x_like.data.source import is_continuous
+from t5x_like.data.source import DataSource, is_continuous, is_packed
 from t5x_like.errors import UserError
 from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig, for_platform
@@ -95,7 +96,7 @@ def make_program(recipe: Recipe) -> Program:
       The `Program`.
 
     Raises:
-      UserError: The mesh does not divide the batch or a parameter, or the objective does not fit the model.
+      UserError: The mesh does not divide the batch or a parameter, or objective or data do not fit the model.
     """
     objective, optimizer, update = recipe.objective, recipe.optimizer, recipe.update
     partitioner = recipe.partitioner or partitioning.Partitioner()
@@ -113,6 +114,8 @@ def make_program(recipe: Recipe) -> Program:
         check_inputs(each.config, objective, batch_shapes)
     for each in teachers.values():
         check_inputs(each.config, each.objective, batch_shapes)
+    for each in (*of_run.values(), *teachers.values()):
+        _check_prompt(each.config, recipe.data)
     axes = objective.features.axes
     rows = {objective.read_as.get(name, name): rows_of_shape(shape, axes[name]) for name, shape in batch_shapes.items()}
 
@@ -196,6 +199,15 @@ def check_inputs(config: ModelConfig, objective: Objective | None, batch_shapes:
         "objective for this kind of model: add a file of objectives/ after the recipe, or use the family's recipe, "
         "such as runs/bert.gin or runs/gpt.gin."
     )
+
+
+def _check_prompt(config: ModelConfig, data: DataSource) -> None:
+    """Checks that a model with a prompt reads one example per row: only the first one would see the prompt."""
+    if prompt.find(config) is not None and is_packed(data):
+        raise UserError(
+            f"{type(config).__name__}.adapters={config.adapters}: a prompt is read with one example per row, but rows "
+            "are packed. Give PACK=False."
+        )
 
 
 def _check_batch(shapes, axes, microbatches, partitioner):

@@ -74,6 +74,11 @@ RUNS = {
         ["models/unilm/base.gin", "runs/finetune_unilm.gin"],
         [*TASK, ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
+    "prompt_tuning": (
+        "train",
+        [SMALL, "runs/finetune.gin", "adapters/prompt.gin", "optimizers/adafactor_prompt.gin"],
+        [*TASK, ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "feature_based": (
         "train",
         ["models/bert/base.gin", "runs/finetune_classification.gin", "runs/feature_based.gin"],

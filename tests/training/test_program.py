@@ -1,9 +1,13 @@
 """The program of a run, and the combinations of models and objectives that it accepts."""
 
+import dataclasses
+import types
+
 import pytest
 import recipes
 
 from t5x_like import optimizers
+from t5x_like.adapters.prompt import Prompt
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.models.t5 import T5Config
@@ -28,10 +32,10 @@ class ShapesOnly:
         return {name: (8, length) for name, length in lengths.items()}
 
 
-def program(model, objective, **settings):
+def program(model, objective, data=None, **settings):
     optimizer = optimizers.adamw(learning_rate=1e-3)
     return make_program(
-        recipes.make(model=model, objective=objective, optimizer=optimizer, data=ShapesOnly(), **settings)
+        recipes.make(model=model, objective=objective, optimizer=optimizer, data=data or ShapesOnly(), **settings)
     )
 
 
@@ -56,6 +60,30 @@ def test_model_accepts_objectives_of_its_architecture(model, objective):
 def test_objective_of_another_architecture_raises(model, objective, message):
     with pytest.raises(ValueError, match=message):
         program(model, objective)
+
+
+class Packed(ShapesOnly):
+    pack = True
+
+
+class Cache(ShapesOnly):
+    pack = None
+
+    def __init__(self, pack):
+        layout = types.SimpleNamespace(pack=pack)
+        self.manifest = types.SimpleNamespace(layout=layout)
+
+    def per_task(self):
+        return [self]
+
+
+def test_packed_rows_after_a_prompt_raise():
+    model = dataclasses.replace(GPT, max_length=24, adapters=(Prompt(length=2),))
+    for data in (Packed(), Cache(True)):
+        with pytest.raises(ValueError, match="a prompt is read with one example per row, .* Give PACK=False"):
+            program(model, CausalLM(), data)
+        assert program(GPT, CausalLM(), data)
+    assert program(model, CausalLM(), Cache(False)).flops > program(GPT, CausalLM()).flops
 
 
 def test_only_a_run_without_xla_options_is_told_of_a_file(monkeypatch):
