@@ -1,7 +1,7 @@
 """Adapters in the files of the library peft: `adapter_config.json` and `adapter_model.safetensors`.
 
-LoRA, DoRA and (IA)³ are written and read. Where transformers has one matrix for several projections, such as GPT-2's
-`c_attn`, the updates of these projections are written as one update, whose rank is the sum of theirs.
+LoRA, DoRA, (IA)³ and prompts are written and read. Where transformers has one matrix for several projections, such as
+GPT-2's `c_attn`, the updates of these projections are written as one update, whose rank is the sum of theirs.
 """
 
 import json
@@ -18,6 +18,7 @@ from t5x_like.adapters.base import ADAPTER, Adapter
 from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
 from t5x_like.adapters.lora import LoRA
+from t5x_like.adapters.prompt import Prompt, stack, vectors
 from t5x_like.errors import UserError
 from t5x_like.interop import adapted_matrices as matrices
 from t5x_like.interop import json_files, safetensors_files, tables
@@ -36,7 +37,10 @@ _TASK_TYPES = {
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
     "ForCausalLM": "CAUSAL_LM",
     "LMHeadModel": "CAUSAL_LM",
+    "Model": "FEATURE_EXTRACTION",
 }
+# The tensor of a prompt, and the ends of the stored names of its parameter and of the table of the tokens.
+_PROMPT, _ROWS, _TABLE = "prompt_embeddings", f"token_embedder/{ADAPTER}/rows", "token_embedder/embedding"
 Tensors = dict[str, Float[np.ndarray, "..."]]
 
 
@@ -53,15 +57,27 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, base: 
       UserError: peft does not have these adapters. Nothing has been written.
     """
     kinds = {type(adapter) for adapter in config.adapters}
-    if len(kinds) != 1 or not kinds <= {LoRA, DoRA, IA3}:
+    if len(kinds) != 1 or not kinds <= {LoRA, DoRA, IA3, Prompt}:
         shown = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no adapters"
-        raise UserError(f"{type(config).__name__}.adapters: {shown}. peft's files have one of LoRA, DoRA and IA3.")
+        raise UserError(
+            f"{type(config).__name__}.adapters: {shown}. peft's files have one of LoRA, DoRA, IA3 and Prompt."
+        )
     bare = construct.without_adapters(config)
     family = interop.family_of(bare)
     heads = {name: leaf for name, leaf in leaves.items() if name.startswith(tables.OBJECTIVE)}
     own = {name: leaf for name, leaf in leaves.items() if f"/{ADAPTER}/" not in name}
     hf_config, head_class = interop.describe_class(family, bare, own)
     architecture = head_class.name if head_class is not None else hf_config["architectures"][0]
+    if kinds == {Prompt}:
+        if heads:
+            raise UserError(
+                f"{min(heads)}: peft's heads read the positions of a prompt, which heads do not read here, so their "
+                "outputs would differ. Only prompts of models without a head are written."
+            )
+        tensors, settings = _write_prompt(config, leaves)
+        settings |= {"base_model_name_or_path": base, "task_type": _task_type(architecture), "inference_mode": True}
+        _write_files(directory, tensors, settings)
+        return
     targets = {
         matrices.module_name(name, family, head_class, architecture): t
         for name, t in matrices.find(family, bare).items()
@@ -71,14 +87,40 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, base: 
     saved = tables.write(family, bare, heads, head_class)
     settings |= {
         "base_model_name_or_path": base,
-        "task_type": next((task for end, task in _TASK_TYPES.items() if architecture.endswith(end)), None),
+        "task_type": _task_type(architecture),
         "fan_in_fan_out": any(m.layout == "conv1d" for t in targets.values() for _, m, _ in t.projections.values()),
         "modules_to_save": sorted({name.rsplit(".", 1)[0] for name in saved}) or None,
         "inference_mode": True,
     }
     tensors |= {_PREFIX + name: tensor for name, tensor in saved.items()}
+    _write_files(directory, tensors, settings)
+
+
+def _write_files(directory: str, tensors: Tensors, settings: Mapping[str, Any]) -> None:
     safetensors_files.write(directory, tensors, file=WEIGHTS)
     paths.write_atomic(paths.join(directory, CONFIG), json.dumps(settings, indent=2) + "\n")
+
+
+def _task_type(architecture: str) -> str | None:
+    return next((task for end, task in _TASK_TYPES.items() if architecture.endswith(end)), None)
+
+
+def _write_prompt(config: ModelConfig, leaves: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """Returns the vectors of a prompt, and its settings. For an encoder-decoder, peft stores further unused vectors."""
+    (prompt,), (name,) = config.adapters, (name for name in leaves if name.endswith(_ROWS))
+    table = np.asarray(leaves[name.replace(_ROWS, _TABLE)], np.float32)
+    rows = np.asarray(vectors(prompt, table, np.asarray(leaves[name], np.float32)))
+    copies = len(config.stacks)
+    settings = {
+        "peft_type": "PROMPT_TUNING",
+        "num_virtual_tokens": prompt.length,
+        "token_dim": rows.shape[1],
+        "num_transformer_submodules": copies,
+        "num_layers": config.stacks[stack(config)].num_layers,
+        "num_attention_heads": config.stacks[stack(config)].num_heads,
+        "prompt_tuning_init": "RANDOM",
+    }
+    return {_PROMPT: np.concatenate([rows] * copies)}, settings
 
 
 def _write_lora(
@@ -195,11 +237,15 @@ def read(
             "the adapter again with safe_serialization=True."
         )
     kind = settings.get("peft_type")
-    if kind not in ("LORA", "IA3"):
-        raise UserError(f"{file}: peft_type {kind!r}: not supported. Give LoRA, DoRA or (IA)³.")
+    if kind not in ("LORA", "IA3", "PROMPT_TUNING"):
+        raise UserError(f"{file}: peft_type {kind!r}: not supported. Give LoRA, DoRA, (IA)³ or prompt tuning.")
     stored = safetensors_files.Tensors(directory, WEIGHTS)
     family = interop.family_of(config)
     reader = _Reader(directory, settings, stored, family, config, kernels)
+    if kind == "PROMPT_TUNING":
+        adapters, leaves = reader.prompt()
+        reader.check_unread()
+        return adapters, leaves, None
     adapters, leaves = reader.lora() if kind == "LORA" else reader.ia3()
     head, of_head = reader.head()
     reader.check_unread()
@@ -271,6 +317,20 @@ class _Reader:
                 matrix.put(leaves[of], f"{name}/{ADAPTER}/scale", own, fill=1.0)
         adapters = tuple(IA3(pattern=matrices.pattern_of(found), of=of) for of, found in leaves.items() if found)
         return adapters, leaves["outputs"] | leaves["inputs"]
+
+    def prompt(self) -> tuple[tuple[Prompt, ...], dict[str, Any]]:
+        """Returns a prompt. Of an encoder-decoder, the further vectors, which peft does not use, are left out."""
+        (table,) = (name for name in self.kernels if name.endswith(_TABLE))
+        count, found, width = self.settings["num_virtual_tokens"], self.stored.shapes, self.kernels[table].shape[1]
+        wanted = (count * len(self.config.stacks), width)
+        if found.get(_PROMPT) != wanted:
+            raise UserError(
+                f"{paths.join(self.directory, WEIGHTS)}: {_PROMPT!r} has shape {found.get(_PROMPT)}, not {wanted}. "
+                "Give the base model of this prompt."
+            )
+        self.unread.discard(_PROMPT)
+        rows = self.stored[_PROMPT].astype(np.float32)[:count]
+        return (Prompt(length=count, initialization="uniform"),), {table.replace(_TABLE, _ROWS): rows}
 
     def head(self) -> tuple[TaskHead | None, dict[str, Any]]:
         """Returns the head of a task and its parameters, if the directory has one. Its labels have no names."""

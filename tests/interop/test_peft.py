@@ -16,6 +16,7 @@ from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
 from t5x_like.adapters.lora import LoRA
+from t5x_like.adapters.prompt import Prompt
 from t5x_like.errors import UserError
 from t5x_like.interop import peft, safetensors_files
 from t5x_like.models import construct
@@ -179,6 +180,56 @@ def test_ten_training_steps_equal_those_of_peft(tmp_path, family, method):
     assert_close({"output": torch_outputs(theirs, batch, family)}, {"output": expected}, 5e-5)
 
 
+@pytest.mark.parity
+@pytest.mark.parametrize("family", CLASSES)
+def test_prompts_have_the_same_outputs_in_peft(tmp_path, family):
+    import torch
+
+    transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    config, batch = base_of(family), example_batch(FAMILIES[family])
+    model = randomized(dataclasses.replace(config, adapters=(Prompt(length=3),)))
+    leaves = stacked(model)
+    write_base(config, leaves, tmp_path / "base")
+    peft.write(model.config, leaves, str(tmp_path / "ours"), base=str(tmp_path / "base"))
+    theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
+    theirs = library.PeftModel.from_pretrained(theirs, tmp_path / "ours")
+    expected = outputs(model, batch, family)
+    drop = 0 if len(config.stacks) == 2 else 3
+    assert_close({"output": torch_outputs(theirs, batch, family)[:, drop:]}, {"output": expected}, 1e-5)
+    adapters, read, head = peft.read(str(tmp_path / "ours"), config, bare(leaves))
+    assert head is None and adapters == (Prompt(length=3, initialization="uniform"),)
+    assert_close(
+        {"output": outputs(rebuilt(config, adapters, leaves, read), batch, family)}, {"output": expected}, 1e-5
+    )
+
+    # A prompt that peft made.
+    torch.manual_seed(0)
+    base = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
+    settings = library.PromptTuningConfig(num_virtual_tokens=3, task_type=theirs.active_peft_config.task_type)
+    theirs = library.get_peft_model(base, settings)
+    theirs.save_pretrained(tmp_path / "theirs")
+    adapters, read, _ = peft.read(str(tmp_path / "theirs"), config, bare(leaves))
+    found = outputs(rebuilt(config, adapters, leaves, read), batch, family)
+    assert_close({"output": found}, {"output": torch_outputs(theirs, batch, family)[:, drop:]}, 1e-5)
+
+
+def rebuilt(config, adapters, leaves, read):
+    model = construct.make(dataclasses.replace(config, adapters=adapters), jax.random.key(1))
+    return parameters.unstack({name.removeprefix("model/"): x for name, x in (bare(leaves) | read).items()}, model)
+
+
+def test_prompts_that_do_not_fit_raise(tmp_path):
+    prompt = (Prompt(length=3),)
+    config, leaves = write_small(tmp_path, prompt)
+    table = "model/embeddings/token_embedder/embedding"
+    with pytest.raises(UserError, match=r"'prompt_embeddings' has shape \(3, 12\), not \(3, 5\). Give the base model"):
+        peft.read(str(tmp_path), config, bare(leaves) | {table: leaves[table][:, :5]})
+    head = "objective/token_classification/classifier"
+    leaves |= {f"{head}/kernel": np.ones((config.embed_dim, 3)), f"{head}/bias": np.ones(3)}
+    with pytest.raises(UserError, match="objective/.*: peft's heads read the positions of a prompt"):
+        peft.write(dataclasses.replace(config, adapters=prompt), leaves, str(tmp_path / "other"))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_convert_reads_and_writes_adapters_with_the_head_of_a_task(tmp_path, run_command, method):
     config = base_of("bert")
@@ -255,6 +306,6 @@ def test_invalid_directories_raise(tmp_path):
 
 def test_adapters_that_peft_does_not_have_raise(tmp_path):
     for adapters in ((BottleneckAdapter(size=3),), (LoRA(), IA3(pattern="key$"))):
-        with pytest.raises(UserError, match="peft's files have one of LoRA, DoRA and IA3"):
+        with pytest.raises(UserError, match="peft's files have one of LoRA, DoRA, IA3 and Prompt"):
             write_small(tmp_path, adapters)
     assert list(tmp_path.iterdir()) == []
