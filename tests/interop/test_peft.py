@@ -26,6 +26,8 @@ METHODS = {
     "dora": (DoRA(rank=2, alpha=3.0, pattern="attention/(query|value)$"),),
     "ia3": (IA3(), IA3(pattern="mlp/wo$", of="inputs")),
 }
+LENGTH = 3
+PROMPT = {"prompt": (Prompt(length=LENGTH),)}
 FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
 CLASSES = {
     "bert": "AutoModel",
@@ -131,7 +133,7 @@ def test_what_peft_writes_is_read(tmp_path, family, method):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS | PROMPT)
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_ten_training_steps_equal_those_of_peft(tmp_path, family, method):
     """AdamW on the added parameters: losses of ten steps, and the outputs after them."""
@@ -139,12 +141,19 @@ def test_ten_training_steps_equal_those_of_peft(tmp_path, family, method):
 
     transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
     config, batch = base_of(family), example_batch(FAMILIES[family])
-    model = randomized(dataclasses.replace(config, adapters=METHODS[method]))
+    model = randomized(dataclasses.replace(config, adapters=(METHODS | PROMPT)[method]))
     leaves = stacked(model)
     write_base(config, leaves, tmp_path / "base")
     peft.write(model.config, leaves, str(tmp_path / "adapter"), base=str(tmp_path / "base"))
     theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
-    theirs = library.PeftModel.from_pretrained(theirs, tmp_path / "adapter", is_trainable=True).eval()
+    if method == "prompt":  # peft does not train a prompt that it has read
+        task = json.loads((tmp_path / "adapter" / peft.CONFIG).read_text())["task_type"]
+        theirs = library.get_peft_model(theirs, library.PromptTuningConfig(num_virtual_tokens=LENGTH, task_type=task))
+        written = safetensors_files.Tensors(str(tmp_path / "adapter"), peft.WEIGHTS)["prompt_embeddings"]
+        theirs.prompt_encoder["default"].embedding.weight.data = torch.tensor(written)
+    else:
+        theirs = library.PeftModel.from_pretrained(theirs, tmp_path / "adapter", is_trainable=True)
+    theirs.eval()
     weights = np.random.default_rng(4).normal(size=outputs(model, batch, family).shape).astype(np.float32)
 
     trained, fixed = optimizers.split({"model": model, "objective": {}}, FROZEN)
@@ -169,6 +178,7 @@ def test_ten_training_steps_equal_those_of_peft(tmp_path, family, method):
         losses.append(float(value))
         result = theirs(input_ids=inputs)
         found = result.last_hidden_state if CLASSES[family] == "AutoModel" else result.logits
+        found = found[:, -inputs.shape[1] :]  # without the prompt
         their_loss = torch.mean(torch.tensor(weights) * found + 0.1 * found**2)
         torch_update.zero_grad()
         their_loss.backward()
@@ -177,7 +187,8 @@ def test_ten_training_steps_equal_those_of_peft(tmp_path, family, method):
     assert losses[0] - losses[-1] > 1e-3
     np.testing.assert_allclose(losses, their_losses, rtol=2e-5, atol=2e-6)
     expected = outputs(optimizers.merge(trained, fixed)["model"], batch, family)
-    assert_close({"output": torch_outputs(theirs, batch, family)}, {"output": expected}, 5e-5)
+    found = torch_outputs(theirs, batch, family)[:, -inputs.shape[1] :]
+    assert_close({"output": found}, {"output": expected}, 5e-5)
 
 
 @pytest.mark.parity
@@ -187,17 +198,17 @@ def test_prompts_have_the_same_outputs_in_peft(tmp_path, family):
 
     transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
     config, batch = base_of(family), example_batch(FAMILIES[family])
-    model = randomized(dataclasses.replace(config, adapters=(Prompt(length=3),)))
+    model = randomized(dataclasses.replace(config, adapters=PROMPT["prompt"]))
     leaves = stacked(model)
     write_base(config, leaves, tmp_path / "base")
     peft.write(model.config, leaves, str(tmp_path / "ours"), base=str(tmp_path / "base"))
     theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
     theirs = library.PeftModel.from_pretrained(theirs, tmp_path / "ours")
     expected = outputs(model, batch, family)
-    drop = 0 if len(config.stacks) == 2 else 3
+    drop = 0 if len(config.stacks) == 2 else LENGTH
     assert_close({"output": torch_outputs(theirs, batch, family)[:, drop:]}, {"output": expected}, 1e-5)
     adapters, read, head = peft.read(str(tmp_path / "ours"), config, bare(leaves))
-    assert head is None and adapters == (Prompt(length=3, initialization="uniform"),)
+    assert head is None and adapters == (Prompt(length=LENGTH, initialization="uniform"),)
     assert_close(
         {"output": outputs(rebuilt(config, adapters, leaves, read), batch, family)}, {"output": expected}, 1e-5
     )
@@ -205,7 +216,7 @@ def test_prompts_have_the_same_outputs_in_peft(tmp_path, family):
     # A prompt that peft made.
     torch.manual_seed(0)
     base = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
-    settings = library.PromptTuningConfig(num_virtual_tokens=3, task_type=theirs.active_peft_config.task_type)
+    settings = library.PromptTuningConfig(num_virtual_tokens=LENGTH, task_type=theirs.active_peft_config.task_type)
     theirs = library.get_peft_model(base, settings)
     theirs.save_pretrained(tmp_path / "theirs")
     adapters, read, _ = peft.read(str(tmp_path / "theirs"), config, bare(leaves))
@@ -219,7 +230,7 @@ def rebuilt(config, adapters, leaves, read):
 
 
 def test_prompts_that_do_not_fit_raise(tmp_path):
-    prompt = (Prompt(length=3),)
+    prompt = PROMPT["prompt"]
     config, leaves = write_small(tmp_path, prompt)
     table = "model/embeddings/token_embedder/embedding"
     with pytest.raises(UserError, match=r"'prompt_embeddings' has shape \(3, 12\), not \(3, 5\). Give the base model"):
