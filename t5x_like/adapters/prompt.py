@@ -26,6 +26,8 @@ BOUND = 0.5
 _EMBEDDER = "token_embedder"
 # Feature of a stack -> its value in the prompt: every token may attend to the prompt.
 _VALUES = {"segment_ids": 1, "prefix": 1, "ranks": 0}
+# Features with numbers of tokens of the encoder.
+_NUMBERS = ("entity_positions",)
 
 
 @recorded
@@ -178,11 +180,12 @@ def extend(
     others = {f"{name}_{feature}": value for feature, value in _VALUES.items()}
     others |= {"token_types": 0} if name == "encoder" else {}
     extended |= {each: prepend(value, batch[each]) for each, value in others.items() if each in batch}
+    extended |= {each: batch[each] + count for each in _NUMBERS if each in batch}
     return {**batch, **extended}
 
 
 def remove(config: PromptedConfig, hidden: Float[Array, "batch length embed"]) -> Float[Array, "batch tokens embed"]:
-    """Returns the last hidden states of a model without those of the prompt.
+    """Returns hidden states of the last stack without those of the prompt.
 
     The decoder of an encoder-decoder has none.
     """

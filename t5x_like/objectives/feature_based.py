@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t5x_like.adapters import prompt
 from t5x_like.layers.captures import EMBEDDING, Edit
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import NetworkSpec
@@ -136,6 +137,6 @@ class _View:
         names = {number: f"{self._stack}/{LAYERS}/{number - 1}/hidden" for number in {*self.states} - {0, self._last}}
         names |= {0: f"{self._stack}/{EMBEDDING}"} if 0 in self.states else {}
         outputs = self._model(batch, capture=(*capture, *names.values()), edits=edits, **carry)
-        states = {number: outputs.captured[name] for number, name in names.items()}
+        states = {number: prompt.remove(self._model.config, outputs.captured[name]) for number, name in names.items()}
         states |= {self._last: outputs.hidden}
         return outputs.replace(hidden=self._features.mix(self._weights, [states[number] for number in self.states]))

@@ -29,14 +29,23 @@ from t5x_like.errors import UserError
 from t5x_like.models import construct
 from t5x_like.models.character_lstm import CharacterLSTMConfig
 from t5x_like.models.lstm import LSTMConfig
+from t5x_like.models.unilm_decoder import UnilmDecoder
+from t5x_like.objectives.feature_based import FeatureBased
+from t5x_like.objectives.layer_mix import Concatenation
+from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.partitioning import Partitioner
 
 LENGTH = 3
 UNIFORM = Prompt(length=LENGTH, initialization="uniform")
 FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
-BY_DEFAULT = ("t5_1_1", "bert", "unilm", "disentangled", "mobilebert", "gpt3", "llama", "bart", "t5_decoder")
+BY_DEFAULT = ("t5_1_1", "bert", "unilm", "disentangled", "mobilebert", "ernie", "gpt3", "llama", "bart", "t5_decoder")
 DECODERS = ("gpt2", "gpt3", "mistral", "llama", "t5_decoder")
-EVERY_FAMILY = [pytest.param(name, marks=[] if name in BY_DEFAULT else pytest.mark.full) for name in FAMILIES]
+RECURRENT = [name for name, family in FAMILIES.items() if family.config.initial_carry(1)]
+EVERY_FAMILY = [
+    pytest.param(name, marks=[] if name in BY_DEFAULT else pytest.mark.full)
+    for name in FAMILIES
+    if name not in RECURRENT
+]
 
 
 def prompted(family, prompt=UNIFORM, scan=False):
@@ -78,7 +87,8 @@ def before(stack, batch, vocab_size):
         "encoder_ranks": np.zeros(LENGTH),
         "token_types": np.zeros(LENGTH),
     }
-    shifted = {**batch, **{k: v + LENGTH for k, v in batch.items() if k == f"{stack}_positions"}}
+    moved = (f"{stack}_positions", "entity_positions")
+    shifted = {**batch, **{name: batch[name] + LENGTH for name in moved if name in batch}}
     added = {k: np.tile(v, (rows, 1)).astype(np.int32) for k, v in values.items() if k in batch}
     return shifted | {k: np.concatenate([v, shifted[k]], axis=1) for k, v in added.items()}
 
@@ -100,6 +110,10 @@ def full_batch(family, config):
         batch["encoder_ranks"] = np.tile(np.arange(length) // 3, (2, 1)).astype(np.int32)
     if "decoder_prefix" in reads:
         batch["decoder_prefix"] = np.tile(np.arange(length) < 2, (2, 1)).astype(np.int32)
+    if "entities" in reads:
+        batch |= {"entities": np.array([[3, 1], [2, 0]]), "entity_positions": np.array([[2, 5], [1, 0]], np.int32)}
+        size = (2, 2, config.entity_dim)
+        batch["entity_vectors"] = np.random.default_rng(3).normal(size=size).astype(np.float32)
     return {name: x for name, x in batch.items() if name in reads}
 
 
@@ -207,6 +221,15 @@ def test_greedy_generation_equals_whole_rows(name):
         row = np.concatenate([row, following[:, None].astype(np.int32)], axis=1)
 
 
+def test_features_of_all_layers_are_those_of_tokens():
+    model, batch = randomized(prompted("bert")), example_batch(FAMILIES["bert"])
+    objective = FeatureBased(MaskedLM(), features=Concatenation(states=(0, -1)))
+    found = objective.run({"model": model, "objective": {}}, batch).hidden
+    outputs = model(batch, capture=("encoder/embedding",))
+    expected = [outputs.captured["encoder/embedding"][:, LENGTH:], outputs.hidden]
+    np.testing.assert_array_equal(found, np.concatenate(expected, axis=-1))
+
+
 def test_generation_ends_at_the_last_position_after_the_prompt():
     config = dataclasses.replace(prompted("gpt2"), max_length=12)
     batch = example_batch(FAMILIES["gpt2"])
@@ -231,3 +254,5 @@ def test_errors():
     for recurrent in (LSTMConfig, CharacterLSTMConfig):
         with pytest.raises(UserError, match=f"{recurrent.__name__}.adapters=.*a recurrent model has no prompt"):
             recurrent(adapters=(UNIFORM,))
+    with pytest.raises(UserError, match="UnilmConfig.adapters=.*: sequence to sequence with UniLM reads no prompt"):
+        UnilmDecoder(randomized(prompted("unilm")), lambda hidden: hidden, mask_id=3)
