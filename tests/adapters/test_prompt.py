@@ -105,7 +105,8 @@ def full_batch(family, config):
     reads = set(config.reads)
     length = next(iter(batch.values())).shape[1]
     if "token_types" in reads:
-        batch["token_types"] = np.tile(np.arange(length) % 2, (2, 1)).astype(np.int32)
+        types = np.arange(length) % min(2, config.num_token_types)
+        batch["token_types"] = np.tile(types, (2, 1)).astype(np.int32)
     if "encoder_ranks" in reads:
         batch["encoder_ranks"] = np.tile(np.arange(length) // 3, (2, 1)).astype(np.int32)
     if "decoder_prefix" in reads:
@@ -129,6 +130,7 @@ def test_prompt_equals_rows_of_the_table(name):
         last = batch[f"{family.stacks[-1]}_input_tokens"]
         assert found.shape == (*last.shape, config.vocab_size)
         real = batch.get(f"{family.stacks[-1]}_segment_ids", np.ones_like(last)) > 0
+        assert np.all(np.isfinite(found[real]))
         np.testing.assert_allclose(found[real], expected[real], rtol=1e-5, atol=2e-5)
         bare = logits(random_model(construct.without_adapters(config)), batch)
         assert np.abs(found - bare)[real].max() > 1e-2
