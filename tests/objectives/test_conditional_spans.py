@@ -130,8 +130,8 @@ def test_row_without_a_second_text_has_no_span(params):
 
 def test_invalid_settings_raise():
     for settings, message in (
-        ({"beam_size": 0}, "beam_size=0 of ConditionalSpanExtraction is not positive"),
-        ({"max_answer_length": 0}, "max_answer_length=0 of ConditionalSpanExtraction"),
+        ({"beam_size": 0}, "ConditionalSpanExtraction.beam_size=0: not positive"),
+        ({"max_answer_length": 0}, "ConditionalSpanExtraction.max_answer_length=0: not positive"),
         ({"no_answer_coefficient": -1.0}, "no_answer_coefficient=-1.0 is negative"),
     ):
         with pytest.raises(UserError, match=message):

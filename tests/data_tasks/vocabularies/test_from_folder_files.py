@@ -235,9 +235,9 @@ def test_minimal_sentencepiece_directory(llama):
 
 
 def test_unsupported_sentencepiece_normalizer_raises(llama):
-    tokenizer = {"model": {"type": "BPE"}, "normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}}
+    tokenizer = {"model": {"type": "BPE"}, "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]}}
     (llama / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(UserError, match=r"key normalizer.normalizers\[0\].type: \"Lowercase\" is not supported"):
+    with pytest.raises(UserError, match=r"key normalizer.normalizers\[0\].type: \"NFC\" is not supported"):
         from_folder(llama)
 
 
