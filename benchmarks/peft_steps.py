@@ -12,7 +12,10 @@ import statistics
 
 from peer_steps import EAGER, OURS, Script, Sizes, make_ours, make_theirs, table, versions
 
-SIZES = {family: Sizes(family, 16, 128, 20, 512, 2048, 8, 8, 6, 30522) for family in ("bert", "gpt", "llama")}
+SIZES = {
+    family: Sizes(family, 16, 128, 20 if family == "bert" else 0, 512, 2048, 8, 8, 6, 30522)
+    for family in ("bert", "gpt", "llama")
+}
 
 
 def measure_here(library: str, sizes: Sizes, *, lora: bool, steps: int) -> dict[str, list[float]]:
@@ -32,14 +35,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--families", nargs="+", choices=sorted(SIZES), default=list(SIZES))
     arguments = parser.parse_args()
     script = Script(__file__, measure_here)
     if arguments.worker is not None:
         script.answer(arguments.worker)
         return
     lines = []
-    for family, sizes in SIZES.items():
-        sizes = sizes.tiny() if arguments.tiny else sizes
+    for family in arguments.families:
+        sizes = SIZES[family].tiny() if arguments.tiny else SIZES[family]
         kinds = [(library, lora) for lora in (False, True) for library in (OURS, EAGER)]
         seconds = {kind: [] for kind in kinds}
         for _ in range(arguments.rounds):
