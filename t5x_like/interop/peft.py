@@ -139,10 +139,10 @@ def _write_lora(
             down = matrix.leaf(leaves, f"{name}/{ADAPTER}/down").reshape(-1, adapter.rank)
             up = matrix.leaf(leaves, f"{name}/{ADAPTER}/up").reshape(adapter.rank, -1)
             block = np.zeros((up.shape[1] * matrix.parts, adapter.rank), np.float32)
-            block[k * up.shape[1] : (k + 1) * up.shape[1]] = up.T
+            scale = scales.setdefault(module, adapter.scale)
+            block[k * up.shape[1] : (k + 1) * up.shape[1]] = up.T * (adapter.scale / scale)
             downs.append(down.T)
             ups.append(block)
-            scales[module] = adapter.scale
         tensors[f"{module}.lora_A"], tensors[f"{module}.lora_B"] = np.concatenate(downs), np.concatenate(ups, axis=1)
         ranks[module] = len(tensors[f"{module}.lora_A"])
         if is_dora:
@@ -275,16 +275,19 @@ class _Reader:
         modules = {module: self._read(f"{module}.lora_A") for module in self.targets}
         modules = {module: down for module, down in modules.items() if down is not None}
         if not modules:
-            raise UserError(f"{self.directory}: no update of a projection of the base model found.")
+            raise UserError(f"{self.directory}: no update of a projection of the base model found. Check BASE_PATH.")
         rank = max(len(down) for down in modules.values())
         root = self.settings.get("use_rslora", False)
+        if missing := [key for key in ("r", "lora_alpha") if key not in self.settings]:
+            file = paths.join(self.directory, CONFIG)
+            raise UserError(f"{file}: key {missing[0]!r} not found. Save the adapter again.")
         scale = self._scale(None, self.settings["r"], root)
         is_dora = bool(self.settings.get("use_dora"))
         leaves: dict[str, np.ndarray] = {}
         for module, down in modules.items():
-            matrix, up = self.targets[module], self._read(f"{module}.lora_B")
+            matrix, up = self.targets[module], self._require(f"{module}.lora_B")
             factor = self._scale(module, len(down), root) / scale
-            magnitude = self._read(f"{module}.lora_magnitude_vector") if is_dora else None
+            magnitude = self._require(f"{module}.lora_magnitude_vector") if is_dora else None
             for k, (name, mapping, shape) in matrix.projections.items():
                 inputs, outputs = shape[: mapping.input_dims], shape[mapping.input_dims :]
                 part = np.split(up, matrix.parts)[k] * factor
@@ -315,6 +318,8 @@ class _Reader:
                 else:
                     own = np.split(scale.reshape(-1), matrix.parts)[k].reshape(shape[mapping.input_dims :])
                 matrix.put(leaves[of], f"{name}/{ADAPTER}/scale", own, fill=1.0)
+        if not any(leaves.values()):
+            raise UserError(f"{self.directory}: no update of a projection of the base model found. Check BASE_PATH.")
         adapters = tuple(IA3(pattern=matrices.pattern_of(found), of=of) for of, found in leaves.items() if found)
         return adapters, leaves["outputs"] | leaves["inputs"]
 
@@ -372,6 +377,12 @@ class _Reader:
             return None
         self.unread.discard(stored)
         return self.stored[stored].astype(np.float32)
+
+    def _require(self, name: str) -> Float[np.ndarray, "..."]:
+        if (found := self._read(name)) is None:
+            file = paths.join(self.directory, WEIGHTS)
+            raise UserError(f"{file}: tensor {_PREFIX + name!r} not found. Save the adapter again.")
+        return found
 
     def _scale(self, module: str | None, rank: int, root: bool) -> float:
         alpha = self.settings["lora_alpha"]

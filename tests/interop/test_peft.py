@@ -315,6 +315,32 @@ def test_invalid_directories_raise(tmp_path):
         peft.read(str(tmp_path), config, bare(leaves))
 
 
+def test_missing_tensors_and_settings_raise(tmp_path):
+    config, leaves = write_small(tmp_path)
+    tensors = dict(safetensors_files.Tensors(str(tmp_path), peft.WEIGHTS))
+    last = max(name for name in tensors if "lora_B" in name)
+    safetensors_files.write(str(tmp_path), {n: x for n, x in tensors.items() if n != last}, file=peft.WEIGHTS)
+    with pytest.raises(UserError, match="lora_B' not found. Save the adapter again"):
+        peft.read(str(tmp_path), config, bare(leaves))
+    settings = json.loads((tmp_path / peft.CONFIG).read_text())
+    del settings["lora_alpha"]
+    (tmp_path / peft.CONFIG).write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="key 'lora_alpha' not found. Save the adapter again"):
+        peft.read(str(tmp_path), config, bare(leaves))
+
+
+def test_updates_of_one_matrix_may_have_several_scales(tmp_path):
+    config, batch = base_of("gpt2"), example_batch(FAMILIES["gpt2"])
+    adapters = (LoRA(pattern="query$", rank=2, alpha=4.0), LoRA(pattern="value$", rank=3, alpha=16.0))
+    model = randomized(dataclasses.replace(config, adapters=adapters))
+    leaves = stacked(model)
+    peft.write(model.config, leaves, str(tmp_path))
+    found, read, _ = peft.read(str(tmp_path), config, bare(leaves))
+    again = construct.make(dataclasses.replace(config, adapters=found), jax.random.key(1))
+    again = parameters.unstack({name.removeprefix("model/"): x for name, x in (bare(leaves) | read).items()}, again)
+    assert_close({"output": outputs(again, batch, "gpt2")}, {"output": outputs(model, batch, "gpt2")}, 1e-5)
+
+
 def test_adapters_that_peft_does_not_have_raise(tmp_path):
     for adapters in ((BottleneckAdapter(size=3),), (LoRA(), IA3(pattern="key$"))):
         with pytest.raises(UserError, match="peft's files have one of LoRA, DoRA, IA3 and Prompt"):
