@@ -26,8 +26,10 @@ def make(config: ModelConfig, key: jax.Array) -> Model:
     Raises:
       UserError: an adapter matches no projection of the model, or a prompt does not fit it.
     """
-    model, own = config.make(key), jax.random.fold_in(key, _ADAPTERS)
-    found = prompt.find(config)
+    model = config.make(key)
+    if not config.adapters:
+        return model
+    own, found = jax.random.fold_in(key, _ADAPTERS), prompt.find(config)
     if found is not None:
         prompt.add(model, found, jax.random.fold_in(own, _PROMPT))
     return adapt(model, [each for each in config.adapters if each is not found], own)

@@ -3,19 +3,17 @@
 import dataclasses
 import json
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from adapted_models import bare, base_of, randomized, stacked
 from families import FAMILIES, example_batch
 from numerics import assert_close
 
-from t5x_like import interop, parameters
+from t5x_like import interop
 from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.adapters.lora import LoRA
 from t5x_like.errors import UserError
 from t5x_like.interop import adapter_hub
-from t5x_like.models import construct
 
 CLASSES = {
     "bert": "AutoModel",
@@ -27,28 +25,6 @@ CLASSES = {
 }
 # The library has no block after cross-attention.
 PATTERN = r"(?<!cross_)(?<!cross)attention/out$|mlp/wo$"
-
-
-def base_of(family):
-    return dataclasses.replace(FAMILIES[family].config, **FAMILIES[family].huggingface_sizes)
-
-
-def randomized(config):
-    model = construct.make(config, jax.random.key(0))
-    rng = np.random.default_rng(0)
-
-    def draw(name, leaf):
-        return jnp.asarray(rng.normal(size=leaf.shape) / 3 + (1 if name.endswith("/scale") else 0), jnp.float32)
-
-    return parameters.map_named(draw, model)
-
-
-def stacked(model):
-    return parameters.stack({f"model/{name}": leaf for name, leaf in parameters.named_leaves(model).items()})
-
-
-def bare(leaves):
-    return {name: leaf for name, leaf in leaves.items() if "/adapter/" not in name}
 
 
 @pytest.mark.parity

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from adapted_models import bare, base_of, randomized, stacked
 from families import FAMILIES, example_batch
 from numerics import assert_close
 
@@ -36,28 +37,6 @@ CLASSES = {
     "llama": "AutoModelForCausalLM",
     "bart": "AutoModelForSeq2SeqLM",
 }
-
-
-def base_of(family):
-    return dataclasses.replace(FAMILIES[family].config, **FAMILIES[family].huggingface_sizes)
-
-
-def randomized(config):
-    model = construct.make(config, jax.random.key(0))
-    rng = np.random.default_rng(0)
-
-    def draw(name, leaf):
-        return jnp.asarray(rng.normal(size=leaf.shape) / 3 + (1 if name.endswith("/scale") else 0), jnp.float32)
-
-    return parameters.map_named(draw, model)
-
-
-def stacked(model):
-    return parameters.stack({f"model/{name}": leaf for name, leaf in parameters.named_leaves(model).items()})
-
-
-def bare(leaves):
-    return {name: leaf for name, leaf in leaves.items() if "/adapter/" not in name}
 
 
 def outputs(model, batch, family):
