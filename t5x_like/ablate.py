@@ -13,12 +13,12 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import config, metrics, parameters, paths, train
+from t5x_like import config, metrics, parameters, paths
 from t5x_like.cli import derivations
 from t5x_like.cli.commands import COMMANDS
 from t5x_like.errors import RunStopped, UserError
 from t5x_like.metrics.best import larger_is_better
-from t5x_like.runtime import compilation_cache
+from t5x_like.runtime import compilation_cache, run_files
 from t5x_like.training.runs import run_directory
 
 # Row -> column -> the gin file, or files, of a training run, and settings such as "TRAIN_STEPS=100".
@@ -26,6 +26,7 @@ Grid = Mapping[str, Mapping[str, str | Sequence[str]]]
 
 _GRID = "{'small': {'T5 1.1': ['models/t5_1_1/small.gin', 'runs/pretrain.gin']}}"  # an example, for messages
 TABLE, PLOT, SCORES, RESULTS = "table.md", "curves.png", "scores.png", "results.json"
+MEASURED = "ablation.json"  # in the directory of a finished run: what its files do not say otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,16 +112,23 @@ def ablate(
     metrics_of = _metrics(metric, {column for _, column, *_ in runs})
     for number, (row, column, seed, directory, run) in enumerate(runs, 1):
         logging.info("%d/%d: %s, %s%s", number, len(runs), row, column, "" if seed is None else f", seed {seed}")
+        if (finished := _read_finished(directory, run.text)) is not None:
+            cells.append(_read(row, column, seed, directory, metrics_of[column], *finished))
+            continue
         result = run.configured()(run_config=run_directory.RunConfig(run.text))
         if result.stopped_by:
             raise RunStopped(
                 f"stopped by {result.stopped_by} in {row}, {column}. The same command resumes from step {result.step}.",
                 result.stopped_by,
             )
-        cells.append(_read(row, column, seed, directory, result, metrics_of[column]))
+        measured = parameters.count(result.params), result.flops_per_step * result.step
+        cells.append(_read(row, column, seed, directory, metrics_of[column], *measured))
         jax.clear_caches()  # the next cell does not use these programs
         with paths.explain_storage_errors("OUTPUT_DIR", output_dir):
+            _write_measured(directory, *measured)
             _write(cells, output_dir, initial_column, title)
+    with paths.explain_storage_errors("OUTPUT_DIR", output_dir):
+        _write(cells, output_dir, initial_column, title)
     return cells
 
 
@@ -352,7 +360,27 @@ def _resolve(entries, bindings, gin_files, settings):
     )
 
 
-def _read(row: str, column: str, seed: int | None, directory: str, result: train.TrainResult, metric: str) -> Cell:
+def _read_finished(directory: str, config_text: str) -> tuple[int, float] | None:
+    """Returns the parameters and FLOPs of a run that finished with the same configuration, or None."""
+    if (run_files.read_status(directory) or {}).get("state") != "finished":
+        return None
+    files = (paths.join(directory, name) for name in (run_files.CONFIG, MEASURED))
+    stored, measured = (paths.read_text(file) if paths.exists(file) else None for file in files)
+    if stored != config_text or measured is None:
+        return None
+    measured = json.loads(measured)
+    return measured["parameters"], measured["flops"]
+
+
+def _write_measured(directory: str, num_parameters: int, flops: float) -> None:
+    if not jax.process_index():
+        text = json.dumps({"parameters": num_parameters, "flops": flops}) + "\n"
+        paths.write_atomic(paths.join(directory, MEASURED), text)
+
+
+def _read(
+    row: str, column: str, seed: int | None, directory: str, metric: str, num_parameters: int, flops: float
+) -> Cell:
     rows = metrics.read_metrics(directory)
     evaluations = sorted((r for r in rows if r["split"] == "validation"), key=lambda r: r["step"])
     if not evaluations or metric not in evaluations[-1]:
@@ -366,11 +394,11 @@ def _read(row: str, column: str, seed: int | None, directory: str, result: train
         column=column,
         seed=seed,
         metric=metric,
-        parameters=parameters.count(result.params),
+        parameters=num_parameters,
         curve=tuple((r["step"], r[metric]) for r in evaluations),
         values={name: value for name, value in evaluations[-1].items() if name not in ("step", "split")},
         seconds_per_step=trained["seconds_per_step"],
-        flops=result.flops_per_step * result.step,
+        flops=flops,
     )
 
 

@@ -103,7 +103,7 @@ SHARED_LM = ("models/t5_study/shared.gin", "runs/study/encoder_decoder_lm.gin")
 
 
 @pytest.mark.full
-def test_ablation_trains_and_compares_cells_and_resumes(tmp_path):
+def test_ablation_trains_and_compares_cells_and_resumes(monkeypatch, tmp_path):
     grid = {
         "language model": {"LM": ("models/t5_study/decoder.gin", "runs/study/language_model_lm.gin")},
         "half the layers": {"LM": ("models/t5_study/six_layers.gin", "runs/study/encoder_decoder_lm.gin")},
@@ -116,7 +116,9 @@ def test_ablation_trains_and_compares_cells_and_resumes(tmp_path):
         path.name for path in tmp_path.iterdir()
     }
     written = (tmp_path / "language_model-lm/metrics.jsonl").read_text()
-    again = ablate.ablate(**arguments)  # finished runs are read, not trained
+    with monkeypatch.context() as context:
+        context.setattr(config.Resolved, "configured", lambda run: pytest.fail("a finished run is trained"))
+        again = ablate.ablate(**arguments)
     assert again == cells
     assert (tmp_path / "language_model-lm/metrics.jsonl").read_text() == written
     results = json.loads((tmp_path / "results.json").read_text())
