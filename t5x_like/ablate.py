@@ -25,7 +25,7 @@ from t5x_like.training.runs import run_directory
 Grid = Mapping[str, Mapping[str, str | Sequence[str]]]
 
 _GRID = "{'small': {'T5 1.1': ['models/t5_1_1/small.gin', 'runs/pretrain.gin']}}"  # an example, for messages
-TABLE, PLOT, SCORES, RESULTS = "table.md", "curves.png", "scores.png", "results.json"
+TABLE, PLOT, SCORES, TRAINED, RESULTS = "table.md", "curves.png", "scores.png", "trained.png", "results.json"
 MEASURED = "ablation.json"  # in the directory of a finished run: what its files do not say otherwise
 
 
@@ -39,6 +39,7 @@ class Cell:
       seed: Seed of the run; None for the one of its gin files.
       metric: Name of the compared metric.
       parameters: Number of parameters, heads included.
+      trained: Number of these parameters that are trained.
       curve: (step, value) pairs of the compared metric on the evaluation data.
       values: All metrics of the last evaluation.
       seconds_per_step: Seconds per step in the last logged interval.
@@ -50,6 +51,7 @@ class Cell:
     seed: int | None
     metric: str
     parameters: int
+    trained: int
     curve: tuple[tuple[int, float], ...]
     values: Mapping[str, float]
     seconds_per_step: float
@@ -74,9 +76,10 @@ def ablate(
 ) -> list[Cell]:
     """Trains every cell of a grid, once per seed, evaluates it, and writes a table, plots and `results.json`.
 
-    The files are `table.md`, `curves.png`, and with `initial_column` also `scores.png`: the other columns over the
-    floating-point operations of the initial one. They are written after each cell. Called again, it resumes an
-    interrupted cell and reads the results of finished cells.
+    The files are `table.md` and `curves.png`, written after each cell. With `initial_column` there is also
+    `scores.png`, the other columns over the floating-point operations of the initial one; and if rows train only some
+    of their parameters, `trained.png`, the columns over the share of the trained parameters. Called again, it resumes
+    an interrupted cell and reads the results of finished cells.
 
     Args:
       grid: Row -> column -> gin file, or files, of a training run, as for `t5x_like train --gin_file`. An entry with
@@ -121,7 +124,7 @@ def ablate(
                 f"stopped by {result.stopped_by} in {row}, {column}. The same command resumes from step {result.step}.",
                 result.stopped_by,
             )
-        measured = parameters.count(result.params), result.flops_per_step * result.step
+        measured = parameters.count(result.params), result.num_trained, result.flops_per_step * result.step
         cells.append(_read(row, column, seed, directory, metrics_of[column], *measured))
         jax.clear_caches()  # the next cell does not use these programs
         with paths.explain_storage_errors("OUTPUT_DIR", output_dir):
@@ -217,8 +220,10 @@ def table(cells: Sequence[Cell], initial_column: str | None = None, title: str =
     same = len(set(steps.values())) == 1
     after = f"after {steps[rows[0]]} steps" if same else "at the end of training"
     one_metric = len(set(metric_of.values())) == 1
+    are_frozen = any(cell.trained < cell.parameters for cell in cells)
     heads = [
         "parameters",
+        *(["trained"] if are_frozen else []),
         *(name if one_metric else f"{name}, {metric_of[name].rsplit('/', 1)[-1]}" for name in columns),
     ]
     if initial_column is not None:
@@ -246,8 +251,10 @@ def table(cells: Sequence[Cell], initial_column: str | None = None, title: str =
 
     for row in rows:
         counted = grid.get((row, initial_column)) or [cell for cell in cells if cell.row == row]
-        numbers = " / ".join(dict.fromkeys(f"{cell.parameters:,}" for cell in counted))
-        values = [numbers, *(shown(row, column) for column in columns)]
+        numbers = [" / ".join(dict.fromkeys(f"{cell.parameters:,}" for cell in counted))]
+        if are_frozen:
+            numbers.append(" / ".join(dict.fromkeys(f"{_share(cell):.2%}" for cell in counted)))
+        values = [*numbers, *(shown(row, column) for column in columns)]
         if initial_column is not None:
             initial = grid.get((row, initial_column))
             values.append(f"{1000 * initial[0].seconds_per_step:.0f}" if initial else "")
@@ -298,25 +305,47 @@ def plot_scores(cells: Sequence[Cell], initial_column: str, path: str, title: st
       path: File to write, local or in a bucket.
       title: Title of the image.
     """
+    flops = {cell.row: cell.flops for cell in cells if cell.column == initial_column}
+    others = [cell for cell in cells if cell.column != initial_column]
+    _plot_points(others, lambda cell: flops.get(cell.row), f"FLOPs of {initial_column}", path, title)
+
+
+def plot_trained(cells: Sequence[Cell], path: str, title: str = "Ablation") -> None:
+    """Draws the values of all columns over the share of the trained parameters, a point per row, as a PNG image.
+
+    It is the form of figure 1 of Houlsby et al. (2019, arXiv:1902.00751). Bars are as in `plot_scores`.
+
+    Args:
+      cells: The runs.
+      path: File to write, local or in a bucket.
+      title: Title of the image.
+    """
+    _plot_points(cells, lambda cell: 100 * _share(cell), "trained parameters, %", path, title, scale="log")
+
+
+def _share(cell: Cell) -> float:
+    return cell.trained / cell.parameters
+
+
+def _plot_points(cells, position, label, path, title, scale="linear"):
+    """Draws a panel per column with a point per row at `position(cell)`, or a line if this is None."""
     from matplotlib.figure import Figure
 
     columns, grid = _grid(cells)
-    columns = [column for column in columns if column != initial_column]
     figure = Figure(figsize=(5.5 * max(len(columns), 1), 4))
-    for column, panel in zip(columns, figure.subplots(1, max(len(columns), 1), squeeze=False)[0], strict=False):
-        for (row, name), runs in grid.items():
-            if name != column:
-                continue
-            values = [cell.value for cell in runs]
-            mean, deviation = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-            initial = grid.get((row, initial_column))
-            if initial is None:
-                panel.axhline(mean, linestyle="--", color="gray", label=row)
-            else:
-                panel.errorbar([initial[0].flops], [mean], yerr=[deviation], marker="o", capsize=3, label=row)
-            panel.set(title=column, ylabel=f"held-out {runs[0].metric}", xlabel=f"FLOPs of {initial_column}")
+    panels = figure.subplots(1, max(len(columns), 1), squeeze=False)[0]
+    for (row, column), runs in grid.items():
+        panel, values = panels[columns.index(column)], [cell.value for cell in runs]
+        mean, deviation = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+        if (x := position(runs[0])) is None:
+            panel.axhline(mean, linestyle="--", color="gray", label=row)
+        else:
+            panel.errorbar([x], [mean], yerr=[deviation], marker="o", capsize=3, label=row)
+        panel.set(title=column, ylabel=f"held-out {runs[0].metric}", xlabel=label, xscale=scale)
+    for panel in figure.axes:
         panel.grid(alpha=0.3)
-        panel.legend()
+        if panel.has_data():
+            panel.legend()
     _save(figure, path, title)
 
 
@@ -360,8 +389,8 @@ def _resolve(entries, bindings, gin_files, settings):
     )
 
 
-def _read_finished(directory: str, config_text: str) -> tuple[int, float] | None:
-    """Returns the parameters and FLOPs of a run that finished with the same configuration, or None."""
+def _read_finished(directory: str, config_text: str) -> tuple[int, int, float] | None:
+    """Returns parameters, trained parameters and FLOPs of a run that finished with the same configuration, or None."""
     if (run_files.read_status(directory) or {}).get("state") != "finished":
         return None
     files = (paths.join(directory, name) for name in (run_files.CONFIG, MEASURED))
@@ -369,17 +398,24 @@ def _read_finished(directory: str, config_text: str) -> tuple[int, float] | None
     if stored != config_text or measured is None:
         return None
     measured = json.loads(measured)
-    return measured["parameters"], measured["flops"]
+    return measured["parameters"], measured["trained"], measured["flops"]
 
 
-def _write_measured(directory: str, num_parameters: int, flops: float) -> None:
+def _write_measured(directory: str, num_parameters: int, num_trained: int, flops: float) -> None:
     if not jax.process_index():
-        text = json.dumps({"parameters": num_parameters, "flops": flops}) + "\n"
+        text = json.dumps({"parameters": num_parameters, "trained": num_trained, "flops": flops}) + "\n"
         paths.write_atomic(paths.join(directory, MEASURED), text)
 
 
 def _read(
-    row: str, column: str, seed: int | None, directory: str, metric: str, num_parameters: int, flops: float
+    row: str,
+    column: str,
+    seed: int | None,
+    directory: str,
+    metric: str,
+    num_parameters: int,
+    num_trained: int,
+    flops: float,
 ) -> Cell:
     rows = metrics.read_metrics(directory)
     evaluations = sorted((r for r in rows if r["split"] == "validation"), key=lambda r: r["step"])
@@ -395,6 +431,7 @@ def _read(
         seed=seed,
         metric=metric,
         parameters=num_parameters,
+        trained=num_trained,
         curve=tuple((r["step"], r[metric]) for r in evaluations),
         values={name: value for name, value in evaluations[-1].items() if name not in ("step", "split")},
         seconds_per_step=trained["seconds_per_step"],
@@ -413,6 +450,8 @@ def _write(cells, output_dir, initial_column, title):
     plot(cells, paths.join(output_dir, PLOT), title)
     if initial_column is not None:
         plot_scores(cells, initial_column, paths.join(output_dir, SCORES), title)
+    if any(cell.trained < cell.parameters for cell in cells):
+        plot_trained(cells, paths.join(output_dir, TRAINED), title)
 
 
 def _slug(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import metrics, optimizers, paths
+from t5x_like import metrics, optimizers, parameters, paths
 from t5x_like.data import provenance as data_provenance
 from t5x_like.runtime import console_log, distributed, provenance
 from t5x_like.runtime.background import Background
@@ -55,6 +55,7 @@ class TrainResult:
       best_step: The step of the best checkpoint by the checkpointer's `best_metric`, or None if no checkpoint was
         saved with an evaluation.
       flops_per_step: Floating-point operations of the model in a training step; see `training.flops.of_step`.
+      num_trained: Number of parameters that the last update trains; see `optimizers.count_trained`.
     """
 
     model_dir: str
@@ -64,6 +65,7 @@ class TrainResult:
     evaluation: dict[str, float]
     best_step: int | None = None
     flops_per_step: float | None = None
+    num_trained: int | None = None
 
 
 @console_log.enabled()
@@ -113,6 +115,7 @@ def train(
     program = make_program(recipe)
     config, shapes, partitioner = program.config, program.shapes, program.partitioner
     all_shapes = optimizers.merge(shapes[0].params, shapes[1].params)
+    num_trained = optimizers.count_trained(all_shapes, recipe.optimizer.groups, max(periods.total - 1, 0))
     command = provenance.command_line(run_config.words if run_config else None)
     is_main = jax.process_index() == 0
 
@@ -195,7 +198,7 @@ def train(
             logging.info("%s", run_directory.describe_end(model_dir, start, early, best))
             logging.info("%s", run_directory.how_to_train_longer(model_dir, start, is_early=early is not None))
             params = to_evaluate(state, frozen)
-            return TrainResult(model_dir, start, params, None, {}, best and best.step, program.flops)
+            return TrainResult(model_dir, start, params, None, {}, best and best.step, program.flops, num_trained)
         read = {name: each.on(partitioner).read() for name, each in recipe.teachers.items() if each.runs}
         frozen = frozen.replace(teachers=read)
         if start:
@@ -205,6 +208,8 @@ def train(
         # ---- Reports: metrics, progress, description -----------------------------------------------------------------
         info = run_directory.model_info(all_shapes, partitioner)
         logging.info("%s", info.splitlines()[-1])
+        if num_trained < (total := parameters.count(all_shapes)):
+            logging.info("%s of them are trained, %.3g %%", f"{num_trained:,}", 100 * num_trained / total)
         rows = metrics.MetricsWriter(model_dir, enabled=is_main, logger_names=storage.loggers)
         writer = stack.enter_context(run_directory.closing(rows))
         checkpointer.begin()  # first, because no later start may resume from a step whose metrics are removed
@@ -264,4 +269,4 @@ def train(
             params=params, objective=recipe.predicting, partitioner=partitioner, data=held_out, model_dir=model_dir
         )
     last, best_step = result.evaluation, best and best.step
-    return TrainResult(model_dir, result.step, params, result.stopped_by, last, best_step, program.flops)
+    return TrainResult(model_dir, result.step, params, result.stopped_by, last, best_step, program.flops, num_trained)

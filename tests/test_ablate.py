@@ -14,8 +14,8 @@ from t5x_like.runtime import protocol
 
 
 def cell(row, column, loss, parameters=10, seed=None):
-    curve = ((10, loss + 1), (20, loss))
-    return Cell(row, column, seed, "loss", parameters, curve, {"loss": loss, "accuracy": 1 / loss}, 0.1, 1e9)
+    curve, values = ((10, loss + 1), (20, loss)), {"loss": loss, "accuracy": 1 / loss}
+    return Cell(row, column, seed, "loss", parameters, parameters, curve, values, 0.1, 1e9)
 
 
 def by(metric, cells):
@@ -74,11 +74,22 @@ def test_table_of_cells_that_start_from_another_column():
     ]
 
 
+def test_table_of_frozen_rows_has_the_share_of_trained_parameters():
+    lines = table([CELLS[0], dataclasses.replace(CELLS[2], trained=5)]).splitlines()
+    assert lines[4:] == [
+        "| | parameters | trained | left |",
+        "|---|---|---|---|",
+        "| a | 10 | 100.00% | **2.000** |",
+        "| b | 20 | 25.00% | 2.500 |",
+    ]
+
+
 def test_plots_are_pngs(tmp_path):
     cells = [*CELLS, cell("a", "left", 3.0, seed=1), cell("c", "right", 3.0)]
     ablate.plot(cells, str(tmp_path / "curves.png"))
     ablate.plot_scores(cells, "left", str(tmp_path / "scores.png"))
-    for name in ("curves.png", "scores.png"):
+    ablate.plot_trained([CELLS[0], dataclasses.replace(CELLS[2], trained=5)], str(tmp_path / "trained.png"))
+    for name in ("curves.png", "scores.png", "trained.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 

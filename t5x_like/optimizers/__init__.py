@@ -5,7 +5,7 @@ from t5x_like.optimizers.adamw import adamw
 from t5x_like.optimizers.base import Optimizer, clip_by_global_norm, global_norm
 from t5x_like.optimizers.finetuning import GradualUnfreezing, LayerDecay, finetuning_groups
 from t5x_like.optimizers.from_optax import from_optax, hidden_matrices, matrices
-from t5x_like.optimizers.groups import ParameterGroup, merge, split
+from t5x_like.optimizers.groups import ParameterGroup, count_trained, merge, split
 from t5x_like.optimizers.progressive import ProgressiveLayers
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "adafactor",
     "adamw",
     "clip_by_global_norm",
+    "count_trained",
     "finetuning_groups",
     "from_optax",
     "global_norm",

@@ -205,6 +205,20 @@ def split(params: Tree, groups: Sequence[ParameterGroup]) -> tuple[Tree, Tree]:
     return trainable, frozen
 
 
+def count_trained(params: Tree, groups: Sequence[ParameterGroup], step: int) -> int:
+    """Counts the elements of the parameters that an update changes: not frozen, and with an update factor above 0.
+
+    Args:
+      params: Parameters (arrays or shapes).
+      groups: The parameter groups.
+      step: The step of the update.
+    """
+    trainable, _ = split(params, groups)
+    assigned = trainable_leaves(trainable, groups)
+    share = {name: np.mean(np.asarray(leaf.factor("update_factor", step)) > 0) for name, leaf in assigned.items()}
+    return round(sum(share[name] * array.size for name, array in parameters.named_leaves(trainable).items()))
+
+
 def merge(trainable: Tree, frozen: Tree) -> Tree:
     """Merges the two trees that `split` returns."""
 

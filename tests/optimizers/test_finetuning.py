@@ -150,6 +150,10 @@ def test_only_the_last_layers_train(maker):
     assert moves["model/encoder/layers/kernel"] == [False, True]
     assert moves["model/decoder/layers/kernel"] == [False, False, True]
     assert not moves["model/token_embedder/scale"]
+    changed = sum(np.count_nonzero(np.asarray(update)) for update in found.values())
+    groups = [ParameterGroup(freeze=True, pattern="^model/decoder/norm"), *finetuning_groups(trained_layers=1)]
+    assert optimizers.count_trained(make_params(True), finetuning_groups(trained_layers=1), 3) == changed
+    assert optimizers.count_trained(make_params(True), groups, 3) == changed - EMBED**2
 
 
 def test_moments_are_those_of_a_run_without_unfreezing():
