@@ -1,6 +1,7 @@
 """Checks a configuration: missing values, unknown parameters, wrong types, and settings that are not used."""
 
 import difflib
+import functools
 import inspect
 import types
 import typing
@@ -174,10 +175,15 @@ def _origin(setting, label, statements):
     return setting, label
 
 
+@functools.cache
+def _type_hints(function):
+    return typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
+
+
 def _scalar_types(function, parameter):
     """Returns the types that a parameter accepts if its annotation only has scalar types, else None."""
     try:
-        annotation = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)[parameter]
+        annotation = _type_hints(function)[parameter]
     except Exception:  # an annotation that cannot be evaluated is not checked
         return None
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)

@@ -1,6 +1,7 @@
 """Finds the settings that a command uses, by following references and macros as gin evaluates them."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Collection
 from typing import Any, NamedTuple
@@ -162,6 +163,7 @@ class Signature(NamedTuple):
     takes_any: bool
 
 
+@functools.cache
 def signature(function: Any) -> Signature:
     """Returns the signature of a function or class. Without an available signature, every parameter is accepted."""
     try:
