@@ -47,7 +47,7 @@ def describe(
     """
     lines = ["from __gin__ import dynamic_registration", "", describe_model(config)]
     if head is not None:
-        return "\n".join([*lines, describe_head(head)])
+        return "\n".join([*lines, describe_head(head), "PACK = False", ""])  # examples of heads do not share a row
     objective, settings = objective or usual_objective(config)
     lines += [describe_objective(objective, {name: repr(value) for name, value in settings.items()})]
     return "\n".join(lines)
