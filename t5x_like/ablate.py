@@ -21,8 +21,10 @@ from t5x_like.metrics.best import larger_is_better
 from t5x_like.runtime import compilation_cache, run_files
 from t5x_like.training.runs import run_directory
 
-# Row -> column -> the gin file, or files, of a training run, and settings such as "TRAIN_STEPS=100".
-Grid = Mapping[str, Mapping[str, str | Sequence[str]]]
+# The gin file, or files, of a training run, and settings such as "TRAIN_STEPS=100".
+Files = str | Sequence[str]
+# Row -> column -> files, or row -> files of all columns.
+Grid = Mapping[str, Mapping[str, Files] | Files]
 
 _GRID = "{'small': {'T5 1.1': ['models/t5_1_1/small.gin', 'runs/pretrain.gin']}}"  # an example, for messages
 TABLE, PLOT, SCORES, TRAINED, RESULTS = "table.md", "curves.png", "scores.png", "trained.png", "results.json"
@@ -67,6 +69,7 @@ def ablate(
     *,
     grid: Grid,
     output_dir: str,
+    columns: Mapping[str, Files] | None = None,
     gin_files: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
     seeds: Sequence[int] | None = None,
@@ -83,8 +86,10 @@ def ablate(
 
     Args:
       grid: Row -> column -> gin file, or files, of a training run, as for `t5x_like train --gin_file`. An entry with
-        `=`, such as `TRAIN_STEPS=100`, is a setting, as for `--gin.TRAIN_STEPS=100`.
+        `=`, such as `TRAIN_STEPS=100`, is a setting, as for `--gin.TRAIN_STEPS=100`. A row may also be such files
+        alone, for all of `columns`.
       output_dir: Local directory or bucket. MODEL_DIR of each cell is a directory in it.
+      columns: Column -> files to read before the files of its cells.
       gin_files: Gin files to read after the files of each cell.
       settings: Macros for the cells that use them, such as `{"TRAIN_STEPS": 1000}`. They override all files.
       seeds: Seeds (macro SEED) to train each cell with. The table then has the mean and the standard deviation over
@@ -107,6 +112,7 @@ def ablate(
     runs = resolve_cells(
         grid=grid,
         output_dir=output_dir,
+        columns=columns,
         gin_files=gin_files,
         settings=settings,
         seeds=seeds,
@@ -139,6 +145,7 @@ def resolve_cells(
     *,
     grid: Grid,
     output_dir: str,
+    columns: Mapping[str, Files] | None = None,
     gin_files: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
     seeds: Sequence[int] | None = None,
@@ -155,12 +162,8 @@ def resolve_cells(
       UserError: The grid is empty, no row has the initial column, or no cell uses a setting.
       ConfigError: The configuration of a cell is invalid.
     """
-    if not isinstance(grid, Mapping) or not all(isinstance(columns, Mapping) for columns in grid.values()):
-        raise UserError(f"GRID={grid!r}: not row -> column -> gin files. Give a grid such as {_GRID}.")
-    cells = [(row, column, files) for row, columns in grid.items() for column, files in columns.items()]
-    if not cells:
-        raise UserError(f"GRID={dict(grid)!r}: the grid is empty. Give row -> column -> gin files, such as {_GRID}.")
-    names = list(dict.fromkeys(column for _, column, _ in cells))
+    grid = _expanded(grid, columns or {})
+    names = list(dict.fromkeys(column for cells in grid.values() for column in cells))
     if initial_column is not None and initial_column not in names:
         raise UserError(
             f"INITIAL_COLUMN={initial_column!r}: not a column of the grid ({', '.join(names)}). Give one of them."
@@ -174,16 +177,15 @@ def resolve_cells(
         return paths.join(output_dir, name if seed is None else f"{name}-seed_{seed}")
 
     runs = []
-    for row, columns in grid.items():
-        for column in sorted(columns, key=lambda column: column != initial_column):
-            entries = [columns[column]] if isinstance(columns[column], str) else list(columns[column])
+    for row, cells in grid.items():
+        for column in sorted(cells, key=lambda column: column != initial_column):
             for seed in seeds[:1] if column == initial_column else seeds:
                 bindings = {"MODEL_DIR": repr(directory(row, column, seed))}
                 if seed is not None:
                     bindings["SEED"] = repr(seed)
-                if initial_column in columns and column != initial_column:
+                if initial_column in cells and column != initial_column:
                     bindings["INITIAL_CHECKPOINT_PATH"] = repr(directory(row, initial_column, seeds[0]))
-                run = _resolve(entries, bindings, gin_files, settings or {})
+                run = _resolve(cells[column], bindings, gin_files, settings or {})
                 runs.append((row, column, seed, directory(row, column, seed), run))
     for directory_of_run, count in collections.Counter(run[3] for run in runs).items():
         if count > 1:
@@ -196,6 +198,32 @@ def resolve_cells(
         hint = f"Did you mean {near[0]}?" if near else "Remove it, or give a gin file that uses it."
         raise UserError(f"SETTINGS={dict(settings or {})!r}: no cell of the grid uses {', '.join(unused)}. {hint}")
     return runs
+
+
+def _expanded(grid: Grid, columns: Mapping[str, Files]) -> dict[str, dict[str, list[str]]]:
+    """Returns row -> column -> all files of the cell."""
+
+    def listed(files):
+        return [files] if isinstance(files, str) else list(files)
+
+    if not isinstance(grid, Mapping):
+        raise UserError(f"GRID={grid!r}: not row -> column -> gin files. Give a grid such as {_GRID}.")
+    if not isinstance(columns, Mapping):
+        raise UserError(
+            f"COLUMNS={columns!r}: not column -> gin files. Give them as in a row of a grid such as {_GRID}."
+        )
+    found = {}
+    for row, cells in grid.items():
+        if not isinstance(cells, Mapping):
+            if not columns:
+                raise UserError(
+                    f"GRID={dict(grid)!r}: {row!r} is not column -> gin files. Give a grid such as {_GRID}, or COLUMNS."
+                )
+            cells = dict.fromkeys(columns, cells)
+        found[row] = {column: [*listed(columns.get(column, ())), *listed(files)] for column, files in cells.items()}
+    if not any(found.values()):
+        raise UserError(f"GRID={dict(grid)!r}: the grid is empty. Give row -> column -> gin files, such as {_GRID}.")
+    return found
 
 
 def table(cells: Sequence[Cell], initial_column: str | None = None, title: str = "Ablation") -> str:

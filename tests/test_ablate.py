@@ -192,6 +192,16 @@ def test_other_columns_start_from_the_run_of_the_initial_column():
     assert [initial in run.text for *_, run in runs] == [False, True, True, False, False]
 
 
+def test_files_of_a_column_come_before_those_of_its_cells():
+    columns = {"LM": SHARED_LM, "more": (*SHARED_LM, "LEARNING_RATE=0.25", "WARMUP_STEPS=7")}
+    grid = {"plain": (), "fast": "LEARNING_RATE=0.5", "some": {"more": ()}}
+    runs = ablate.resolve_cells(grid=grid, columns=columns, output_dir="out", settings={"TRAIN_STEPS": 1})
+    found = {(row, column): run.text for row, column, *_, run in runs}
+    assert list(found) == [*((row, column) for row in ("plain", "fast") for column in columns), ("some", "more")]
+    assert "LEARNING_RATE = 0.25" in found["plain", "more"] and "LEARNING_RATE = 0.5" in found["fast", "more"]
+    assert "WARMUP_STEPS = 7" in found["fast", "more"] and "LEARNING_RATE = 0.5" in found["fast", "LM"]
+
+
 def test_columns_that_no_row_has_raise(tmp_path):
     arguments = {"grid": {"a": {"LM": SHARED_LM}}, "output_dir": str(tmp_path / "out")}
     with pytest.raises(UserError, match=r"INITIAL_COLUMN='first': not a column of the grid \(LM\)"):
@@ -228,5 +238,5 @@ def test_seeds_and_names_that_give_no_directories_of_their_own_raise():
 def test_invalid_grid_raises(tmp_path):
     with pytest.raises(ValueError, match="the grid is empty"):
         ablate.ablate(grid={}, output_dir=str(tmp_path))
-    with pytest.raises(UserError, match="GRID={'a': 'runs/pretrain.gin'}: not row -> column -> gin files. Give"):
+    with pytest.raises(UserError, match="GRID={'a': 'runs/pretrain.gin'}: 'a' is not column -> gin files. Give"):
         ablate.ablate(grid={"a": "runs/pretrain.gin"}, output_dir=str(tmp_path))

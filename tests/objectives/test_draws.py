@@ -76,12 +76,12 @@ def test_gradient_is_equal_on_any_microbatches_devices_and_chunks(monkeypatch, m
 
 def test_draws_of_an_evaluation_depend_on_the_number_of_the_example():
     batch = {name: array for name, array in CASE.batch().items() if name != "masked_targets"}
-    objective = type("Unprepared", (Sampled,), {"prepare": None})()
+    objective, params = type("Unprepared", (Sampled,), {"prepare": None})(), CASE.params()
 
     @jax.jit
     def drawn(batch, first):
         batch = {**batch, SAMPLES: jnp.zeros(7, jnp.int32), "masked_targets": jnp.zeros_like(batch["masked_positions"])}
-        return passes.forward_at_evaluation(objective, CASE.params(), batch, first=first).predictions[NAME].targets
+        return passes.forward_at_evaluation(objective, params, batch, first=first).predictions[NAME].targets
 
     whole = drawn(batch, 0)
     half = {name: array[2:] for name, array in batch.items()}
