@@ -19,6 +19,7 @@ from t5x_like.layers.projections import Projection
 ADAPTER = "adapter"
 
 M = TypeVar("M", bound=nnx.Module)
+N = TypeVar("N", bound=nnx.Module)
 
 
 @runtime_checkable
@@ -123,7 +124,7 @@ def merged_kernels(model: nnx.Module) -> dict[str, Float[Array, "..."]]:
       UserError: no kernel has the effect of an adapter.
     """
     found = {}
-    for name, projection in _named(model, ""):
+    for name, projection in named_modules(model, Projection):
         if projection.adapter is not None:
             merge = jax.vmap(_merged) if _stacked_layers(projection) is not None else _merged
             kernel, bias = merge(projection)
@@ -139,19 +140,26 @@ def _merged(projection: Projection) -> tuple[Float[Array, "..."], Float[Array, "
 def _projections(model: nnx.Module) -> dict[str, list[tuple[int | None, Projection]]]:
     """Returns stored name -> the projections of all layers with their numbers, or the only one with None."""
     found = collections.defaultdict(list)
-    for name, projection in _named(model, ""):
+    for name, projection in named_modules(model, Projection):
         stored, index = parameters.stored_name(name)
         found[stored].append((index, projection))
     return {name: sorted(layers, key=lambda pair: pair[0] or 0) for name, layers in found.items()}
 
 
-def _named(module: nnx.Module, name: str) -> Iterator[tuple[str, Projection]]:
+def named_modules(module: nnx.Module, kind: type[N], name: str = "") -> Iterator[tuple[str, N]]:
+    """Yields the modules of a class by name, such as `encoder/layers/0/attention/query`, but none within another.
+
+    Args:
+      module: the module to search.
+      kind: the class.
+      name: name of `module`, with which names begin.
+    """
     for key, child in nnx.iter_children(module):
         path = f"{name}/{key}" if name else str(key)
-        if isinstance(child, Projection):
+        if isinstance(child, kind):
             yield path, child
         elif not isinstance(child, nnx.Variable):
-            yield from _named(child, path)
+            yield from named_modules(child, kind, path)
 
 
 def _stacked_layers(projection: Projection) -> int | None:

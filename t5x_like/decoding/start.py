@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from t5x_like.adapters import prefix
 from t5x_like.adapters import prompt as tuned_prompt
 from t5x_like.decoding.logits_rules import History
 
@@ -83,7 +84,8 @@ class Start:
         tokens, present = prompts["decoder_input_tokens"], prompts["decoder_segment_ids"] > 0
         limit = jnp.full(tokens.shape[:1], max_length)
         if (positions := getattr(model.config, "max_length", None)) is not None:
-            limit = jnp.minimum(limit, positions - tuned_prompt.length(model.config) - jnp.sum(present, axis=1) + 1)
+            positions -= tuned_prompt.length(model.config) + prefix.length(model.config)
+            limit = jnp.minimum(limit, positions - jnp.sum(present, axis=1) + 1)
         # The last generated token is never read, so it needs no cache slot.
         hidden, cache = model.prefill(prompts, tokens.shape[1] + max_length - 1)
         return cls(

@@ -1,6 +1,6 @@
 """Adapters in the files of the library peft: `adapter_config.json` and `adapter_model.safetensors`.
 
-LoRA, DoRA, (IA)³ and prompts are written and read. Where transformers has one matrix for several projections, such as
+LoRA, DoRA, (IA)³, prompts and prefixes (`peft_prefix`) are written and read. Where transformers has one matrix for several projections, such as
 GPT-2's `c_attn`, the updates of these projections are written as one update, whose rank is the sum of theirs.
 """
 
@@ -18,10 +18,11 @@ from t5x_like.adapters.base import ADAPTER, Adapter
 from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
 from t5x_like.adapters.lora import LoRA
+from t5x_like.adapters.prefix import Prefix
 from t5x_like.adapters.prompt import Prompt, stack, vectors
 from t5x_like.errors import UserError
 from t5x_like.interop import adapted_matrices as matrices
-from t5x_like.interop import json_files, safetensors_files, tables
+from t5x_like.interop import json_files, peft_prefix, safetensors_files, tables
 from t5x_like.interop.head_classes import TaskHead
 from t5x_like.interop.tables import Family
 from t5x_like.models import construct
@@ -29,6 +30,8 @@ from t5x_like.models.base import ModelConfig
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _SUFFIX = "base_model.model.", ".weight"
+# Prefix of the tensors of a head where the modules of the model do not change.
+_HEAD_PREFIX = "base_model."
 # End of the name of a class of transformers -> task type of peft.
 _TASK_TYPES = {
     "ForSequenceClassification": "SEQ_CLS",
@@ -57,10 +60,10 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, base: 
       UserError: peft does not have these adapters. Nothing has been written.
     """
     kinds = {type(adapter) for adapter in config.adapters}
-    if len(kinds) != 1 or not kinds <= {LoRA, DoRA, IA3, Prompt}:
+    if len(kinds) != 1 or not kinds <= {LoRA, DoRA, IA3, Prompt, Prefix}:
         shown = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no adapters"
         raise UserError(
-            f"{type(config).__name__}.adapters: {shown}. peft's files have one of LoRA, DoRA, IA3 and Prompt."
+            f"{type(config).__name__}.adapters: {shown}. peft's files have one of LoRA, DoRA, IA3, Prompt and Prefix."
         )
     bare = construct.without_adapters(config)
     family = interop.family_of(bare)
@@ -78,21 +81,26 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, base: 
         settings |= {"base_model_name_or_path": base, "task_type": _task_type(architecture), "inference_mode": True}
         _write_files(directory, tensors, settings)
         return
-    targets = {
-        matrices.module_name(name, family, head_class, architecture): t
-        for name, t in matrices.find(family, bare).items()
-    }
-    write_kind = _write_ia3 if kinds == {IA3} else _write_lora
-    tensors, settings = write_kind(config, leaves, targets, is_dora=kinds == {DoRA})
+    if kinds == {Prefix}:
+        tensors, settings = peft_prefix.write(config, leaves, hf_config["model_type"])
+    else:
+        targets = {
+            matrices.module_name(name, family, head_class, architecture): t
+            for name, t in matrices.find(family, bare).items()
+        }
+        write_kind = _write_ia3 if kinds == {IA3} else _write_lora
+        tensors, settings = write_kind(config, leaves, targets, is_dora=kinds == {DoRA})
+        is_transposed = (m.layout == "conv1d" for t in targets.values() for _, m, _ in t.projections.values())
+        settings["fan_in_fan_out"] = any(is_transposed)
     saved = tables.write(family, bare, heads, head_class)
     settings |= {
         "base_model_name_or_path": base,
         "task_type": _task_type(architecture),
-        "fan_in_fan_out": any(m.layout == "conv1d" for t in targets.values() for _, m, _ in t.projections.values()),
         "modules_to_save": sorted({name.rsplit(".", 1)[0] for name in saved}) or None,
         "inference_mode": True,
     }
-    tensors |= {_PREFIX + name: tensor for name, tensor in saved.items()}
+    before = _HEAD_PREFIX if kinds == {Prefix} else _PREFIX
+    tensors |= {before + name: tensor for name, tensor in saved.items()}
     _write_files(directory, tensors, settings)
 
 
@@ -237,8 +245,9 @@ def read(
             "the adapter again with safe_serialization=True."
         )
     kind = settings.get("peft_type")
-    if kind not in ("LORA", "IA3", "PROMPT_TUNING"):
-        raise UserError(f"{file}: peft_type {kind!r}: not supported. Give LoRA, DoRA, (IA)³ or prompt tuning.")
+    if kind not in ("LORA", "IA3", "PROMPT_TUNING", peft_prefix.KIND):
+        known = "LoRA, DoRA, (IA)³, prompt tuning or prefix tuning"
+        raise UserError(f"{file}: peft_type {kind!r}: not supported. Give {known}.")
     stored = safetensors_files.Tensors(directory, WEIGHTS)
     family = interop.family_of(config)
     reader = _Reader(directory, settings, stored, family, config, kernels)
@@ -246,7 +255,8 @@ def read(
         adapters, leaves = reader.prompt()
         reader.check_unread()
         return adapters, leaves, None
-    adapters, leaves = reader.lora() if kind == "LORA" else reader.ia3()
+    read_kind = {"LORA": reader.lora, "IA3": reader.ia3, peft_prefix.KIND: reader.prefix}[kind]
+    adapters, leaves = read_kind()
     head, of_head = reader.head()
     reader.check_unread()
     return adapters, leaves | of_head, head
@@ -337,6 +347,13 @@ class _Reader:
         rows = self.stored[_PROMPT].astype(np.float32)[:count]
         return (Prompt(length=count, initialization="uniform"),), {table.replace(_TABLE, _ROWS): rows}
 
+    def prefix(self) -> tuple[tuple[Prefix, ...], dict[str, Any]]:
+        """Returns a prefix."""
+        file = paths.join(self.directory, WEIGHTS)
+        self.unread.discard(peft_prefix.TENSOR)
+        adapter, leaves = peft_prefix.read(self.settings, self.stored, self.config, file)
+        return (adapter,), leaves
+
     def head(self) -> tuple[TaskHead | None, dict[str, Any]]:
         """Returns the head of a task and its parameters, if the directory has one. Its labels have no names."""
         hf_config = self.family.config_to_json(self.config, [])
@@ -369,7 +386,9 @@ class _Reader:
     def _find(self, name: str) -> str | None:
         """Returns the stored name of a tensor; the names of a bare model have no prefix."""
         names = (name, matrices.without_prefix(name, self.family))
-        candidates = (_PREFIX + each + end for each in names for end in ("", _SUFFIX))
+        candidates = (
+            before + each + end for before in (_PREFIX, _HEAD_PREFIX) for each in names for end in ("", _SUFFIX)
+        )
         return next((each for each in candidates if each in self.stored.shapes), None)
 
     def _read(self, name: str) -> Float[np.ndarray, "..."] | None:

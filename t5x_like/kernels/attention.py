@@ -17,6 +17,7 @@ from t5x_like.kernels import cudnn_attention, head_exchange, score_products
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.fused_attention import backend as tpu
 from t5x_like.kernels.masks import MASK_VALUE, Mask
+from t5x_like.kernels.prefix_keys import Prefix
 from t5x_like.kernels.score_bias import DenseBias, ScoreBias
 
 # Queries of a block and blocks of a row in `_by_blocks`.
@@ -53,6 +54,7 @@ def reference(
     key_positions: Int[Array, "rows kv_len"] | None = None,
     dropout: Dropout = NO_DROPOUT,
     dropout_key: jax.Array | None = None,
+    prefix: Prefix | None = None,
     edit: Callable[[str, Array], Array] | None = None,
 ) -> AttentionOutput:
     """Computes attention with plain matrix products, on any device; see `attention`.
@@ -66,29 +68,34 @@ def reference(
     kv_len, kv_heads = k.shape[1:3]
     # Each key head serves `heads / kv_heads` consecutive query heads (grouped-query attention, Ainslie et al. 2023).
     grouped = q.reshape(batch, q_len, kv_heads, heads // kv_heads, q.shape[-1])
-    scores = score_products.scores(grouped, k)
+    scores = score_products.scores(grouped, k) if prefix is None else prefix.scores(grouped, k)
     if scale != 1.0:
         scores = scores * scale
     if bias is not None:
         positions = {"query_positions": query_positions, "key_positions": key_positions}
-        added = materialize(bias, q, k, scale=scale, dropout_key=dropout_key, **positions)
+        options = {"scale": scale, "dropout_key": dropout_key, "mask": mask, "prefix": prefix}
+        added = _materialize(bias, q, k, **options, **positions)
         added = _grouped(added.astype(jnp.float32), kv_heads)
         scores = scores + (score_products.for_all_rows(added, batch) if len(added) == 1 else added)
     if mask.blocks is not None:
         counts = mask.blocks.counts(q_len, kv_len)[None]
-        scores = scores + _grouped(jnp.log(jnp.maximum(counts, 1).astype(jnp.float32)), kv_heads)
+        counts = jnp.log(jnp.maximum(counts, 1).astype(jnp.float32))
+        counts = counts if prefix is None else jnp.pad(counts, ((0, 0),) * 3 + ((prefix.length, 0),))
+        scores = scores + _grouped(counts, kv_heads)
     visible = mask.materialize(q_len, kv_len)
     if visible is not None:
+        visible = visible if prefix is None else prefix.show(visible)
         # A sum, unlike a select, saves nothing for the backward pass.
         scores = scores + _grouped(jnp.where(visible, 0.0, MASK_VALUE), kv_heads)
-    ungrouped, grouped = (batch, heads, q_len, kv_len), scores.shape
+    ungrouped, grouped = (batch, heads, q_len, scores.shape[-1]), scores.shape
     if edit is not None:
         scores = edit("scores", scores.reshape(ungrouped)).reshape(grouped)
     probabilities = softmax(scores)
     if edit is not None:
         probabilities = edit("probabilities", probabilities.reshape(ungrouped)).reshape(grouped)
     weights = dropout(probabilities, dropout_key).astype(v.dtype)
-    output = score_products.averages(weights, v).reshape(batch, q_len, heads, v.shape[-1])
+    output = score_products.averages(weights, v) if prefix is None else prefix.averages(weights, v)
+    output = output.reshape(batch, q_len, heads, v.shape[-1])
     return AttentionOutput(
         output=output, scores=scores.reshape(ungrouped), probabilities=probabilities.reshape(ungrouped)
     )
@@ -98,6 +105,15 @@ def _grouped(x: Float[Array, "rows heads q_len kv_len"], kv_heads: int) -> Array
     """Splits heads as in the scores, `[rows, kv_heads, group, q_len, kv_len]`; a single head stays one."""
     rows, heads = x.shape[:2]
     return x[:, None] if heads == 1 else x.reshape(rows, kv_heads, heads // kv_heads, *x.shape[2:])
+
+
+def _materialize(bias: ScoreBias, q, k, *, mask: Mask, prefix: Prefix | None, **options) -> Array:
+    """Returns the bias of all pairs of queries and keys, the keys of a prefix included; see `materialize`."""
+    if prefix is not None:
+        given = options.pop("query_positions"), options.pop("key_positions")
+        queries, keys = prefix.positions(mask, *given, lengths=(q.shape[1], k.shape[1]))
+        k, options = prefix.prepend(k), options | {"query_positions": queries, "key_positions": keys}
+    return materialize(bias, q, k, **options)
 
 
 def materialize(
@@ -136,7 +152,9 @@ def _misfit(bias: Array, q: Array, k: Array) -> ValueError:
     return ValueError(f"bias {bias.shape} does not broadcast to the scores of queries {q.shape} and keys {k.shape}")
 
 
-def _by_blocks(q, k, v, *, mask: Mask, bias: ScoreBias | None, scale: float, **positions) -> Array:
+def _by_blocks(
+    q, k, v, *, mask: Mask, bias: ScoreBias | None, scale: float, prefix: Prefix | None, **positions
+) -> Array:
     """Computes attention with a causal mask, without products of queries and the keys after their block.
 
     A block is at least `_SMALLEST_BLOCK` queries and a row at most `_MOST_BLOCKS` blocks: smaller products run at a
@@ -145,16 +163,18 @@ def _by_blocks(q, k, v, *, mask: Mask, bias: ScoreBias | None, scale: float, **p
     length = q.shape[1]
     size = -(-length // (_MOST_BLOCKS * _SMALLEST_BLOCK)) * _SMALLEST_BLOCK
     visible = mask.materialize(length, length)[:, 0]
+    before = 0 if prefix is None else prefix.length
     if bias is not None:
-        added = materialize(bias, q, k, scale=scale, dropout_key=None, **positions)
-        added = jnp.broadcast_to(added, (*added.shape[:2], length, length))
+        added = _materialize(bias, q, k, scale=scale, dropout_key=None, mask=mask, prefix=prefix, **positions)
+        added = jnp.broadcast_to(added, (*added.shape[:2], length, before + length))
     blocks = []
     for start in range(0, length, size):
         end = min(start + size, length)
         queries, keys = slice(start, end), slice(0, end)
         of_block = Mask(dense=visible[:, queries, keys])
-        bias_of_block = None if bias is None else DenseBias(added[:, :, queries, keys])
-        blocks.append(reference(q[:, queries], k[:, keys], v[:, keys], mask=of_block, bias=bias_of_block, scale=scale))
+        bias_of_block = None if bias is None else DenseBias(added[:, :, queries, : before + end])
+        options = {"mask": of_block, "bias": bias_of_block, "scale": scale, "prefix": prefix}
+        blocks.append(reference(q[:, queries], k[:, keys], v[:, keys], **options))
     return jnp.concatenate([block.output for block in blocks], axis=1)
 
 
@@ -232,6 +252,7 @@ def backend_for(
     mask: Mask,
     bias: ScoreBias | None = None,
     dropout: Dropout = NO_DROPOUT,
+    prefix: Prefix | None = None,
 ) -> str:
     """Returns the name of the implementation for a mesh, a mask and a bias.
 
@@ -254,9 +275,8 @@ def backend_for(
     )
     reasons = []
     for name in names:
-        reason = _unsupported_shapes(q, k) or BACKENDS[name].unsupported_reason(
-            mesh, q, k, mask=mask, bias=bias, dropout=dropout
-        )
+        reason = _unsupported_shapes(q, k) or (None if prefix is None else "a prefix adds keys and values")
+        reason = reason or BACKENDS[name].unsupported_reason(mesh, q, k, mask=mask, bias=bias, dropout=dropout)
         if reason is None:
             _log_once(f"{problem}: {BACKENDS[name].TITLE}")
             return name
@@ -299,6 +319,7 @@ def attention(
     key_positions: Int[Array, "rows kv_len"] | None = None,
     dropout: Dropout = NO_DROPOUT,
     dropout_key: jax.Array | None = None,
+    prefix: Prefix | None = None,
 ) -> Float[Array, "batch q_len heads kv"]:
     """Computes softmax attention (Vaswani et al. 2017, section 3.2.1) with the backend of the bound mesh.
 
@@ -313,6 +334,8 @@ def attention(
       key_positions: positions of the keys, in the same form.
       dropout: dropout of the attention weights `[batch, kv_heads, group, q_len, kv_len]`.
       dropout_key: random key for dropout; None disables dropout.
+      prefix: keys and values before `k` and `v`, which all queries see. Mask and positions do not have them, a bias
+        does, at positions from -1 back. No fused kernel computes them.
 
     Returns:
       Averages of the values, in the dtype of `v`. The softmax is computed in float32.
@@ -327,11 +350,11 @@ def attention(
             raise _misfit(bias.diagonals, q, k)
     dropout = NO_DROPOUT if dropout_key is None else dropout
     q, k, v = head_exchange.exchange(q, k, v)
-    name = backend_for(partitioning.bound_mesh(), q, k, mask=mask, bias=bias, dropout=dropout)
+    name = backend_for(partitioning.bound_mesh(), q, k, mask=mask, bias=bias, dropout=dropout, prefix=prefix)
     options = {"mask": mask, "bias": bias, "scale": scale, "dropout": dropout, "dropout_key": dropout_key}
     if name == "xla":
         positions = {"query_positions": query_positions, "key_positions": key_positions}
         if not dropout.rate and _has_blocks(q, k, mask):
-            return _by_blocks(q, k, v, mask=mask, bias=bias, scale=scale, **positions)
-        return reference(q, k, v, **options, **positions).output
+            return _by_blocks(q, k, v, mask=mask, bias=bias, scale=scale, prefix=prefix, **positions)
+        return reference(q, k, v, **options, **positions, prefix=prefix).output
     return BACKENDS[name].attention(q, k, v, **options)

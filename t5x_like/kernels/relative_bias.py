@@ -2,7 +2,9 @@
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
+
+from t5x_like.kernels.score_bias import ScoreBias
 
 
 @struct.dataclass
@@ -25,6 +27,36 @@ class RelativeBias:
     def materialize(self, q: Array, k: Array, **_) -> Float[Array, "1 heads q_len kv_len"]:
         """Returns the bias of all pairs, `q_len + kv_len - 1` of which differ; see `ScoreBias.materialize`."""
         return toeplitz(self.values, q.shape[1], k.shape[1])[None]
+
+
+@struct.dataclass
+class PrefixedBias:
+    """The bias of tokens, and of the keys of a prefix before the first position. Implements `ScoreBias`.
+
+    Attributes:
+      tokens: the bias of the keys after the prefix.
+      before: entry d - 1 is the bias of a key d positions before the query; keys further away have the last entry.
+      length: number of keys of the prefix.
+    """
+
+    tokens: ScoreBias
+    before: Float[Array, "heads distances"]
+    length: int = struct.field(pytree_node=False)
+
+    @property
+    def diagonals(self) -> None:
+        """None: in packed rows, the distance to the prefix is not the difference of two indices."""
+        return None
+
+    def materialize(
+        self, q: Array, k: Array, *, query_positions: Int[Array, "rows q_len"], **options
+    ) -> Float[Array, "rows heads q_len prefix+kv_len"]:
+        """Returns the bias of all pairs of queries and keys; see `ScoreBias.materialize`."""
+        tokens = self.tokens.materialize(q, k[:, self.length :], query_positions=query_positions, **options)
+        distance = query_positions[..., None] + self.length - jnp.arange(self.length)
+        own = jnp.take(self.before, jnp.minimum(distance, self.before.shape[1]) - 1, axis=1, mode="clip")
+        own, rows = jnp.swapaxes(own, 0, 1), max(len(tokens), len(query_positions))
+        return jnp.concatenate([jnp.broadcast_to(x, (rows, *x.shape[1:])) for x in (own, tokens)], axis=-1)
 
 
 def toeplitz(values: Float[Array, "heads relative"], q_len: int, kv_len: int) -> Float[Array, "heads q_len kv_len"]:

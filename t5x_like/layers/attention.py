@@ -1,5 +1,7 @@
 """Multi-head attention with projections, and its decoding steps over a cache."""
 
+from typing import Protocol
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -9,6 +11,7 @@ from t5x_like import partitioning
 from t5x_like.kernels import attention as kernels
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.prefix_keys import Prefix
 from t5x_like.kernels.score_bias import ScoreBias
 from t5x_like.layers.cache import KeyValueCache
 from t5x_like.layers.captures import NO_EDITS, LayerEdits
@@ -18,6 +21,19 @@ from t5x_like.layers.projections import Projection, shard_activation
 from t5x_like.layers.rotary import Rotary
 
 KeysValues = tuple[Float[Array, "batch length kv_heads kv"], Float[Array, "batch length kv_heads kv"]]
+
+
+class PrefixModule(Protocol):
+    """Keys and values before the keys of an attention, which every query sees; see `adapters.prefix`.
+
+    Attributes:
+      length: number of keys.
+    """
+
+    length: int
+
+    def keys_values(self) -> Prefix:
+        """Returns the keys and values."""
 
 
 class MultiHeadAttention(nnx.Module):
@@ -47,6 +63,7 @@ class MultiHeadAttention(nnx.Module):
       key: projection with kernel `[embed, kv_heads, kv]`.
       value: projection with kernel `[embed, kv_heads, kv]`.
       out: projection with kernel `[heads, kv, embed]`.
+      adapter: None, or keys and values before all others; see `PrefixModule`.
     """
 
     # Arrays that a call can return in addition to its output; see `blocks.Block`.
@@ -92,6 +109,7 @@ class MultiHeadAttention(nnx.Module):
             dtype=dtype,
         )
         self.scale, self.rotary, self.dropout = scale, rotary, dropout
+        self.adapter: PrefixModule | None = None
 
     def keys_values(
         self,
@@ -178,6 +196,7 @@ class MultiHeadAttention(nnx.Module):
         options = dict(mask=mask, bias=bias, scale=self.scale, dropout=self.dropout, dropout_key=dropout_key)
         positions = None if positions is None else jnp.reshape(positions, query.shape[:2])
         options |= {"query_positions": positions, "key_positions": key_positions}
+        options["prefix"] = None if self.adapter is None else self.adapter.keys_values()
         copies = key.shape[2] // self.kv_heads
         query = edits("query", query)
         if {"key", "value"} & edits.edits.keys():
@@ -226,4 +245,7 @@ class MultiHeadAttention(nnx.Module):
         return output, cache
 
     def _apply_rope(self, x, positions):
-        return x if self.rotary is None else self.rotary(x, position_ids(*x.shape[:2], positions))
+        if self.rotary is None:
+            return x
+        positions = position_ids(*x.shape[:2], positions)
+        return self.rotary(x, positions if self.adapter is None else positions + self.adapter.length)

@@ -6,8 +6,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t5x_like.kernels.relative_bias import RelativeBias
-from t5x_like.kernels.score_bias import DenseBias
+from t5x_like.kernels.relative_bias import PrefixedBias, RelativeBias
+from t5x_like.kernels.score_bias import DenseBias, ScoreBias
 
 
 def relative_position_bucket(
@@ -52,6 +52,7 @@ class RelativePositionBias(nnx.Module):
 
     Attributes:
       table: float32 `[heads, relpos_buckets]`.
+      prefix_length: number of keys before the first position; see `adapters.prefix`.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class RelativePositionBias(nnx.Module):
         initialize = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
         self.table = nnx.Param(initialize(key, (heads, num_buckets), jnp.float32), axes=("heads", "relpos_buckets"))
         self.bidirectional, self.num_buckets, self.max_distance = bidirectional, num_buckets, max_distance
+        self.prefix_length = 0
 
-    def __call__(self, q_len: int, kv_len: int, *, bidirectional: bool | None = None) -> RelativeBias:
+    def __call__(self, q_len: int, kv_len: int, *, bidirectional: bool | None = None) -> ScoreBias:
         """Returns the bias of all pairs of queries and keys, which `kernels.attention` expands.
 
         Args:
@@ -69,9 +71,9 @@ class RelativePositionBias(nnx.Module):
           kv_len: number of keys.
           bidirectional: replaces the constructor's value; None keeps it.
         """
-        return RelativeBias(self._values(1 - q_len, kv_len - 1, bidirectional))
+        return self._after_prefix(RelativeBias(self._values(1 - q_len, kv_len - 1, bidirectional)), bidirectional)
 
-    def at(self, position: Int[Array, ""], kv_len: int, num_positions: int = 1) -> DenseBias:
+    def at(self, position: Int[Array, ""], kv_len: int, num_positions: int = 1) -> ScoreBias:
         """Returns the bias of a decoding step.
 
         Args:
@@ -82,7 +84,13 @@ class RelativePositionBias(nnx.Module):
         values = self._values(1 - kv_len, kv_len - 1)
         starts = [kv_len - 1 - position - number for number in range(num_positions)]
         rows = [jax.lax.dynamic_slice_in_dim(values, start, kv_len, axis=1) for start in starts]
-        return DenseBias(jnp.stack(rows, axis=1)[None])
+        return self._after_prefix(DenseBias(jnp.stack(rows, axis=1)[None]))
+
+    def _after_prefix(self, tokens: ScoreBias, bidirectional: bool | None = None) -> ScoreBias:
+        """Returns a bias that also has the keys of the prefix, if there is one."""
+        if not self.prefix_length:
+            return tokens
+        return PrefixedBias(tokens, self._values(-self.max_distance, -1, bidirectional)[:, ::-1], self.prefix_length)
 
     def _values(self, first: int, last: int, bidirectional: bool | None = None) -> Float[Array, "heads relative"]:
         """Returns the biases of the relative positions from `first` to `last`."""

@@ -246,6 +246,7 @@ class Stack(nnx.Module):
     Attributes:
       layers: see `make_layers`.
       norm: the final norm; only if the stack has one.
+      adapter: None, or a function that computes parameters of the layers before they run; see `adapters.prefix`.
     """
 
     def __init__(
@@ -264,6 +265,12 @@ class Stack(nnx.Module):
             self.norm = norm
         self.order = tuple(range(num_layers) if order is None else order)
         self.has_norm, self.remat = norm is not None, remat
+        self.adapter: nnx.Module | None = None
+
+    @property
+    def run_layers(self) -> Layers:
+        """The layers as they run, with the parameters that the adapter computes."""
+        return self.layers if self.adapter is None else self.adapter(self.layers)
 
     @property
     def num_layers(self) -> int:
@@ -320,7 +327,7 @@ class Stack(nnx.Module):
 
         x, captured = captures.state(EMBEDDING, x)
         options = {"order": self.order if order is None else order, "dropout_key": dropout_key, "remat": self.remat}
-        x, kept = run(self.layers, [bind(each) for each in inputs], x, keep=captures.kept, **options)
+        x, kept = run(self.run_layers, [bind(each) for each in inputs], x, keep=captures.kept, **options)
         return x, captured | captures.named(kept)
 
     def step(
@@ -347,7 +354,7 @@ class Stack(nnx.Module):
 
             return step
 
-        (x, cache), _ = run(self.layers, [make_step(each) for each in inputs], (x, cache), order=self.order)
+        (x, cache), _ = run(self.run_layers, [make_step(each) for each in inputs], (x, cache), order=self.order)
         return self.apply_norm(x), cache
 
     def apply_norm(self, x: Hidden) -> Hidden:

@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t5x_like.adapters import prompt
+from t5x_like.adapters import prefix, prompt
 from t5x_like.adapters.base import Adapter
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.captures import Edit
@@ -184,7 +184,7 @@ class ModelConfig(Protocol):
       remat: rematerialization policy.
       dtype: dtype of activations, or None if the platform decides.
       scan_layers: whether layers are stacked and scanned, or None if the platform decides.
-      adapters: what `construct.make` adds to the projections of a model, and a prompt.
+      adapters: what `construct.make` adds to the projections of a model, a prompt, and a prefix.
     """
 
     vocab_size: int
@@ -192,7 +192,7 @@ class ModelConfig(Protocol):
     remat: str
     dtype: str | None
     scan_layers: bool | None
-    adapters: Sequence[Adapter | prompt.Prompt]
+    adapters: Sequence[Adapter | prompt.Prompt | prefix.Prefix]
 
     @property
     def compute_dtype(self) -> str:
@@ -251,8 +251,8 @@ class BaseConfig:
     dtype: str | None = None
     # Whether layers are stacked and scanned. None: `for_platform` sets it, and without it layers are unrolled.
     scan_layers: bool | None = None
-    # What is added to projections, such as (@lora.LoRA(),), and a prompt, @prompt.Prompt().
-    adapters: tuple[Adapter | prompt.Prompt, ...] = ()
+    # What is added: to projections, such as (@lora.LoRA(),), a prompt, @prompt.Prompt(), or a prefix, @prefix.Prefix().
+    adapters: tuple[Adapter | prompt.Prompt | prefix.Prefix, ...] = ()
 
     def __post_init__(self):
         checks.positive_integers(self, "vocab_size")

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from t5x_like.adapters.base import Adapter
+from t5x_like.adapters.prefix import Prefix
 from t5x_like.adapters.prompt import Prompt
 from t5x_like.errors import UserError
 from t5x_like.layers.mlp import ACTIVATIONS
@@ -113,19 +114,20 @@ def remat_and_dtype(config: object) -> None:
 
 
 def adapters(config: object) -> None:
-    """Checks that `adapters` is a tuple of adapters, at most one of which is a prompt.
+    """Checks that `adapters` is a tuple of adapters, at most one of which is a prompt, and one a prefix.
 
     Raises:
       UserError: it is not.
     """
     given = config.adapters
-    if not isinstance(given, tuple | list) or not all(isinstance(each, Adapter | Prompt) for each in given):
+    if not isinstance(given, tuple | list) or not all(isinstance(each, Adapter | Prompt | Prefix) for each in given):
         raise UserError(
             f"{_field(config, 'adapters')}: not a tuple of adapters. Give one, such as (@lora.LoRA(),); an adapter has "
             "`pattern` and `make`."
         )
-    if sum(isinstance(each, Prompt) for each in given) > 1:
-        raise UserError(f"{_field(config, 'adapters')}: several prompts. Give one that is as long as all of them.")
+    for kind, several in ((Prompt, "prompts"), (Prefix, "prefixes")):
+        if sum(isinstance(each, kind) for each in given) > 1:
+            raise UserError(f"{_field(config, 'adapters')}: several {several}. Give one that is as long as all of them.")
 
 
 def row_length(config: object, length: int) -> None:

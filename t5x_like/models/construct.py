@@ -5,15 +5,15 @@ import dataclasses
 import jax
 
 from t5x_like import parameters
-from t5x_like.adapters import prompt
+from t5x_like.adapters import prefix, prompt
 from t5x_like.adapters.base import adapt, merged_kernels
 from t5x_like.errors import UserError
 from t5x_like.models.base import Model, ModelConfig
 
 # Index of the adapters' key among the keys derived from the key of a model, which splits its own.
 _ADAPTERS = 2**31
-# Index of the prompt's key among the keys derived from the adapters' key.
-_PROMPT = 2**31
+# Indices of the keys of a prompt and of a prefix among the keys derived from the adapters' key.
+_PROMPT, _PREFIX = 2**31, 2**31 + 1
 
 
 def make(config: ModelConfig, key: jax.Array) -> Model:
@@ -24,15 +24,16 @@ def make(config: ModelConfig, key: jax.Array) -> Model:
       key: random key of the initialization.
 
     Raises:
-      UserError: an adapter matches no projection of the model, or a prompt does not fit it.
+      UserError: an adapter matches no projection or attention of the model, or a prompt does not fit it.
     """
     model = config.make(key)
     if not config.adapters:
         return model
-    own, found = jax.random.fold_in(key, _ADAPTERS), prompt.find(config)
-    if found is not None:
-        prompt.add(model, found, jax.random.fold_in(own, _PROMPT))
-    return adapt(model, [each for each in config.adapters if each is not found], own)
+    own, whole = jax.random.fold_in(key, _ADAPTERS), (prompt.find(config), prefix.find(config))
+    for each, add, index in zip(whole, (prompt.add, prefix.add), (_PROMPT, _PREFIX), strict=True):
+        if each is not None:
+            add(model, each, jax.random.fold_in(own, index))
+    return adapt(model, [each for each in config.adapters if each not in whole], own)
 
 
 def without_adapters(config: ModelConfig) -> ModelConfig:
@@ -52,11 +53,32 @@ def merge(model: Model) -> Model:
     Raises:
       UserError: no kernel has the effect of an adapter.
     """
-    if prompt.find(model.config) is not None:
-        raise UserError(
-            "adapters.prompt.Prompt: a prompt cannot be merged into the parameters. Write it alone (MERGE=False), or "
-            "use the run itself: `eval`, `infer` and `open_model` read its prompt."
-        )
+    for kind in (prompt, prefix):
+        if (found := kind.find(model.config)) is not None:
+            name = type(found).__name__
+            raise UserError(
+                f"{type(found).__module__.removeprefix('t5x_like.')}.{name}: a {name.lower()} cannot be merged into "
+                "the parameters. Write it alone (MERGE=False), or use the run itself: `eval`, `infer` and `open_model` "
+                f"read its {name.lower()}."
+            )
     leaves = parameters.named_leaves(model) | merged_kernels(model)
     bare = jax.eval_shape(without_adapters(model.config).make, jax.random.key(0))
     return parameters.rebuild(bare, {name: leaves[name] for name in parameters.named_leaves(bare)})
+
+
+def collapse(model: Model) -> Model:
+    """Returns the model with the keys and values of its prefix in place of the MLPs that compute them.
+
+    Outputs are the same; see `Prefix.hidden_size`. Other models are returned as they are.
+
+    Example:
+      `collapse(open_model("runs/prefix").read_model())` has the keys and values in `ATTENTION/adapter`.
+    """
+    found = prefix.find(model.config)
+    if found is None or found.hidden_size is None:
+        return model
+    plain = dataclasses.replace(found, hidden_size=None)
+    adapters = tuple(plain if each is found else each for each in model.config.adapters)
+    config = dataclasses.replace(model.config, adapters=adapters)
+    made = jax.eval_shape(lambda: make(config, jax.random.key(0)))
+    return parameters.rebuild(made, parameters.named_leaves(prefix.computed(model)))

@@ -236,7 +236,7 @@ class Ernie(Bert):
     ) -> tuple[Streams, dict[str, Array]]:
         """Applies layers that read entities, the `first` one of these and those that follow it."""
         count, start = entity_layers.num_layers, self.config.text_layers + first
-        text, entities = self.encoder.layers, entity_layers.layers
+        text, entities = self.encoder.run_layers, entity_layers.layers
         if stacks.is_scanned(text):
             layers = jax.tree.map(lambda leaf: leaf[start : start + count], text), entities
         else:

@@ -18,7 +18,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from t5x_like import partitioning
-from t5x_like.adapters import prompt
+from t5x_like.adapters import prefix, prompt
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import captures as capturing
@@ -58,10 +58,15 @@ class LSTMConfig(BaseConfig):
         checks.positive_integers(self, "embed_dim", "embedding_dim", "num_layers")
         checks.rates(self, "dropout_rate")
         checks.positive(self, "initializer_range")
+        problem = None
         if prompt.find(self) is not None:
+            problem = "has no prompt, because its rows continue from batch to batch"
+        if prefix.find(self) is not None:
+            problem = "has no prefix, because it has no attention"
+        if problem is not None:
             raise UserError(
-                f"{type(self).__name__}.adapters={self.adapters}: a recurrent model has no prompt, because its rows "
-                "continue from batch to batch. Choose another adapter, such as lora.LoRA."
+                f"{type(self).__name__}.adapters={self.adapters}: a recurrent model {problem}. Choose another adapter, "
+                "such as lora.LoRA."
             )
 
     @property

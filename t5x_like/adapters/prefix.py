@@ -1,0 +1,323 @@
+"""Prefix tuning (Li and Liang 2021, arXiv:2101.00190): trained keys and values before those of a frozen model.
+
+Every query of an attention sees the keys of its prefix, in each segment of a packed row. The tokens of a decoder, and of
+a model without decoder, have positions after the prefix, as with peft; the tokens of the encoder of an encoder-decoder
+have their own positions, as in the paper's code. The keys of a prefix are not rotated, and have the relative positions
+before the first token.
+"""
+
+import dataclasses
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from t5x_like import parameters
+from t5x_like.adapters.base import ADAPTER, named_modules
+from t5x_like.errors import UserError
+from t5x_like.kernels.prefix_keys import Prefix as Keys
+from t5x_like.layers.attention import MultiHeadAttention
+from t5x_like.layers.embeddings import Embedder
+from t5x_like.layers.positions import RelativePositionBias
+from t5x_like.layers.stacks import Layers, Stack, is_scanned
+from t5x_like.recorded import recorded
+
+M = TypeVar("M")
+# Name of the attention to the encoder, whose keys have no positions.
+_CROSS = "cross_attention"
+_POSITIONS = "position_embedder"
+_PRECISION = jax.lax.Precision.HIGHEST
+
+
+@recorded
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prefix:
+    """Trained keys and values before those of attentions. Freeze all other parameters: `adapters/prefix.gin` does so.
+
+    A comment above each field documents it.
+    """
+
+    # Number of keys and values.
+    length: int = 10
+    # Regular expression of the names of the attentions, such as decoder/layers/self_attention. Each has its own prefix.
+    pattern: str = r"attention$"
+    # Size of the hidden layer of the MLPs that compute keys and values from trained vectors, one for each kind of
+    # attention. None: keys and values are trained themselves.
+    hidden_size: int | None = None
+    # Token ids whose keys and values in the model are the initial ones, repeated or cut to `length`. None: random.
+    token_ids: tuple[int, ...] | None = None
+    # A text with these tokens, which the vocabulary of the data encodes. None: `token_ids`.
+    text: str | None = None
+
+    def __post_init__(self):
+        for name, value in (("length", self.length), ("hidden_size", self.hidden_size)):
+            if value is not None and value < 1:
+                raise UserError(f"Prefix.{name}={value}: not positive. Give a positive integer.")
+        if self.token_ids is not None:
+            object.__setattr__(self, "token_ids", tuple(self.token_ids))
+            if not self.token_ids or self.text is not None:
+                problem = "empty" if not self.token_ids else f"Prefix.text={self.text!r} is given as well"
+                raise UserError(f"Prefix.token_ids={self.token_ids}: {problem}. Give the ids, the text, or neither.")
+        parameters.check_pattern("Prefix.pattern", self.pattern)
+
+    def ids(self, token_ids: Iterable[int]) -> Int[np.ndarray, " length"]:
+        """Returns token ids, repeated or cut to the length of the prefix."""
+        return np.resize(np.asarray(tuple(token_ids), np.int32), self.length)
+
+
+class KeysValues(nnx.Module):
+    """The prefix of an attention. Implements `layers.attention.PrefixModule`.
+
+    Args:
+      key: float32 `[length, kv_heads, kv]`.
+      value: float32 `[length, kv_heads, kv]`.
+      axes: logical axes of the heads and of their entries.
+
+    Attributes:
+      key: the keys.
+      value: the values.
+    """
+
+    def __init__(self, key: Float[Array, "length kv_heads kv"], value: Float[Array, "length kv_heads kv"], axes: Any):
+        self.length = key.shape[-3]
+        self.key, self.value = (nnx.Param(x, axes=(None, *axes)) for x in (key, value))
+
+    def keys_values(self) -> Keys:
+        """Returns the keys and values."""
+        return Keys(self.key[...], self.value[...])
+
+
+class LastLayer(nnx.Module):
+    """The last layer of an MLP, which computes the prefix of an attention from the hidden layer.
+
+    Args:
+      attention: the attention.
+      prefix: the settings.
+      key: random key for the initial values, uniform in ±1/√hidden.
+
+    Attributes:
+      key: float32 `[hidden, kv_heads, kv]`.
+      key_bias: float32 `[kv_heads, kv]`.
+      value: float32 `[hidden, kv_heads, kv]`.
+      value_bias: float32 `[kv_heads, kv]`.
+    """
+
+    def __init__(self, attention: MultiHeadAttention, prefix: Prefix, *, key: jax.Array):
+        self.axes, self.length = tuple(attention.key.axes[1:]), prefix.length
+        keys, size = iter(jax.random.split(key, 4)), prefix.hidden_size
+        for name in ("key", "value"):
+            shape = getattr(attention, name).kernel.shape[1:]
+            setattr(self, name, nnx.Param(_uniform(next(keys), (size, *shape), size), axes=(None, *self.axes)))
+            setattr(self, f"{name}_bias", nnx.Param(_uniform(next(keys), shape, size), axes=self.axes))
+
+    def compute(self, hidden: Float[Array, "length hidden"]) -> KeysValues:
+        """Returns keys and values; those of all layers if parameters are stacked."""
+        kernels = (self.key[...], self.key_bias[...]), (self.value[...], self.value_bias[...])
+        found = (
+            jnp.einsum("ph,...hnd->...pnd", hidden, kernel, precision=_PRECISION) + bias[..., None, :, :]
+            for kernel, bias in kernels
+        )
+        return KeysValues(*found, self.axes)
+
+
+class FirstLayers(nnx.Module):
+    """The trained vectors of a prefix and the hidden layer of its MLP, which all layers of a stack share.
+
+    Args:
+      attention: one of the attentions.
+      prefix: the settings.
+      key: random key for the initial values: vectors from a standard normal distribution, others uniform in ±1/√size.
+
+    Attributes:
+      vectors: float32 `[length, size]` with the size of all key heads.
+      hidden: float32 `[size, hidden]`.
+      hidden_bias: float32 `[hidden]`.
+    """
+
+    def __init__(self, attention: MultiHeadAttention, prefix: Prefix, *, key: jax.Array):
+        vectors_key, hidden_key, bias_key = jax.random.split(key, 3)
+        size, hidden = int(np.prod(attention.key.kernel.shape[-2:])), prefix.hidden_size
+        self.vectors = nnx.Param(jax.random.normal(vectors_key, (prefix.length, size)), axes=(None, None))
+        self.hidden = nnx.Param(_uniform(hidden_key, (size, hidden), size), axes=(None, None))
+        self.hidden_bias = nnx.Param(_uniform(bias_key, (hidden,), size), axes=(None,))
+
+    def __call__(self) -> Float[Array, "length hidden"]:
+        """Returns the hidden layer."""
+        return jnp.tanh(jnp.matmul(self.vectors[...], self.hidden[...], precision=_PRECISION) + self.hidden_bias[...])
+
+
+class Reparametrization(nnx.Module):
+    """The first layers of the MLPs of a stack, by the name of the attention; `layers.stacks.Stack` calls it.
+
+    Args:
+      first: attention, such as `self_attention` -> the first layers of its MLP.
+    """
+
+    def __init__(self, first: Mapping[str, FirstLayers]):
+        self.names = tuple(first)
+        for name, each in first.items():
+            setattr(self, name, each)
+
+    def __call__(self, layers: Layers) -> Layers:
+        """Returns the layers of the stack with the keys and values that the MLPs compute."""
+        layers = jax.tree.map(lambda leaf: leaf, layers)
+        for name in self.names:
+            hidden = getattr(self, name)()
+            for layer in [layers] if is_scanned(layers) else layers:
+                attention = getattr(layer, name)
+                setattr(attention, ADAPTER, nnx.data(attention.adapter.compute(hidden)))
+        return layers
+
+
+class AfterPrefix(nnx.Module):
+    """Moves the positions of tokens after a prefix: the adapter of a table of positions.
+
+    Args:
+      prefix: the settings.
+      max_length: number of positions.
+    """
+
+    def __init__(self, prefix: Prefix, max_length: int):
+        self.length, self.max_length = prefix.length, max_length
+
+    def __call__(self, ids: Int[Array, "batch length"], embedder: Embedder) -> Float[Array, "batch length embed"]:
+        """Returns the vectors of the positions after the prefix.
+
+        Raises:
+          UserError: prefix and row together are longer than the positions of the model.
+        """
+        if ids.shape[1] + self.length > self.max_length:
+            raise UserError(
+                f"rows of {ids.shape[1]} tokens after a prefix of {self.length} (Prefix.length): longer than the "
+                f"positions of the model (max_length={self.max_length}). Lower TASK_FEATURE_LENGTHS or PREFIX_LENGTH."
+            )
+        return embedder.lookup(ids + self.length)
+
+
+class PrefixedConfig(Protocol):
+    """The attributes of the configuration of a model that this module reads; see `models.base.ModelConfig`."""
+
+    adapters: Iterable[Any]
+    stacks: Mapping[str, Any]
+
+
+def find(config: PrefixedConfig) -> Prefix | None:
+    """Returns the prefix of a model, or None."""
+    return next((adapter for adapter in config.adapters if isinstance(adapter, Prefix)), None)
+
+
+def length(config: PrefixedConfig) -> int:
+    """Returns the number of keys of the prefix of a model; 0 without a prefix."""
+    return prefix.length if (prefix := find(config)) is not None else 0
+
+
+def add(model: nnx.Module, prefix: Prefix, key: jax.Array) -> None:
+    """Adds a prefix to the attentions of a new model, as `ATTENTION/adapter`, and `STACK/adapter` with MLPs.
+
+    Args:
+      model: the model, which is changed.
+      prefix: the settings.
+      key: random key for the initial values, which are those of scanned layers where layers are unrolled. Keys and
+        values are drawn from a standard normal distribution, as in peft.
+
+    Raises:
+      UserError: the pattern matches no attention.
+    """
+    known = dict(_attentions(model))
+    chosen = {name: layers for name, layers in known.items() if re.search(prefix.pattern, name)}
+    if not chosen:
+        raise UserError(
+            f"Prefix.pattern={prefix.pattern!r} matches no attention of {type(model).__name__}. The attentions are "
+            f"{', '.join(sorted(known)) or 'none'}."
+        )
+    first: dict[str, dict[str, FirstLayers]] = {}
+    for name, layers in chosen.items():
+        stack, block = name.split(f"/{parameters.LAYERS}/")
+        own = jax.random.fold_in(key, zlib.crc32(name.encode()))
+
+        def make(attention: MultiHeadAttention, key: jax.Array) -> nnx.Module:
+            if prefix.hidden_size is not None:
+                return LastLayer(attention, prefix, key=key)
+            shape = attention.key.kernel.shape[1:]
+            drawn = (jax.random.normal(each, (prefix.length, *shape)) for each in jax.random.split(key))
+            return KeysValues(*drawn, attention.key.axes[1:])
+
+        if len(layers) == 1 and len(layers[0].key.kernel.shape) > len(layers[0].key.axes):
+            made = [jax.vmap(make)(layers[0], jax.random.split(own, len(layers[0].key.kernel)))]
+        else:
+            made = [make(*pair) for pair in zip(layers, jax.random.split(own, len(layers)), strict=True)]
+        for attention, module in zip(layers, made, strict=True):
+            setattr(attention, ADAPTER, nnx.data(module))
+        if prefix.hidden_size is not None:
+            shared = FirstLayers(layers[0], prefix, key=jax.random.fold_in(own, len(name)))
+            first.setdefault(stack, {})[block] = shared
+    for stack, each in first.items():
+        setattr(getattr(model, stack), ADAPTER, nnx.data(Reparametrization(each)))
+    _move_positions(model, prefix, {name.split("/")[0] for name in chosen if not name.endswith(_CROSS)})
+
+
+def _move_positions(model: nnx.Module, prefix: Prefix, stacks: set[str]) -> None:
+    """Moves the positions of the stacks whose self-attention has a prefix."""
+    for path, module in nnx.iter_modules(model):
+        if isinstance(module, RelativePositionBias) and path[0] in stacks:
+            module.prefix_length = prefix.length
+    moved = "decoder" if "decoder" in model.config.stacks else "encoder"
+    if moved not in stacks:
+        return
+    for path, module in nnx.iter_modules(model):
+        if path and path[-1] == _POSITIONS and (len(model.config.stacks) == 1 or str(path[0]).startswith(moved)):
+            setattr(module, ADAPTER, nnx.data(AfterPrefix(prefix, model.config.max_length)))
+
+
+def _attentions(model: nnx.Module) -> Iterator[tuple[str, list[MultiHeadAttention]]]:
+    """Yields the stored name of each attention of the stacks, and the attentions of all layers or the stacked one."""
+    found: dict[str, dict[int, MultiHeadAttention]] = {}
+    for name, attention in named_modules(model, MultiHeadAttention):
+        stored, index = parameters.stored_name(f"{name}/")
+        if stored.split("/")[0] in model.config.stacks:
+            found.setdefault(stored[:-1], {})[index or 0] = attention
+    for name, layers in found.items():
+        yield name, [layers[index] for index in sorted(layers)]
+
+
+def computed(model: M) -> M:
+    """Returns a model with the keys and values that MLPs compute in place of the MLPs; see `Prefix.hidden_size`.
+
+    Its outputs are the same. `models.construct.collapse` also changes the configuration.
+    """
+    paths = [path for path, module in nnx.iter_modules(model) if isinstance(module, Stack) and module.adapter]
+    if not paths:
+        return model
+    model = jax.tree.map(lambda leaf: leaf, model)
+    for path, module in list(nnx.iter_modules(model)):
+        if path in paths:
+            module.layers, module.adapter = nnx.data(module.run_layers), None
+    return model
+
+
+def fit(prefix: LastLayer, hidden: Float[Array, "length hidden"], target: Keys) -> dict[str, Float[Array, "..."]]:
+    """Returns the kernels with which an MLP computes given keys and values, by name; the smallest changes of 0.
+
+    The code of the paper fits the whole MLP in 500 steps of Adam instead.
+
+    Args:
+      prefix: the last layer, whose biases are kept.
+      hidden: the hidden layer. If it is smaller than the prefix, the kernels minimize the squared error.
+      target: the keys and values.
+    """
+    inverse = jnp.linalg.pinv(hidden)
+    pairs = {"key": (target.key, prefix.key_bias[...]), "value": (target.value, prefix.value_bias[...])}
+    return {
+        name: jnp.einsum("hp,...pnd->...hnd", inverse, wanted - bias[..., None, :, :], precision=_PRECISION)
+        for name, (wanted, bias) in pairs.items()
+    }
+
+
+def _uniform(key: jax.Array, shape: tuple[int, ...], inputs: int) -> Array:
+    return jax.random.uniform(key, shape, jnp.float32, -(inputs**-0.5), inputs**-0.5)
