@@ -19,6 +19,7 @@ from t5x_like.training import (
     frozen_base,
     loaded_teachers,
     loop,
+    prefix_start,
     resuming,
     run_feed,
     warm_start,
@@ -188,6 +189,7 @@ def train(
                 warm = warm_start.restore(source, state, frozen, config, partitioner, objective)
                 state, frozen = warm.state, warm.frozen
                 base = frozen_base.of_new_run(path, warm.exact, frozen.params, averaged=source.averaged)
+            state = prefix_start.fill(state, frozen, config, data, partitioner)
         base = None if storage.store_base else base
         frozen_base.report_rounded(base, frozen.params)
         checkpointer.prepare(resuming.saved(*shapes, base), partitioner)

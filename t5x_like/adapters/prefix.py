@@ -1,9 +1,9 @@
 """Prefix tuning (Li and Liang 2021, arXiv:2101.00190): trained keys and values before those of a frozen model.
 
-Every query of an attention sees the keys of its prefix, in each segment of a packed row. The tokens of a decoder, and of
-a model without decoder, have positions after the prefix, as with peft; the tokens of the encoder of an encoder-decoder
-have their own positions, as in the paper's code. The keys of a prefix are not rotated, and have the relative positions
-before the first token.
+Every query of an attention sees the keys of its prefix, in each segment of a packed row. The tokens of a decoder, and
+of a model without decoder, have positions after the prefix, as with peft; those of the encoder of an encoder-decoder
+start at 0, as in the code of the paper. Keys of a prefix are not rotated, and have the relative positions before the
+first token.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """Adapters in the files of the library peft: `adapter_config.json` and `adapter_model.safetensors`.
 
-LoRA, DoRA, (IA)³, prompts and prefixes (`peft_prefix`) are written and read. Where transformers has one matrix for several projections, such as
-GPT-2's `c_attn`, the updates of these projections are written as one update, whose rank is the sum of theirs.
+LoRA, DoRA, (IA)³, prompts (`peft_prompt`) and prefixes (`peft_prefix`) are written and read. Where transformers has one
+matrix for several projections, such as GPT-2's `c_attn`, the updates of these projections are written as one update,
+whose rank is the sum of theirs.
 """
 
 import json
@@ -19,10 +20,10 @@ from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
 from t5x_like.adapters.lora import LoRA
 from t5x_like.adapters.prefix import Prefix
-from t5x_like.adapters.prompt import Prompt, stack, vectors
+from t5x_like.adapters.prompt import Prompt
 from t5x_like.errors import UserError
 from t5x_like.interop import adapted_matrices as matrices
-from t5x_like.interop import json_files, peft_prefix, safetensors_files, tables
+from t5x_like.interop import json_files, peft_prefix, peft_prompt, safetensors_files, tables
 from t5x_like.interop.head_classes import TaskHead
 from t5x_like.interop.tables import Family
 from t5x_like.models import construct
@@ -42,8 +43,6 @@ _TASK_TYPES = {
     "LMHeadModel": "CAUSAL_LM",
     "Model": "FEATURE_EXTRACTION",
 }
-# The tensor of a prompt, and the ends of the stored names of its parameter and of the table of the tokens.
-_PROMPT, _ROWS, _TABLE = "prompt_embeddings", f"token_embedder/{ADAPTER}/rows", "token_embedder/embedding"
 Tensors = dict[str, Float[np.ndarray, "..."]]
 
 
@@ -77,7 +76,7 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, base: 
                 f"{min(heads)}: peft's heads read the positions of a prompt, which heads do not read here, so their "
                 "outputs would differ. Only prompts of models without a head are written."
             )
-        tensors, settings = _write_prompt(config, leaves)
+        tensors, settings = peft_prompt.write(config, leaves)
         settings |= {"base_model_name_or_path": base, "task_type": _task_type(architecture), "inference_mode": True}
         _write_files(directory, tensors, settings)
         return
@@ -111,24 +110,6 @@ def _write_files(directory: str, tensors: Tensors, settings: Mapping[str, Any]) 
 
 def _task_type(architecture: str) -> str | None:
     return next((task for end, task in _TASK_TYPES.items() if architecture.endswith(end)), None)
-
-
-def _write_prompt(config: ModelConfig, leaves: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-    """Returns the vectors of a prompt, and its settings. For an encoder-decoder, peft stores further unused vectors."""
-    (prompt,), (name,) = config.adapters, (name for name in leaves if name.endswith(_ROWS))
-    table = np.asarray(leaves[name.replace(_ROWS, _TABLE)], np.float32)
-    rows = np.asarray(vectors(prompt, table, np.asarray(leaves[name], np.float32)))
-    copies = len(config.stacks)
-    settings = {
-        "peft_type": "PROMPT_TUNING",
-        "num_virtual_tokens": prompt.length,
-        "token_dim": rows.shape[1],
-        "num_transformer_submodules": copies,
-        "num_layers": config.stacks[stack(config)].num_layers,
-        "num_attention_heads": config.stacks[stack(config)].num_heads,
-        "prompt_tuning_init": "RANDOM",
-    }
-    return {_PROMPT: np.concatenate([rows] * copies)}, settings
 
 
 def _write_lora(
@@ -245,13 +226,13 @@ def read(
             "the adapter again with safe_serialization=True."
         )
     kind = settings.get("peft_type")
-    if kind not in ("LORA", "IA3", "PROMPT_TUNING", peft_prefix.KIND):
+    if kind not in ("LORA", "IA3", peft_prompt.KIND, peft_prefix.KIND):
         known = "LoRA, DoRA, (IA)³, prompt tuning or prefix tuning"
         raise UserError(f"{file}: peft_type {kind!r}: not supported. Give {known}.")
     stored = safetensors_files.Tensors(directory, WEIGHTS)
     family = interop.family_of(config)
     reader = _Reader(directory, settings, stored, family, config, kernels)
-    if kind == "PROMPT_TUNING":
+    if kind == peft_prompt.KIND:
         adapters, leaves = reader.prompt()
         reader.check_unread()
         return adapters, leaves, None
@@ -334,18 +315,11 @@ class _Reader:
         return adapters, leaves["outputs"] | leaves["inputs"]
 
     def prompt(self) -> tuple[tuple[Prompt, ...], dict[str, Any]]:
-        """Returns a prompt. Of an encoder-decoder, the further vectors, which peft does not use, are left out."""
-        (table,) = (name for name in self.kernels if name.endswith(_TABLE))
-        count, found, width = self.settings["num_virtual_tokens"], self.stored.shapes, self.kernels[table].shape[1]
-        wanted = (count * len(self.config.stacks), width)
-        if found.get(_PROMPT) != wanted:
-            raise UserError(
-                f"{paths.join(self.directory, WEIGHTS)}: {_PROMPT!r} has shape {found.get(_PROMPT)}, not {wanted}. "
-                "Give the base model of this prompt."
-            )
-        self.unread.discard(_PROMPT)
-        rows = self.stored[_PROMPT].astype(np.float32)[:count]
-        return (Prompt(length=count, initialization="uniform"),), {table.replace(_TABLE, _ROWS): rows}
+        """Returns a prompt."""
+        file = paths.join(self.directory, WEIGHTS)
+        self.unread.discard(peft_prompt.TENSOR)
+        adapter, leaves = peft_prompt.read(self.settings, self.stored, self.config, self.kernels, file)
+        return (adapter,), leaves
 
     def prefix(self) -> tuple[tuple[Prefix, ...], dict[str, Any]]:
         """Returns a prefix."""

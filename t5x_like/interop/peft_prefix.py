@@ -1,8 +1,8 @@
 """Prefixes in the files of the library peft: `prompt_embeddings`, one row per key, with keys and values of all layers.
 
-A row has the key of the first layer, its value, those of the second layer, and so on. For an encoder-decoder, peft reads
-each row twice and takes four entries per layer of the decoder: key and value of its self-attention, and two that are not
-used. It has no prefix of the encoder and of the cross-attention.
+A row has the key of the first layer, its value, the key of the second layer, and so on. For an encoder-decoder, peft
+reads each row twice and takes four entries per layer of the decoder: key and value of its self-attention, and two that
+are not used. It has no prefix of the encoder and of the cross-attention.
 """
 
 from collections.abc import Mapping

@@ -125,9 +125,9 @@ def adapters(config: object) -> None:
             f"{_field(config, 'adapters')}: not a tuple of adapters. Give one, such as (@lora.LoRA(),); an adapter has "
             "`pattern` and `make`."
         )
-    for kind, several in ((Prompt, "prompts"), (Prefix, "prefixes")):
+    for kind, several in ((Prompt, "several prompts"), (Prefix, "several prefixes")):
         if sum(isinstance(each, kind) for each in given) > 1:
-            raise UserError(f"{_field(config, 'adapters')}: several {several}. Give one that is as long as all of them.")
+            raise UserError(f"{_field(config, 'adapters')}: {several}. Give one that is as long as all of them.")
 
 
 def row_length(config: object, length: int) -> None:

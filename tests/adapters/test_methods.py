@@ -1,4 +1,4 @@
-"""DoRA, (IA)³ and bottleneck adapters: by hand, in all layouts, merged, trained on a frozen base."""
+"""DoRA, (IA)³, bottleneck adapters and prefixes: by hand, in all layouts, merged, trained on a frozen base."""
 
 import dataclasses
 
@@ -13,6 +13,7 @@ from t5x_like import optimizers, parameters
 from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
+from t5x_like.adapters.prefix import Prefix
 from t5x_like.errors import UserError
 from t5x_like.models import construct
 from t5x_like.partitioning import Partitioner
@@ -22,12 +23,13 @@ METHODS = {
     "ia3": (IA3(), IA3(pattern="mlp/wo$", of="inputs")),
     "adapters": (BottleneckAdapter(size=5),),
 }
+PREFIXES = {"prefix": (Prefix(length=3),), "prefix_mlp": (Prefix(length=3, hidden_size=5),)}
 LINEAR = ("dora", "ia3")
 FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
 
 
 def adapted(family, method, scan=False):
-    config = dataclasses.replace(FAMILIES[family].config, adapters=METHODS[method])
+    config = dataclasses.replace(FAMILIES[family].config, adapters=(METHODS | PREFIXES)[method])
     return scanned(config) if scan else config
 
 
@@ -51,7 +53,7 @@ def test_new_model_nearly_equals_its_base(family, method):
     assert added and all("/adapter/" in name for name in added)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS | PREFIXES)
 @pytest.mark.parametrize("family", ["t5_1_1", "gpt2"])
 def test_scanned_and_unrolled_layers_are_equal(family, method):
     batch = example_batch(FAMILIES[family])
@@ -78,7 +80,7 @@ def test_merging_blocks_that_are_not_linear_raises():
         construct.merge(randomized(adapted("bert", "adapters")))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS | PREFIXES)
 def test_gradients_are_equal_on_devices_and_only_added_parameters_train(method):
     model, batch, key = randomized(adapted("bert", method)), eight_rows(FAMILIES["bert"]), jax.random.key(3)
     trainable, frozen = optimizers.split({"model": model, "objective": {}}, FROZEN)
@@ -123,7 +125,7 @@ def test_outputs_by_hand():
     np.testing.assert_allclose(wo(wide), y + low @ adapter.up[...] + adapter.up_bias[...], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS | PREFIXES)
 def test_generation_has_the_added_parameters(method):
     model, batch = randomized(adapted("llama", method)), {"decoder_input_tokens": np.array([[3, 4, 5, 6]])}
     whole = model(batch).hidden[:, -1:]
