@@ -79,6 +79,11 @@ RUNS = {
         [SMALL, "runs/finetune.gin", "adapters/prompt.gin", "optimizers/adafactor_prompt.gin"],
         [*TASK, ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
+    "prefix_tuning": (
+        "train",
+        [SMALL, "runs/finetune.gin", "adapters/prefix.gin", "optimizers/adamw_prefix.gin"],
+        [*TASK, ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "feature_based": (
         "train",
         ["models/bert/base.gin", "runs/finetune_classification.gin", "runs/feature_based.gin"],

@@ -17,6 +17,7 @@ from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
 from t5x_like.adapters.lora import LoRA
+from t5x_like.adapters.prefix import Prefix
 from t5x_like.adapters.prompt import Prompt
 from t5x_like.errors import UserError
 from t5x_like.interop import peft, safetensors_files
@@ -29,6 +30,10 @@ METHODS = {
 }
 LENGTH = 3
 PROMPT = {"prompt": (Prompt(length=LENGTH),)}
+PREFIX = {"prefix": (Prefix(length=LENGTH),)}
+MLP = {"mlp": (Prefix(length=LENGTH, hidden_size=5),)}
+FIRST, LAST = ("vectors", "hidden", "hidden_bias"), ("key", "key_bias", "value", "value_bias")
+SELF_ATTENTION = "^decoder/layers/self_attention$"
 FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
 CLASSES = {
     "bert": "AutoModel",
@@ -111,8 +116,23 @@ def test_what_peft_writes_is_read(tmp_path, family, method):
     assert_close({"output": found}, {"output": torch_outputs(theirs, batch, family)}, 1e-5)
 
 
+def mlp_weights(leaves):
+    """Returns the weights of an MLP by their names in peft, where the last layer has keys and values of all layers."""
+    stack = next(name.split("/")[1] for name in leaves if name.endswith("/vectors"))
+    first = {name: np.asarray(leaves[f"model/{stack}/adapter/attention/{name}"]) for name in FIRST}
+    last = {name: np.asarray(leaves[f"model/{stack}/layers/attention/adapter/{name}"]) for name in LAST}
+    kernels, biases = (np.stack([last[f"key{end}"], last[f"value{end}"]], axis=1) for end in ("", "_bias"))
+    return {
+        "embedding.weight": first["vectors"],
+        "transform.0.weight": first["hidden"].T,
+        "transform.0.bias": first["hidden_bias"],
+        "transform.2.weight": np.moveaxis(kernels, 2, -1).reshape(-1, kernels.shape[2]),
+        "transform.2.bias": biases.reshape(-1),
+    }
+
+
 @pytest.mark.parity
-@pytest.mark.parametrize("method", METHODS | PROMPT)
+@pytest.mark.parametrize("method", METHODS | PROMPT | PREFIX | MLP)
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_ten_training_steps_equal_those_of_peft(tmp_path, family, method):
     """AdamW on the added parameters: losses of ten steps, and the outputs after them."""
@@ -120,16 +140,23 @@ def test_ten_training_steps_equal_those_of_peft(tmp_path, family, method):
 
     transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
     config, batch = base_of(family), example_batch(FAMILIES[family])
-    model = randomized(dataclasses.replace(config, adapters=(METHODS | PROMPT)[method]))
+    model = randomized(dataclasses.replace(config, adapters=(METHODS | PROMPT | PREFIX | MLP)[method]))
     leaves = stacked(model)
     write_base(config, leaves, tmp_path / "base")
     peft.write(model.config, leaves, str(tmp_path / "adapter"), base=str(tmp_path / "base"))
     theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
-    if method == "prompt":  # peft does not train a prompt that it has read
+    if method not in METHODS:  # peft does not train a prompt or a prefix that it has read
         task = json.loads((tmp_path / "adapter" / peft.CONFIG).read_text())["task_type"]
-        theirs = library.get_peft_model(theirs, library.PromptTuningConfig(num_virtual_tokens=LENGTH, task_type=task))
+        settings = {"num_virtual_tokens": LENGTH, "task_type": task}
+        if method == "prompt":
+            settings = library.PromptTuningConfig(**settings)
+        else:
+            hidden = {"prefix_projection": True, "encoder_hidden_size": 5} if method == "mlp" else {}
+            settings = library.PrefixTuningConfig(**settings, **hidden)
+        theirs = library.get_peft_model(theirs, settings)
         written = safetensors_files.Tensors(str(tmp_path / "adapter"), peft.WEIGHTS)["prompt_embeddings"]
-        theirs.prompt_encoder["default"].embedding.weight.data = torch.tensor(written)
+        weights = mlp_weights(leaves) if method == "mlp" else {"embedding.weight": written}
+        theirs.prompt_encoder["default"].load_state_dict({name: torch.tensor(x) for name, x in weights.items()})
     else:
         theirs = library.PeftModel.from_pretrained(theirs, tmp_path / "adapter", is_trainable=True)
     theirs.eval()
@@ -203,6 +230,41 @@ def test_prompts_have_the_same_outputs_in_peft(tmp_path, family):
     assert_close({"output": found}, {"output": torch_outputs(theirs, batch, family)[:, drop:]}, 1e-5)
 
 
+@pytest.mark.parity
+@pytest.mark.parametrize("family", CLASSES)
+def test_prefixes_have_the_same_outputs_in_peft(tmp_path, family):
+    import torch
+
+    transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    config, batch = base_of(family), example_batch(FAMILIES[family])
+    pattern = {"pattern": SELF_ATTENTION} if len(config.stacks) == 2 else {}
+    prefix = Prefix(length=LENGTH, hidden_size=5, **pattern)
+    model = randomized(dataclasses.replace(config, adapters=(prefix,)))
+    leaves = stacked(model)
+    write_base(config, leaves, tmp_path / "base")
+    peft.write(model.config, leaves, str(tmp_path / "ours"), base=str(tmp_path / "base"))
+    theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
+    theirs = library.PeftModel.from_pretrained(theirs, tmp_path / "ours")
+    expected = outputs(model, batch, family)
+    assert_close({"output": torch_outputs(theirs, batch, family)}, {"output": expected}, 1e-5)
+    adapters, read, head = peft.read(str(tmp_path / "ours"), config, bare(leaves))
+    assert head is None and adapters == (dataclasses.replace(prefix, hidden_size=None),)
+    assert_close(
+        {"output": outputs(rebuilt(config, adapters, leaves, read), batch, family)}, {"output": expected}, 1e-5
+    )
+
+    # A prefix that peft made, with fewer keys than layers in an encoder-decoder.
+    torch.manual_seed(0)
+    base = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
+    settings = {"num_virtual_tokens": LENGTH, "task_type": theirs.active_peft_config.task_type}
+    settings["token_dim"] = config.num_heads * config.head_dim if len(config.stacks) == 2 else None
+    theirs = library.get_peft_model(base, library.PrefixTuningConfig(**settings))
+    theirs.save_pretrained(tmp_path / "theirs")
+    adapters, read, _ = peft.read(str(tmp_path / "theirs"), config, bare(leaves))
+    found = outputs(rebuilt(config, adapters, leaves, read), batch, family)
+    assert_close({"output": found}, {"output": torch_outputs(theirs, batch, family)}, 1e-5)
+
+
 def rebuilt(config, adapters, leaves, read):
     model = construct.make(dataclasses.replace(config, adapters=adapters), jax.random.key(1))
     return parameters.unstack({name.removeprefix("model/"): x for name, x in (bare(leaves) | read).items()}, model)
@@ -220,20 +282,47 @@ def test_prompts_that_do_not_fit_raise(tmp_path):
         peft.write(dataclasses.replace(config, adapters=prompt), leaves, str(tmp_path / "other"))
 
 
-@pytest.mark.parametrize("method", METHODS)
+def test_prefixes_that_do_not_fit_raise(tmp_path):
+    config, leaves = write_small(tmp_path, PREFIX["prefix"])
+    file = tmp_path / peft.CONFIG
+    settings = json.loads(file.read_text())
+    for changes, message in (
+        ({"num_layers": 3}, "'prompt_embeddings' has shape .* with 3 layers and 2 heads .* do not fit 2 layers"),
+        ({"num_attention_heads": 3}, "with 2 layers and 3 heads .* do not fit"),
+        ({"token_dim": None}, "token_dim of its adapter_config.json is not an integer. Save the adapter again"),
+    ):
+        file.write_text(json.dumps(settings | changes))
+        with pytest.raises(UserError, match=message):
+            peft.read(str(tmp_path), config, bare(leaves))
+    for family, adapters, message in (
+        (
+            "bart",
+            PREFIX["prefix"],
+            r"has a prefix of decoder/layers/self_attention alone, not of decoder/layers/cross_",
+        ),
+        ("distilbert", PREFIX["prefix"], "Prefix is not written for peft: a distilbert takes no prefix there"),
+        ("mistral", PREFIX["prefix"], "Prefix is not written for peft: windows hide it there"),
+    ):
+        config = dataclasses.replace(base_of(family), adapters=adapters)
+        with pytest.raises(UserError, match=message):
+            peft.write(config, stacked(randomized(config)), str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("method", METHODS | PREFIX)
 def test_convert_reads_and_writes_adapters_with_the_head_of_a_task(tmp_path, run_command, method):
     config = base_of("bert")
-    leaves = stacked(randomized(dataclasses.replace(config, adapters=METHODS[method])))
+    adapted = dataclasses.replace(config, adapters=(METHODS | PREFIX)[method])
+    leaves = stacked(randomized(adapted))
     write_base(config, leaves, tmp_path / "base")
     draw = np.random.default_rng(1).normal
     pooler, classifier = (f"objective/sequence_classification/{name}" for name in ("pooler", "classifier"))
     width = config.embed_dim
     leaves |= {f"{pooler}/kernel": draw(size=(width, width)), f"{pooler}/bias": draw(size=width)}
     leaves |= {f"{classifier}/kernel": draw(size=(width, 3)), f"{classifier}/bias": draw(size=3)}
-    adapted = dataclasses.replace(config, adapters=METHODS[method])
     peft.write(adapted, leaves, str(tmp_path / "one"), base=str(tmp_path / "base"))
     assert json.loads((tmp_path / "one" / peft.CONFIG).read_text())["task_type"] == "SEQ_CLS"
-    for source, output, *flags in (("one", "run"), ("run", "two", "--merge=False"), ("run", "merged")):
+    commands = [("one", "run"), ("run", "two", "--merge=False")]
+    for source, output, *flags in [*commands, ("run", "merged")] if method in METHODS else commands:
         given = [
             f"--input={tmp_path / source}",
             f"--output={tmp_path / output}",
@@ -249,6 +338,8 @@ def test_convert_reads_and_writes_adapters_with_the_head_of_a_task(tmp_path, run
             scale = first[name].max() / second[name].max()
         if first[name].shape == second[name].shape:
             np.testing.assert_allclose(first[name], scale * second[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    if method not in METHODS:  # a prefix is not merged
+        return
     stored = json.loads((tmp_path / "merged/config.json").read_text())
     assert stored["architectures"] == ["BertForSequenceClassification"] and len(stored["id2label"]) == 3
 
