@@ -251,7 +251,7 @@ class BaseConfig:
     dtype: str | None = None
     # Whether layers are stacked and scanned. None: `for_platform` sets it, and without it layers are unrolled.
     scan_layers: bool | None = None
-    # What is added: to projections, such as (@lora.LoRA(),), a prompt, @prompt.Prompt(), or a prefix, @prefix.Prefix().
+    # What is added to projections, such as (@lora.LoRA(),), a prompt, @prompt.Prompt(), and a prefix, @prefix.Prefix().
     adapters: tuple[Adapter | prompt.Prompt | prefix.Prefix, ...] = ()
 
     def __post_init__(self):

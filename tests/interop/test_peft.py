@@ -265,6 +265,33 @@ def test_prefixes_have_the_same_outputs_in_peft(tmp_path, family):
     assert_close({"output": found}, {"output": torch_outputs(theirs, batch, family)}, 1e-5)
 
 
+@pytest.mark.parity
+def test_peft_reads_a_head_with_a_prefix(tmp_path):
+    import torch
+
+    transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    config, batch = base_of("bert"), example_batch(FAMILIES["bert"])
+    model = randomized(dataclasses.replace(config, adapters=PREFIX["prefix"]))
+    leaves, draw, width = stacked(model), np.random.default_rng(1).normal, config.embed_dim
+    write_base(config, leaves, tmp_path / "base")
+    head = {
+        "pooler/kernel": (width, width),
+        "pooler/bias": width,
+        "classifier/kernel": (width, 3),
+        "classifier/bias": 3,
+    }
+    head = {name: draw(size=size).astype(np.float32) for name, size in head.items()}
+    leaves |= {f"objective/sequence_classification/{name}": x for name, x in head.items()}
+    peft.write(model.config, leaves, str(tmp_path / "ours"))
+    base = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=3)
+    theirs = library.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
+    pooled = np.tanh(model(batch).hidden[:, 0] @ head["pooler/kernel"] + head["pooler/bias"])
+    expected = pooled @ head["classifier/kernel"] + head["classifier/bias"]
+    with torch.no_grad():
+        found = theirs(input_ids=torch.tensor(batch["encoder_input_tokens"].astype(np.int64))).logits
+    assert_close({"logits": found.numpy()}, {"logits": expected}, 1e-5)
+
+
 def rebuilt(config, adapters, leaves, read):
     model = construct.make(dataclasses.replace(config, adapters=adapters), jax.random.key(1))
     return parameters.unstack({name.removeprefix("model/"): x for name, x in (bare(leaves) | read).items()}, model)

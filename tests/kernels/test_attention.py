@@ -1,5 +1,6 @@
 """Attention against a loop over queries in float64 NumPy."""
 
+import contextlib
 import types
 
 import jax
@@ -12,6 +13,7 @@ from t5x_like.kernels import attention as attention_module
 from t5x_like.kernels.attention import attention, backend_for, reference, softmax
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import MASK_VALUE, BlockLists, Mask
+from t5x_like.kernels.prefix_keys import Prefix
 from t5x_like.kernels.relative_bias import RelativeBias
 from t5x_like.kernels.score_bias import DenseBias
 from t5x_like.mesh import make_mesh
@@ -135,17 +137,47 @@ def test_partitioner_may_require_plain_products():
             {"sharded": {"sequence": 8}},
             "positions are sharded, and 4 heads (4 of keys and values) do not fit 8 shards of heads",
         ),
+        ({"prefix": Prefix(*np.zeros((2, 3, 4, 64)))}, "a prefix adds keys and values"),
         ({"kv_heads": 1, "sharded": {"tensor": 2}}, "1 key/value heads are not divisible by the 2 shards"),
     ],
 )
 def test_unsupported_attention_uses_xla_and_logs_the_reason_once(options, reason, caplog):
     sizes = {name: options[name] for name in ("q_len", "kv_heads") if name in options}
-    given = {"mask": Mask()} | {name: options[name] for name in ("mask", "bias", "dropout") if name in options}
+    names = ("mask", "bias", "dropout", "prefix")
+    given = {"mask": Mask()} | {name: options[name] for name in names if name in options}
     partitioner = Partitioner(rules="fsdp_tp_sp", ici={"data": -1} | options.get("sharded", {}))
     attention_module._log_once.cache_clear()
     with partitioner.bound(), caplog.at_level("INFO"):
         assert [backend_for(tpu_mesh(), *shapes(**sizes), **given) for _ in range(2)] == ["xla", "xla"]
     assert len(caplog.messages) == 1 and "XLA, because" in caplog.text and reason in caplog.text
+
+
+@pytest.mark.parametrize("is_on_cpu", [False, True], ids=["reference", "blocks"])
+@pytest.mark.parametrize("queries", [1, 140], ids=["step", "rows"])
+def test_prefix_equals_visible_keys_before_the_others(queries, is_on_cpu):
+    rng, length, keys = np.random.default_rng(0), 3, 140
+    q = rng.normal(size=(2, queries, 4, 8)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, keys, 2, 8)).astype(np.float32)
+    prefix = Prefix(*rng.normal(size=(2, length, 2, 8)).astype(np.float32))
+    bias = DenseBias(jnp.asarray(rng.normal(size=(1, 4, queries, length + keys)), jnp.float32))
+    mask = Mask(causal=True, window=50) if queries == keys else Mask(key_valid=jnp.arange(keys)[None] < 90)
+    visible = jnp.broadcast_to(mask.materialize(queries, keys)[:, 0], (2, queries, keys))
+    joined = Mask(dense=jnp.pad(visible, ((0, 0), (0, 0), (length, 0)), constant_values=True))
+
+    def expected(q, k, v, prefix):
+        k, v = (jnp.concatenate([jnp.stack([own] * 2), x], axis=1) for own, x in ((prefix.key, k), (prefix.value, v)))
+        return reference(q, k, v, mask=joined, bias=bias).output
+
+    def found(q, k, v, prefix):
+        return attention(q, k, v, mask=mask, bias=bias, prefix=prefix)
+
+    results = []
+    for function in (found, expected):
+        with Partitioner(devices=jax.devices()[:1]).bound() if is_on_cpu else contextlib.nullcontext():
+            square = jax.jit(jax.value_and_grad(lambda *x, f=function: jnp.sum(f(*x) ** 2), argnums=(0, 1, 2, 3)))
+            results.append(jax.tree.leaves(square(q, k, v, prefix)))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * np.abs(other).max())
 
 
 SEGMENTS = jnp.repeat(jnp.array([[1, 2, 0]]), 100, axis=1).repeat(2, axis=0)
