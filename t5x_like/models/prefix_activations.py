@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from t5x_like import parameters
+from t5x_like import parameters, partitioning
 from t5x_like.adapters import prefix as prefixes
 from t5x_like.adapters.base import ADAPTER, named_modules
 from t5x_like.errors import UserError
@@ -33,10 +33,11 @@ def fill(model: Model, token_ids: Sequence[int]) -> Model:
     ids, last = found.ids(token_ids), config.vocab_size - 1
     if not 0 <= ids.min() <= ids.max() <= last:
         raise UserError(f"Prefix.token_ids={tuple(token_ids)}: the model has the ids 0 to {last}. Correct them.")
-    batch = {}
+    # Rows that the mesh divides, all of them the same.
+    batch, rows = {}, partitioning.axis_size("batch")
     for stack in config.stacks:
         row = {"input_tokens": ids, "segment_ids": jnp.ones_like(ids), "positions": jnp.arange(len(ids))}
-        batch |= {f"{stack}_{name}": jnp.asarray(x, jnp.int32)[None] for name, x in row.items()}
+        batch |= {f"{stack}_{name}": jnp.tile(jnp.asarray(x, jnp.int32), (rows, 1)) for name, x in row.items()}
     leaves = parameters.named_leaves(model)
     bare = build.shapes(construct.without_adapters(config))
     bare = parameters.rebuild(bare, {name: leaves[name] for name in parameters.named_leaves(bare)})

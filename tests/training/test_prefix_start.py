@@ -1,0 +1,54 @@
+"""The initial values of a prefix in a new run: keys and values of the words of a text, sharded as the parameters."""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from families import FAMILIES
+
+from t5x_like import optimizers, parameters
+from t5x_like.adapters.prefix import Prefix
+from t5x_like.errors import UserError
+from t5x_like.models import construct, prefix_activations
+from t5x_like.partitioning import Partitioner
+from t5x_like.training import prefix_start
+from t5x_like.training.state import Frozen, TrainState, copy
+
+IDS = {"two words": [5, 6], "": []}
+DATA = types.SimpleNamespace(vocabularies=lambda: {"targets": types.SimpleNamespace(encode=IDS.get)})
+FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
+
+
+def fill(prefix):
+    """Returns the model, the state before and after, and the names of its parameters."""
+    config = dataclasses.replace(FAMILIES["gpt2"].config, adapters=(prefix,))
+    model, zero = construct.make(config, jax.random.key(0)), jnp.zeros((), jnp.int32)
+    params, frozen = optimizers.split({"model": model, "objective": {}}, FROZEN)
+    partitioner = Partitioner(rules="fsdp_tp", ici={"fsdp": 4, "tensor": 2})
+    params, frozen = (jax.device_put(each, partitioner.shardings(each)) for each in (params, frozen))
+    state = TrainState(zero, params, (), jax.random.key_data(jax.random.key(0)), zero, zero, average=copy(params))
+    return model, state, prefix_start.fill(state, Frozen(frozen), config, DATA, partitioner)
+
+
+@pytest.mark.parametrize("settings", [{"text": "two words"}, {"token_ids": (5, 6)}], ids=["text", "ids"])
+def test_new_run_starts_from_the_keys_and_values_of_words(settings):
+    model, before, after = fill(Prefix(length=3, hidden_size=4, **settings))
+    expected = parameters.named_leaves(prefix_activations.fill(model, IDS["two words"]))
+    found, average = (parameters.named_leaves(tree) for tree in (after.params, after.average))
+    old = parameters.named_leaves(before.params)
+    assert found.keys() == old.keys() and all("/adapter/" in name for name in found)
+    for name, leaf in found.items():
+        np.testing.assert_allclose(leaf, expected[name.removeprefix("model/")], rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_array_equal(leaf, average[name])
+        assert leaf.sharding == old[name].sharding
+    assert any(np.any(leaf != old[name]) for name, leaf in found.items())
+
+
+def test_random_prefix_stays_and_a_text_without_tokens_raises():
+    _, before, after = fill(Prefix(length=3))
+    assert after is before
+    with pytest.raises(UserError, match="Prefix.text='': has no tokens"):
+        fill(Prefix(length=3, text=""))
