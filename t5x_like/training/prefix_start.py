@@ -6,7 +6,7 @@ from t5x_like import optimizers, parameters, partitioning
 from t5x_like.adapters import prefix
 from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
-from t5x_like.models import prefix_activations
+from t5x_like.models import construct
 from t5x_like.models.base import ModelConfig
 from t5x_like.training.state import Frozen, TrainState, copy
 
@@ -33,7 +33,7 @@ def fill(
     logging.info("the prefix starts from the keys and values of the tokens %s", found.ids(ids).tolist())
     model = optimizers.merge(state.params, frozen.params)["model"]
     shardings = partitioner.shardings(model)
-    filled = partitioner.jit(lambda model: prefix_activations.fill(model, ids), out_shardings=shardings)(model)
+    filled = partitioner.jit(lambda model: construct.start_prefix(model, ids), out_shardings=shardings)(model)
     leaves = parameters.named_leaves({"model": filled})
     trainable = parameters.map_named(lambda name, leaf: leaves.get(name, leaf), state.params)
     return state.replace(params=trainable, average=None if state.average is None else copy(trainable))

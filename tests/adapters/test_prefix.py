@@ -17,7 +17,7 @@ from t5x_like.decoding.settings import Decoding
 from t5x_like.decoding.start import left_pad
 from t5x_like.errors import UserError
 from t5x_like.kernels.masks import Mask
-from t5x_like.models import construct, prefix_activations
+from t5x_like.models import construct
 from t5x_like.models.lstm import LSTMConfig
 
 LENGTH = 3
@@ -131,7 +131,7 @@ def test_prefix_of_words_continues_them(name, prefix):
     """The keys and values of words are all that later tokens read of them."""
     config = prefixed(name, prefix, scan=prefix is MLP)
     ids, row = (7, 4, 9), tokens(2, 5)
-    model = prefix_activations.fill(randomized(config), ids)
+    model = construct.start_prefix(randomized(config), ids)
     base = random_model(construct.without_adapters(prefixed(name)))
     whole = np.concatenate([np.tile(ids, (2, 1)), row], axis=1).astype(np.int32)
     expected = logits(base, {"decoder_input_tokens": whole})[:, len(ids) :]
@@ -140,7 +140,7 @@ def test_prefix_of_words_continues_them(name, prefix):
 
 def test_words_are_read_by_each_attention_of_an_encoder_decoder():
     config = prefixed("bart")
-    model = prefix_activations.fill(randomized(config), (7, 4))
+    model = construct.start_prefix(randomized(config), (7, 4))
     ids = np.array([[7, 4, 7]], np.int32)
     base, rows = (
         random_model(construct.without_adapters(config)),
@@ -201,4 +201,4 @@ def test_errors():
     with pytest.raises(UserError, match="LSTMConfig.adapters=.*a recurrent model has no prefix"):
         LSTMConfig(adapters=(PLAIN,))
     with pytest.raises(UserError, match=r"Prefix.token_ids=\(99,\): the model has the ids 0 to 39"):
-        prefix_activations.fill(randomized(prefixed("bert")), (99,))
+        construct.start_prefix(randomized(prefixed("bert")), (99,))

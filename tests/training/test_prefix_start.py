@@ -12,7 +12,7 @@ from families import FAMILIES
 from t5x_like import optimizers, parameters
 from t5x_like.adapters.prefix import Prefix
 from t5x_like.errors import UserError
-from t5x_like.models import construct, prefix_activations
+from t5x_like.models import construct
 from t5x_like.partitioning import Partitioner
 from t5x_like.training import prefix_start
 from t5x_like.training.state import Frozen, TrainState, copy
@@ -36,7 +36,7 @@ def fill(prefix):
 @pytest.mark.parametrize("settings", [{"text": "two words"}, {"token_ids": (5, 6)}], ids=["text", "ids"])
 def test_new_run_starts_from_the_keys_and_values_of_words(settings):
     model, before, after = fill(Prefix(length=3, hidden_size=4, **settings))
-    expected = parameters.named_leaves(prefix_activations.fill(model, IDS["two words"]))
+    expected = parameters.named_leaves(construct.start_prefix(model, IDS["two words"]))
     found, average = (parameters.named_leaves(tree) for tree in (after.params, after.average))
     old = parameters.named_leaves(before.params)
     assert found.keys() == old.keys() and all("/adapter/" in name for name in found)

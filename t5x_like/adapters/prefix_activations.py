@@ -1,8 +1,10 @@
 """The keys and values of a frozen model for given tokens, as initial values of a prefix (Li and Liang, section 7.4)."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import jax.numpy as jnp
+from flax import nnx
 
 from t5x_like import parameters, partitioning
 from t5x_like.adapters import prefix as prefixes
@@ -11,11 +13,11 @@ from t5x_like.errors import UserError
 from t5x_like.kernels.prefix_keys import Prefix as Keys
 from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.stacks import is_scanned
-from t5x_like.models import build, construct
-from t5x_like.models.base import Model
+
+M = TypeVar("M", bound=nnx.Module)
 
 
-def fill(model: Model, token_ids: Sequence[int]) -> Model:
+def fill(model: M, base: nnx.Module, token_ids: Sequence[int]) -> M:
     """Returns a model whose prefix has the keys and values of the model without adapters for a row of tokens.
 
     Each stack reads the tokens, so that the prefix of a cross-attention has the keys and values of the tokens in the
@@ -24,6 +26,7 @@ def fill(model: Model, token_ids: Sequence[int]) -> Model:
 
     Args:
       model: a model with a prefix.
+      base: the model without adapters.
       token_ids: ids of the tokens, which are repeated or cut to the length of the prefix.
 
     Raises:
@@ -39,15 +42,13 @@ def fill(model: Model, token_ids: Sequence[int]) -> Model:
         row = {"input_tokens": ids, "segment_ids": jnp.ones_like(ids), "positions": jnp.arange(len(ids))}
         batch |= {f"{stack}_{name}": jnp.tile(jnp.asarray(x, jnp.int32), (rows, 1)) for name, x in row.items()}
     leaves = parameters.named_leaves(model)
-    bare = build.shapes(construct.without_adapters(config))
-    bare = parameters.rebuild(bare, {name: leaves[name] for name in parameters.named_leaves(bare)})
     chosen = {}
     for name, attention in named_modules(model, MultiHeadAttention):
         if attention.adapter is not None:
             stored, index = parameters.stored_name(f"{name}/")
             chosen[name] = stored[:-1], index
     names = {f"{stored}/{what}" for stored, _ in chosen.values() for what in ("key", "value")}
-    captured = bare({name: x for name, x in batch.items() if name in config.reads}, capture=sorted(names)).captured
+    captured = base({name: x for name, x in batch.items() if name in config.reads}, capture=sorted(names)).captured
     for name, (stored, index) in chosen.items():
         stack, block = stored.split(f"/{parameters.LAYERS}/")
         order = getattr(model, stack).order
