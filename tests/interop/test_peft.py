@@ -440,6 +440,6 @@ def test_updates_of_one_matrix_may_have_several_scales(tmp_path):
 
 def test_adapters_that_peft_does_not_have_raise(tmp_path):
     for adapters in ((BottleneckAdapter(size=3),), (LoRA(), IA3(pattern="key$"))):
-        with pytest.raises(UserError, match="peft's files have one of LoRA, DoRA, IA3 and Prompt"):
+        with pytest.raises(UserError, match="peft's files have one of LoRA, DoRA, IA3, Prompt and Prefix"):
             write_small(tmp_path, adapters)
     assert list(tmp_path.iterdir()) == []
