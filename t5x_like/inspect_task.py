@@ -47,6 +47,10 @@ def inspect(
     task_arguments: Mapping[str, Any] | None = None,
     rates: mixing.MixingRates = None,
     vocabulary_path: str | None = None,
+    data_files: str | None = None,
+    validation_files: str | None = None,
+    text_column: str | None = None,
+    on_bad_record: str | None = None,
     continuous: bool = False,
     batch_size: int = 1,
     spec: FeatureSpec | str | None = None,
@@ -67,6 +71,10 @@ def inspect(
       task_arguments: Arguments that the task declares, such as a pattern of files.
       rates: Rates of the tasks of a mixture: task name -> rate, or `mixing.Rates`; None for the registered rates.
       vocabulary_path: Hugging Face directory or SentencePiece model, for tasks that can use any vocabulary.
+      data_files: Files that the task reads; see `SeqIOSource`.
+      validation_files: Files of the split `validation`.
+      text_column: Column, or field of a record, that holds the text.
+      on_bad_record: `error`, or `skip` to skip and count records whose text cannot be read.
       continuous: Whether row i of a batch continues row i of the batch before. `┃` is then printed where a document
         begins.
       batch_size: Rows of a batch, on which the rows of continuous data depend.
@@ -99,6 +107,10 @@ def inspect(
         task_arguments=task_arguments,
         rates=rates,
         vocabulary_path=vocabulary_path,
+        data_files=data_files,
+        validation_files=validation_files,
+        text_column=text_column,
+        on_bad_record=on_bad_record,
     )
     if not isinstance(spec, FeatureSpec):
         spec = specs.get_spec(spec) if spec else source.suitable_spec()

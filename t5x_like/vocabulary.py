@@ -5,7 +5,6 @@ import hashlib
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -31,19 +30,22 @@ def vocabulary(
     size: int = 32000,
     output: str | None = None,
     lower_case: bool | None = None,
-    json_field: str = "text",
+    text_column: str = "text",
+    on_bad_record: Literal["error", "skip"] = "error",
     max_bytes: int = 256 << 20,
     overwrite: bool = False,
 ) -> str:
     """Trains a vocabulary and writes the files that `VOCABULARY_PATH` of a task refers to.
 
     Args:
-      pattern: Files to train on, .txt or .jsonl: a local path or bucket URL that may contain *, ** and ?.
+      pattern: Files to train on, in a format that the tasks text_files_* read: a local path or bucket URL that may
+        contain *, ** and ?.
       kind: Kind of vocabulary: `sentencepiece` (T5), `wordpiece` (BERT) or `byte_bpe` (GPT-2).
       size: Number of pieces, including special ones.
       output: Directory to write to; by default `vocabulary/KIND`.
       lower_case: For `wordpiece` only: whether to lower-case and strip accents, by default True.
-      json_field: Field of a .jsonl record that contains the text.
+      text_column: Column, or field of a record, that contains the text.
+      on_bad_record: What to do with a record whose text cannot be read: raise an error, or skip and count it.
       max_bytes: Maximum size of the text. Larger text is reduced to a uniform sample of its documents.
       overwrite: Whether to write to a directory that is not empty.
 
@@ -68,7 +70,7 @@ def vocabulary(
     _check_output(directory, overwrite)
 
     # ---- text --------------------------------------------------------------------------------------------------------
-    documents = _read(pattern, json_field, max_bytes)
+    documents = _read(pattern, text_column, on_bad_record, max_bytes)
 
     # ---- training ----------------------------------------------------------------------------------------------------
     options = {} if lower_case is None else {"lower_case": lower_case}
@@ -80,7 +82,7 @@ def vocabulary(
     path = directory if len(files) > 1 else paths.join(directory, next(iter(files)))
     path = str(paths.local(path).absolute()) if paths.is_local(path) else path
     print(f"wrote {size:,} pieces: {', '.join(paths.join(directory, name) for name in files)}")
-    print(f"tasks: {TASKS[kind]}, with TASK_ARGUMENTS = {{'pattern': {pattern!r}, 'vocabulary_path': {path!r}}}")
+    print(f"tasks: {TASKS[kind]}, with DATA_FILES = {pattern!r}, VOCABULARY_PATH = {path!r}")
     print(f"model: {trainers.models_for(kind, size)}")
     return path
 
@@ -108,18 +110,17 @@ def _write(directory: str, files: Mapping[str, bytes]) -> None:
         raise
 
 
-def _read(pattern: str, json_field: str, max_bytes: int) -> list[str]:
+def _read(pattern: str, text_column: str, on_bad_record: str, max_bytes: int) -> list[str]:
     """Reads the documents of the files, or a uniform sample of them."""
-    from data_tasks.corpora import text_files
+    from data_tasks.corpora import matching_files, text_files
 
-    files = text_files.files(pattern)
-    total = text_files.total_bytes(files)
+    files = matching_files.files(pattern)
+    total = matching_files.total_bytes(files)
     kept_share = min(1.0, max_bytes / max(total, 1))
-    counts: Counter[str] = Counter()
     documents: list[str] = []
     read = kept = 0
     logged = time.monotonic()
-    for document in text_files.documents(files, json_field=json_field, counts=counts):
+    for document in text_files.documents(files, text_column=text_column, on_bad_record=on_bad_record):
         read += len(document)
         if _hash_fraction(document) < kept_share and kept < max_bytes:
             documents.append(document.decode())
@@ -127,10 +128,9 @@ def _read(pattern: str, json_field: str, max_bytes: int) -> list[str]:
         if time.monotonic() - logged >= PROGRESS_SECONDS:
             logging.info("read %.0f MB of text from %d files", read / 1e6, len(files))
             logged = time.monotonic()
-    skipped = "".join(f"; {number:,} {reason}" for reason, number in counts.items())
     logging.info(
-        "%d files of %s: %.1f MB of text, training on %s documents of %.1f MB%s",
-        *(len(files), pattern, read / 1e6, f"{len(documents):,}", kept / 1e6, skipped),
+        "%d files of %s: %.1f MB of text, training on %s documents of %.1f MB",
+        *(len(files), pattern, read / 1e6, f"{len(documents):,}", kept / 1e6),
     )
     if not documents:
         raise UserError(f"PATTERN={pattern}: no text found in {len(files)} files. Give files with UTF-8 text.")

@@ -74,9 +74,13 @@ def split_by_hash(documents: Iterable[bytes], validation_fraction: float) -> dic
         raise UserError(f"validation_fraction={validation_fraction} is out of range. Give a fraction in [0, 1).")
     splits: dict[str, list[bytes]] = {TRAIN: [], VALIDATION: []}
     for document in documents:
-        fraction = int.from_bytes(hashlib.blake2b(document, digest_size=4).digest()) / 2**32
-        splits[VALIDATION if fraction < validation_fraction else TRAIN].append(document)
+        splits[VALIDATION if held_out(document, validation_fraction) else TRAIN].append(document)
     return splits
+
+
+def held_out(document: bytes, fraction: float) -> bool:
+    """Returns whether a document belongs to the held-out fraction, by a hash of its text."""
+    return int.from_bytes(hashlib.blake2b(document, digest_size=4).digest()) / 2**32 < fraction
 
 
 class DocumentSource(seqio.DataSource):

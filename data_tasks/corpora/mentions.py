@@ -18,7 +18,7 @@ import fsspec
 import numpy as np
 import tensorflow as tf
 
-from data_tasks.corpora import text_files
+from data_tasks.corpora import matching_files
 from data_tasks.corpora.documents import TRAIN, VALIDATION, Corpus, split_by_hash
 from data_tasks.corpora.text_lines import lines
 from data_tasks.pretraining.sentences import Split
@@ -72,7 +72,7 @@ def read(
     entities_path: str,
     validation_pattern: str | None = None,
     validation_fraction: float = 0.02,
-    json_field: str = "text",
+    text_column: str = "text",
     max_corpus_bytes: int = 4 << 30,
 ) -> Corpus:
     """Reads documents with mentions from the .jsonl files of a pattern.
@@ -83,7 +83,7 @@ def read(
       entities_path: the names of the entities, one per line; see `read_names`.
       validation_pattern: validation files. Without them, documents are held out by a hash of their text.
       validation_fraction: fraction of the documents to hold out without `validation_pattern`.
-      json_field: the field of a record that holds the text.
+      text_column: the field of a record that holds the text.
       max_corpus_bytes: maximum size of the files, all of which are held in memory.
 
     Returns:
@@ -100,13 +100,13 @@ def read(
     counts: Counter[str] = Counter()
 
     def documents(files: Sequence) -> list[bytes]:
-        found = list(_records(files, json_field, numbers, counts, _limit(pattern, max_corpus_bytes)))
+        found = list(_records(files, text_column, numbers, counts, _limit(pattern, max_corpus_bytes)))
         sentences = split_all([text for text, _ in found], split)
         return [mark(text, each, parts) for (text, each), parts in zip(found, sentences, strict=True)]
 
-    chosen = text_files.files(pattern)
+    chosen = matching_files.files(pattern)
     if validation_pattern:
-        held_out = text_files.files(validation_pattern)
+        held_out = matching_files.files(validation_pattern)
         known = {file.path for file in held_out}
         chosen = [file for file in chosen if file.path not in known]
         splits: Mapping[str, Sequence[bytes]] = {TRAIN: documents(chosen), VALIDATION: documents(held_out)}
@@ -169,7 +169,7 @@ def _limit(pattern: str, most: int) -> Callable[[int], None]:
     return count
 
 
-def _records(files, json_field, numbers, counts, count_bytes) -> Iterator[tuple[bytes, list[Mention]]]:
+def _records(files, text_column, numbers, counts, count_bytes) -> Iterator[tuple[bytes, list[Mention]]]:
     """Yields text and mentions of each record that is not empty."""
     for file in files:
         for line_number, line in enumerate(lines(file, count_bytes), 1):
@@ -180,9 +180,11 @@ def _records(files, json_field, numbers, counts, count_bytes) -> Iterator[tuple[
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{where} is not JSON: {error}. Correct the line.") from error
-            text = record.get(json_field) if isinstance(record, dict) else None
+            text = record.get(text_column) if isinstance(record, dict) else None
             if not isinstance(text, str):
-                raise UserError(f"{where} has no text in the field {json_field!r} (task_arguments json_field). Add it.")
+                raise UserError(
+                    f"{where} has no text in the field {text_column!r} (task_arguments text_column). Add it."
+                )
             if not text.strip():
                 counts["empty"] += 1
                 continue

@@ -1,78 +1,39 @@
 r"""Lines of text files, decompressed while they are read, with an error that names the file and the line."""
 
-import bz2
-import gzip
-import io
-import lzma
 import re
-import zlib
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import fsspec
-import zstandard
 
+from data_tasks.corpora.compression import COMPRESSIONS, decompress, is_compressed, is_damage
 from t5x_like.errors import UserError
 
 BYTE_ORDER_MARK = "\N{BYTE ORDER MARK}".encode()
-MAX_LINE_BYTES = 1 << 28
+MAX_LINE_BYTES = 1 << 27
 """A longer line is an error. The longest line of a public corpus, text8, has 100 MB."""
 
 # A long line is read in pieces of this many bytes, so that its size is known before all of it is in memory.
 _PIECE_BYTES = 1 << 20
 # The first bytes of compressed files.
 _COMPRESSED = re.compile(rb"\x1f\x8b\x08|BZh[1-9]1AY&SY|\xfd7zXZ\x00|\x28\xb5\x2f\xfd")
+_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # UTF-32 begins with the same bytes on most systems
 
 
-class _ZstdReader(io.RawIOBase):
-    """Decompresses all frames of a zstd file, and raises an error if the last one is not complete.
+class DamagedFile(UserError):
+    """A file that cannot be read, or not to its end."""
 
-    The readers of zstandard end at an incomplete frame as if it were complete.
 
-    Args:
-      compressed: the file.
+class Line(NamedTuple):
+    r"""A line of a file.
+
+    Attributes:
+      data: the line, which ends in \n unless it is the last one; None if it is longer than `MAX_LINE_BYTES`.
+      end: bytes of the decompressed file up to the end of the line.
     """
 
-    # A block of 4 bytes may stand for 128 KiB, so this many bytes are at most 32 MiB when they are decompressed.
-    _READ_BYTES = 1 << 10
-
-    def __init__(self, compressed: BinaryIO):
-        self._compressed = compressed
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._is_complete = True
-        self._data = memoryview(b"")
-
-    def readable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def readinto(self, buffer) -> int:
-        """Decompresses into a buffer; see `io.RawIOBase`."""
-        while not self._data:
-            if self._frame.eof:
-                rest, self._frame = self._frame.unused_data, zstandard.ZstdDecompressor().decompressobj()
-                self._is_complete = True
-            else:
-                rest = b""
-            if not (piece := rest or self._compressed.read(self._READ_BYTES)):
-                if not self._is_complete:
-                    raise EOFError("the last frame ends before its end marker")
-                return 0
-            self._is_complete = False
-            self._data = memoryview(self._frame.decompress(piece))
-        count = min(len(buffer), len(self._data))
-        buffer[:count], self._data = self._data[:count], self._data[count:]
-        return count
-
-
-_OPEN: dict[str, Callable[[BinaryIO], BinaryIO]] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-    ".zst": lambda compressed: io.BufferedReader(_ZstdReader(compressed)),
-}
-COMPRESSIONS = tuple(_OPEN)
-"""The suffixes of compressed files that are decompressed."""
+    data: bytes | None
+    end: int
 
 
 def lines(file: fsspec.core.OpenFile, count_bytes: Callable[[int], None]) -> Iterator[bytes]:
@@ -84,55 +45,85 @@ def lines(file: fsspec.core.OpenFile, count_bytes: Callable[[int], None]) -> Ite
         may raise to end the reading, so that a small compressed file cannot fill the memory.
 
     Raises:
-      UserError: the file cannot be decompressed, has compressed text under the name of a text file, or has a line
-        longer than `MAX_LINE_BYTES`.
+      DamagedFile: the file cannot be decompressed, or has compressed text under the name of a text file.
+      UserError: a line is longer than `MAX_LINE_BYTES`.
     """
-    number = 0
-    decompress = next((opened for suffix, opened in _OPEN.items() if file.path.endswith(suffix)), None)
+    for number, line in enumerate(positioned_lines(file, count_bytes=count_bytes), 1):
+        if line.data is None:
+            raise UserError(f"{file.path}:{number}: {too_long('line')}. Break the text into shorter lines.")
+        yield line.data
+
+
+def too_long(record: str) -> str:
+    """Returns what is wrong with a line or another record without data."""
+    return f"the {record} is longer than {MAX_LINE_BYTES >> 20} MiB"
+
+
+def positioned_lines(
+    file: fsspec.core.OpenFile,
+    *,
+    offset: int = 0,
+    number: int = 0,
+    count_bytes: Callable[[int], None] = lambda number_of_bytes: None,
+) -> Iterator[Line]:
+    """Yields the lines of a file with their positions.
+
+    Args:
+      file: see `lines`.
+      offset: bytes of the decompressed file to skip: the end of a line.
+      number: number of the lines before, for messages.
+      count_bytes: see `lines`.
+
+    Raises:
+      DamagedFile: see `lines`.
+    """
     try:
         with file as stored:
-            # Latin-1 preserves every byte, and the wrapper converts all kinds of line ends.
-            text = io.TextIOWrapper(decompress(stored) if decompress else stored, encoding="latin-1", newline=None)
-            while line := _line(text, count_bytes, f"{file.path}:{number + 1}"):
-                if not number:
-                    _check_decompressed(line, file.path)
-                    line = line.removeprefix(BYTE_ORDER_MARK)
-                yield line
-                number += 1
+            contents = decompress(stored, file.path, offset)
+            while raw := _raw_line(contents, count_bytes):
+                if not offset:
+                    _check_encoding(raw[0], file.path)
+                if raw[1] > MAX_LINE_BYTES:
+                    offset, number = offset + raw[1], number + 1
+                    yield Line(None, offset)
+                    continue
+                for line in raw[0].splitlines(keepends=True):
+                    text = line.rstrip(b"\r\n") + b"\n" * line.endswith((b"\r", b"\n"))
+                    text = text if offset else text.removeprefix(BYTE_ORDER_MARK)
+                    offset, number = offset + len(line), number + 1
+                    yield Line(text, offset)
     except Exception as error:
-        if decompress is None or not _is_damage(error):
+        if not (is_compressed(file.path) and is_damage(error)):
             raise
-        raise UserError(
-            f"{file.path}:{number + 1}: the compressed file is damaged or not complete ({error}). Copy the file again."
+        raise DamagedFile(
+            f"{file.path}:{number + 1}: the compressed file is damaged or not complete after {offset:,} bytes of text "
+            f"({error}). Copy the file again."
         ) from error
 
 
-def _line(text: io.TextIOWrapper, count_bytes: Callable[[int], None], where: str) -> bytes:
+def _raw_line(contents: BinaryIO, count_bytes: Callable[[int], None]) -> tuple[bytes, int] | None:
+    r"""Returns a line up to \n with its size, or None at the end. Of a line that is too long, the beginning."""
     pieces: list[bytes] = []
     size = 0
-    while piece := text.readline(_PIECE_BYTES):
+    while piece := contents.readline(_PIECE_BYTES):
         size += len(piece)
         count_bytes(len(piece))
-        if size > MAX_LINE_BYTES:
-            raise UserError(
-                f"{where}: the line is longer than {MAX_LINE_BYTES >> 20} MiB. Break the text into shorter lines."
-            )
-        pieces.append(piece.encode("latin-1"))
-        if piece.endswith("\n"):
+        if size <= MAX_LINE_BYTES:
+            pieces.append(piece)
+        else:
+            del pieces[1:]
+        if piece.endswith(b"\n"):
             break
-    return b"".join(pieces)
+    return (b"".join(pieces), size) if size else None
 
 
-def _check_decompressed(line: bytes, path: str) -> None:
+def _check_encoding(line: bytes, path: str) -> None:
     if _COMPRESSED.match(line):
-        raise UserError(
+        raise DamagedFile(
             f"{path}: the text is compressed in a way that the name does not end in. Rename the file so that it ends "
             f"in one of {' '.join(COMPRESSIONS)}, or decompress it."
         )
-
-
-def _is_damage(error: Exception) -> bool:
-    """Returns whether an error says that compressed data is invalid."""
-    if isinstance(error, gzip.BadGzipFile | EOFError | zlib.error | lzma.LZMAError | zstandard.ZstdError):
-        return True
-    return type(error) is OSError and error.errno is None  # "Invalid data stream" of bz2; other errors have numbers
+    if line.startswith(_UTF_16_MARKS):
+        raise DamagedFile(
+            f"{path}: the text is UTF-16. Convert it to UTF-8, for example with iconv -f UTF-16 -t UTF-8."
+        )

@@ -10,12 +10,12 @@ has, and `inputs` the context before them. Every token is therefore predicted on
 transformers ("Perplexity of fixed-length models"), except that the first of its windows is divided: its tokens, too,
 have their whole context.
 
-A .txt file is one document, and so is each line of a .jsonl file.
+A .txt file is one document, and so is each record of another format.
 """
 
 import functools
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from data_tasks.corpora import text_files
+from data_tasks.corpora import matching_files, text_files
 from data_tasks.corpora.documents import TEXT, TRAIN, VALIDATION, Corpus, DocumentSource
 from data_tasks.downstream.classification import VOCABULARY_PATH, late_vocabulary
 from data_tasks.feature_checks import require_lengths
@@ -38,33 +38,35 @@ _ARGUMENTS = task_arguments.declare(
     TASK,
     # Files to read: a path that may contain *, ** and ?, local or in a bucket (any fsspec path).
     pattern="",
-    # The field of a .jsonl record that holds the text.
-    json_field="text",
+    # The column, or the field of a record, that holds the text.
+    text_column="text",
+    # What to do with a record whose text cannot be read: 'error', or 'skip'.
+    on_bad_record="error",
     # A Hugging Face directory or a SentencePiece model. Required.
     **{VOCABULARY_PATH: None},
 )
 
 
 @functools.lru_cache(maxsize=2)
-def read(pattern: str, json_field: str) -> Corpus:
+def read(pattern: str, text_column: str = "text", on_bad_record: str = "error") -> Corpus:
     """Reads whole files, or records, as the documents of the split `validation`.
 
     Args:
       pattern: files to read, a path that may contain *, ** and ?.
-      json_field: the field of a .jsonl record that holds the text.
+      text_column: the column, or the field of a record, that holds the text.
+      on_bad_record: `error`, or `skip`.
 
     Raises:
       UserError: the pattern matches no file, or a file is invalid.
     """
-    counts: Counter[str] = Counter()
     found = text_files.documents(
-        text_files.files(pattern),
-        json_field=json_field,
+        matching_files.files(pattern),
+        text_column=text_column,
         lines_per_document=sys.maxsize,
-        max_document_bytes=sys.maxsize,
-        counts=counts,
+        max_document_bytes=None,
+        on_bad_record=on_bad_record,
     )
-    return Corpus(name=TASK, splits={TRAIN: (), VALIDATION: list(found)}, origin=pattern, skipped=dict(counts))
+    return Corpus(name=TASK, splits={TRAIN: (), VALIDATION: list(found)}, origin=pattern, skipped={})
 
 
 def windows(
@@ -158,7 +160,7 @@ _VOCABULARY = late_vocabulary(_ARGUMENTS)
 
 seqio.TaskRegistry.add(
     TASK,
-    source=DocumentSource(lambda: read(_ARGUMENTS["pattern"], _ARGUMENTS["json_field"])),
+    source=DocumentSource(lambda: read(*map(_ARGUMENTS.get, ("pattern", "text_column", "on_bad_record")))),
     preprocessors=[windows],
     output_features={name: seqio.Feature(_VOCABULARY, add_eos=False) for name in ("inputs", "targets")},
     postprocess_fn=counts_of,

@@ -43,7 +43,7 @@ _ARGUMENTS = dict(
     # Fraction of the documents to hold out without validation_pattern.
     validation_fraction=0.02,
     # The field of a record that holds the text.
-    json_field="text",
+    text_column="text",
     # The names of the entities, one per line. Required.
     entities_path="",
     # A .npy file with a vector per entity, in the same order. Required.
@@ -176,7 +176,7 @@ def add_entity_alignment_task(
 
 
 def _read_files(arguments: Mapping[str, Any]):
-    names = ("pattern", "entities_path", "validation_pattern", "validation_fraction", "json_field", "max_corpus_bytes")
+    names = ("pattern", "entities_path", "validation_pattern", "validation_fraction", "text_column", "max_corpus_bytes")
     split = sentences.split_lines if arguments["one_sentence_a_line"] else sentences.split_prose
     return mentions.read(split=split, **{name: arguments[name] for name in names})
 

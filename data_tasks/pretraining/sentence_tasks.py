@@ -2,12 +2,11 @@
 
 Each kind of data is a task over the shipped corpus and one over text files:
 
-task_arguments = {"pattern": "books/*.txt", "vocabulary_path": "bert_base_uncased_vocab.txt"}
+    DATA_FILES = "books/*.txt"
+    VOCABULARY_PATH = "bert_base_uncased_vocab.txt"
 """
 
-import dataclasses
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ import tensorflow as tf
 
 from data_tasks import preprocessors, vocabularies
 from data_tasks.corpora import python_docs, text_files
-from data_tasks.corpora.documents import Corpus, DocumentSource, split_by_hash
+from data_tasks.corpora.documents import DocumentSource
 from data_tasks.pretraining import sentences
 from data_tasks.pretraining.masked_lm import MASK_RATE, BertMasking, Masking, mask_inputs
 from data_tasks.pretraining.masked_lm_tasks import output_features
@@ -36,28 +35,14 @@ from t5x_like.errors import UserError
 Preprocessor = Callable[..., tf.data.Dataset]
 
 PAIR_FEATURES = ("token_types", "next_sentence_label")
-_BLANK_LINES = re.compile(rb"\r?\n[^\S\n]*\n\s*")
-_WHOLE_FILE = 1 << 62  # lines
 
 # Arguments of the tasks over text files.
-TEXT_FILES_ARGUMENTS = dict(
-    # Files to read: a path that may contain *, ** and ?, local or in a bucket (any fsspec path).
-    pattern="",
-    # Validation files. Without them, documents are held out by a hash of their text.
-    validation_pattern=None,
-    # Fraction of the documents to hold out without validation_pattern.
-    validation_fraction=0.02,
-    # The field of a .jsonl record that holds the text.
-    json_field="text",
-    # Whether the files have BERT's format: one sentence per line, a blank line between documents. Otherwise sentences
-    # are split at punctuation.
+TEXT_FILES_ARGUMENTS = text_files.FILES_ARGUMENTS | dict(
+    # Whether the text has BERT's format: one sentence per line, a blank line between documents. Otherwise sentences
+    # are split at punctuation, and documents of a .txt file have lines_per_document.
     one_sentence_a_line=True,
-    # Lines of a .txt file per document, if one_sentence_a_line is False.
-    lines_per_document=64,
     # Fraction of the tokens to mask; 0 for plain text, from which a student learns by losses between layers.
     mask_rate=MASK_RATE,
-    # Maximum size of the text, all of which is held in memory.
-    max_corpus_bytes=4 << 30,
     # A Hugging Face directory, or a WordPiece vocabulary (BERT's vocab.txt); for text_files_sentence_order, a
     # SentencePiece model with [CLS], [SEP] and [MASK], such as ALBERT's spiece.model. Required.
     vocabulary_path=None,
@@ -117,61 +102,6 @@ def masked(masking: Callable[[], Masking]) -> Preprocessor:
         return mask_inputs(ds, sequence_length, output_features, masking=masking())
 
     return mask
-
-
-def read_text_files(arguments: Mapping[str, Any]) -> Corpus:
-    """Reads the corpus that task arguments describe; see `TEXT_FILES_ARGUMENTS`."""
-    names = ("pattern", "validation_pattern", "validation_fraction", "json_field", "max_corpus_bytes")
-    values = {name: arguments[name] for name in names}
-    if arguments["one_sentence_a_line"]:
-        return documents_between_blank_lines(**values)
-    return text_files.read(**values, lines_per_document=arguments["lines_per_document"])
-
-
-@functools.lru_cache(maxsize=2)
-def documents_between_blank_lines(
-    *,
-    pattern: str,
-    validation_pattern: str | None = None,
-    validation_fraction: float = 0.02,
-    json_field: str = "text",
-    max_corpus_bytes: int = 4 << 30,
-) -> Corpus:
-    """Reads files whose documents are separated by blank lines.
-
-    A file that is not valid UTF-8 is skipped as a whole and counted.
-
-    Args:
-      pattern: see `text_files.read`.
-      validation_pattern: see `text_files.read`.
-      validation_fraction: see `text_files.read`.
-      json_field: see `text_files.read`.
-      max_corpus_bytes: see `text_files.read`.
-
-    Returns:
-      The corpus.
-
-    Raises:
-      UserError: see `text_files.read`.
-    """
-    files = text_files.read(
-        pattern=pattern,
-        validation_pattern=validation_pattern,
-        validation_fraction=0.0,
-        json_field=json_field,
-        lines_per_document=_WHOLE_FILE,
-        max_document_bytes=max_corpus_bytes,
-        max_corpus_bytes=max_corpus_bytes,
-    )
-    splits = {
-        split: [document for text in texts for document in _BLANK_LINES.split(text.strip())]
-        for split, texts in files.splits.items()
-    }
-    if not validation_pattern:
-        splits = split_by_hash(
-            (document for documents in splits.values() for document in documents), validation_fraction
-        )
-    return dataclasses.replace(files, splits=splits)
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------
@@ -235,7 +165,7 @@ def add_tasks(
     add(f"python_docs_{kind}", DocumentSource(python_docs.read), vocabularies.python_docs(), lambda: MASK_RATE)
     add(
         name,
-        DocumentSource(lambda: read_text_files(arguments)),
+        text_files.source(arguments, between_blank_lines=lambda: arguments["one_sentence_a_line"]),
         LateVocabulary(vocabulary_path, read_other=lambda path: read_vocabulary(path, arguments)),
         lambda: arguments["mask_rate"],
         split=split,

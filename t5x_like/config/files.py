@@ -35,7 +35,7 @@ COMMON = "common setting"
 TASK_MACROS = (
     *("MIXTURE_OR_TASK_NAME", "MIXTURE_OR_TASK_MODULE", "TASK_FEATURE_LENGTHS"),
     *("USE_CACHED_TASKS", "TASK_ARGUMENTS", "RATES", "VOCABULARY_PATH", "OBJECTIVE", "PACK", "EVAL_DATA", "EVAL_SPLIT"),
-    *("LABELS", "HEAD"),
+    *("DATA_FILES", "VALIDATION_FILES", "TEXT_COLUMN", "ON_BAD_RECORD", "LABELS", "HEAD"),
 )
 # Prefix of names that a stored configuration may not use. No callable has such a name.
 _REFUSED = "refused:"

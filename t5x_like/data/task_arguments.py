@@ -13,6 +13,14 @@ from t5x_like.errors import UserError
 VOCABULARY = "vocabulary_path"
 """The argument with the vocabulary, for tasks that can use any."""
 
+OF_FILES = {
+    "pattern": "data_files",
+    "validation_pattern": "validation_files",
+    "text_column": "text_column",
+    "on_bad_record": "on_bad_record",
+}
+"""The arguments of tasks that read any files of text -> the attribute of `SeqIOSource` that sets them."""
+
 _DECLARED: dict[str, "Arguments"] = {}
 
 

@@ -236,6 +236,7 @@ def _data(run: ExportedRun) -> list[str]:
             ("split", "Split"),
             ("rates", "Rates"),
             ("task_arguments", "Arguments of the task"),
+            ("data_files", "Files"),
             ("cache_dir", "Cache"),
         )
         if is_literal(arguments.get(name)) and arguments.get(name) not in (None, {}, "")

@@ -36,6 +36,7 @@ def live(settings: KnownSettings) -> SeqIOSource | None:
         return None
     from t5x_like.config.values import is_literal
     from t5x_like.data import seqio_feed
+    from t5x_like.data.task_arguments import OF_FILES
 
     arguments, rates = settings.value("TASK_ARGUMENTS"), settings.value("RATES")
     return seqio_feed.SeqIOSource(
@@ -47,4 +48,5 @@ def live(settings: KnownSettings) -> SeqIOSource | None:
         task_arguments=arguments if isinstance(arguments, Mapping) else None,
         rates=rates if is_literal(rates) else None,
         vocabulary_path=settings.value("VOCABULARY_PATH"),
+        **{name: settings.value(name.upper()) for name in OF_FILES.values()},
     )

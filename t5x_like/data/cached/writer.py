@@ -84,7 +84,7 @@ class Plan:
         return {
             "task": source.mixture_or_task_name,
             "module": source.module if source.module is None or isinstance(source.module, str) else [*source.module],
-            "task_arguments": None if source.task_arguments is None else dict(source.task_arguments),
+            "task_arguments": {**source.file_arguments, **(source.task_arguments or {})} or None,
             **({"vocabulary_path": source.vocabulary_path} if source.vocabulary_path else {}),
             "use_cached": source.use_cached,
             "split": source.split,

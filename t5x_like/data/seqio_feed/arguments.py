@@ -9,6 +9,7 @@ from absl import logging
 
 from t5x_like.data import task_arguments, vocabulary_digest
 from t5x_like.data.task_arguments import VOCABULARY
+from t5x_like.errors import UserError
 
 
 def update(tasks: Sequence[seqio.Task], values: Mapping[str, Any], vocabulary_path: str | None) -> None:
@@ -31,6 +32,28 @@ def update(tasks: Sequence[seqio.Task], values: Mapping[str, Any], vocabulary_pa
         if len(own) < len(tasks):
             values = {VOCABULARY: vocabulary_path, **values}
     task_arguments.update([task.name for task in tasks], values)
+
+
+def with_files(tasks: Sequence[seqio.Task], values: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
+    """Adds the files of a source to the values of arguments.
+
+    Args:
+      tasks: the tasks of a source.
+      values: argument name -> value, which takes precedence.
+      files: argument name -> value, of `task_arguments.OF_FILES`.
+
+    Raises:
+      UserError: none of the tasks reads files.
+    """
+    known = {name for task in tasks for name in task_arguments.names(task.name)}
+    for name, value in files.items():
+        if name not in known:
+            raise UserError(
+                f"{task_arguments.OF_FILES[name].upper()}={value!r}: {', '.join(task.name for task in tasks)} does not "
+                "read files of text. Give a task whose name begins with text_files_, such as "
+                "text_files_span_corruption, or remove the setting."
+            )
+    return {**files, **values}
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from t5x_like.data import continuous, mixing, specs, vocabulary_digest, vocabulary_kind
+from t5x_like.data import continuous, mixing, specs, task_arguments, vocabulary_digest, vocabulary_kind
 from t5x_like.data.attached import refuse_attached
 from t5x_like.data.batches import pad_rows, rows_of_process
 from t5x_like.data.features import FeatureSpec
@@ -49,6 +49,11 @@ class SeqIOSource:
         mixture is registered. With rates that name tasks, the mixture need not be registered.
       vocabulary_path: Hugging Face directory or SentencePiece model, the argument `vocabulary_path` of tasks that
         declare it. `task_arguments` takes precedence. Without a task, it is the vocabulary of text in `infer`.
+      data_files: Files that the task reads, the argument `pattern` of tasks that declare it, such as text_files_*.
+        `task_arguments` takes precedence over this and the next three; None for the defaults of the task.
+      validation_files: Files of the split `validation`; by default a fraction of the documents is held out.
+      text_column: Column, or field of a record, that holds the text.
+      on_bad_record: What to do with a record whose text cannot be read: `error`, or `skip` to skip and count it.
       continuous: Whether row i of a batch continues row i of the batch before. The examples of the task are then whole
         documents; see `seqio_feed.continuous`.
     """
@@ -66,6 +71,10 @@ class SeqIOSource:
     task_arguments: Mapping[str, Any] | None = None
     rates: mixing.MixingRates = None
     vocabulary_path: str | None = None
+    data_files: str | None = None
+    validation_files: str | None = None
+    text_column: str | None = None
+    on_bad_record: str | None = None
     continuous: bool = False
 
     def __post_init__(self):
@@ -90,11 +99,18 @@ class SeqIOSource:
         """
         import_modules(self.module)
         provider = self._find_provider()
-        if self.task_arguments or self.vocabulary_path:
+        if self.task_arguments or self.vocabulary_path or self.file_arguments:
             from t5x_like.data.seqio_feed import arguments
 
-            arguments.update(self._tasks(provider), self.task_arguments or {}, self.vocabulary_path)
+            values = arguments.with_files(self._tasks(provider), self.task_arguments or {}, self.file_arguments)
+            arguments.update(self._tasks(provider), values, self.vocabulary_path)
         return provider
+
+    @property
+    def file_arguments(self) -> dict[str, str]:
+        """The task arguments that `data_files` and the attributes after it set."""
+        values = {argument: getattr(self, attribute) for argument, attribute in task_arguments.OF_FILES.items()}
+        return {argument: value for argument, value in values.items() if value is not None}
 
     def _find_provider(self) -> "seqio.Task | seqio.Mixture":
         if self.rates is None:
@@ -120,14 +136,17 @@ class SeqIOSource:
         tasks = self._tasks_with_split(provider)
         if tasks == [provider]:
             return [self]
-        from t5x_like.data import task_arguments
-
         return [
             dataclasses.replace(
                 self,
                 mixture_or_task_name=task.name,
                 task_arguments=task_arguments.for_task(task.name, self.task_arguments or {}),
                 rates=None,
+                **{
+                    attribute: None
+                    for argument, attribute in task_arguments.OF_FILES.items()
+                    if argument not in task_arguments.names(task.name)
+                },
             )
             for task in tasks
         ]

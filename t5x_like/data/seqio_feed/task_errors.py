@@ -36,13 +36,13 @@ def explain_errors(source: "SeqIOSource") -> Iterator[None]:
     """
     try:
         yield
-    except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
-        raise UserError(
-            f"{source.name}, split {source.split!r}: {_first_line(error)}. Check the files that the task reads."
-        ) from error
     except tf.errors.OpError as error:
-        if (known := inner_sizes.user_error(error)) is not None:
+        if (known := _of_source(source) or inner_sizes.user_error(error)) is not None:
             raise known from None
+        if isinstance(error, tf.errors.NotFoundError | tf.errors.PermissionDeniedError):
+            raise UserError(
+                f"{source.name}, split {source.split!r}: {_first_line(error)}. Check the files that the task reads."
+            ) from error
         found = next(filter(None, (_find(task, source) for task in source.tasks)), None)
         if found is None:
             raise RunFailed(
@@ -50,6 +50,12 @@ def explain_errors(source: "SeqIOSource") -> Iterator[None]:
                 "again on a second read. Retry the command."
             ) from error
         raise UserError(f"{found}. Correct the example, or skip such examples in the preprocessor.") from error
+
+
+def _of_source(source: "SeqIOSource") -> Exception | None:
+    """Returns the error that Python code of a task's source has raised, of which TensorFlow only has the text."""
+    found = [task.source.take_error() for task in source.tasks if hasattr(task.source, "take_error")]
+    return next((error for error in found if error is not None), None)
 
 
 def explain_each(batches: Iterator[Any], source: "SeqIOSource") -> Iterator[Any]:
@@ -164,7 +170,7 @@ def _find(task: seqio.Task, source: "SeqIOSource") -> str | None:
     (shown,), error = _read(example)[0] or (None,), _read(example)[1]
     if error is not None:
         return f"{where}: cannot be read: {_first_line(error)}"
-    where += _line(task, source.split, shown)
+    where += _line(task, source.split, good, shown)
     for number, stage in enumerate(stages, 1):
         error = _read(_applied(task, example, stages[:number], source))[1]
         if error is not None:
@@ -204,14 +210,16 @@ def _count(ds: tf.data.Dataset, limit: int) -> int:
     return int(ds.take(limit).reduce(0, lambda count, _: count + 1))
 
 
-def _line(task: seqio.Task, split: str, example: Any) -> str:
-    """Returns the file and line of an example as ` (FILE:LINE)`; empty unless the source reads lines of files."""
+def _line(task: seqio.Task, split: str, number: int, example: Any) -> str:
+    """Returns the file and line of an example as ` (FILE:LINE)`; empty unless the source knows it."""
+    if hasattr(task.source, "place"):
+        return f" ({task.source.place(split, number)})"
     if not isinstance(task.source, seqio.TextLineDataSource):
         return ""
     for file in task.source.list_shards(split):
-        for number, line in enumerate(tf.data.TextLineDataset(file).as_numpy_iterator(), 1):
+        for at, line in enumerate(tf.data.TextLineDataset(file).as_numpy_iterator(), 1):
             if line == example.numpy():
-                return f" ({file}:{number})"
+                return f" ({file}:{at})"
     return ""
 
 

@@ -16,6 +16,7 @@ FREE_TO_CHANGE = (
     f"{_RECIPE}.Update.allow_batches_without_targets",
     "t5x_like.train.train.on_*",
     "t5x_like.data.seqio_feed.SeqIOSource.vocabulary_path",
+    "t5x_like.data.seqio_feed.SeqIOSource.on_bad_record",  # a run that a bad record has ended resumes with `skip`
     "t5x_like.data.cached.CachedSource.vocabulary_path",
     "t5x_like.data.cached.CachedMixture.vocabulary_path",
     # How a cache is found and read. The stored data position identifies the cache itself.

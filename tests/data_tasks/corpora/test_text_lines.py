@@ -8,8 +8,7 @@ import tracemalloc
 import pytest
 import zstandard
 
-from data_tasks.corpora import text_files, text_lines
-from data_tasks.downstream import perplexity
+from data_tasks.corpora import matching_files, text_files, text_lines
 from t5x_like.data import records
 from t5x_like.errors import UserError
 
@@ -23,8 +22,12 @@ TEXT = "\N{BYTE ORDER MARK}first é\r\nsecond\rthird\n\nlast".encode()
 
 
 def lines_of(path, count_bytes=lambda number_of_bytes: None):
-    (file,) = text_files.files(str(path))
+    (file,) = matching_files.files(str(path))
     return list(text_lines.lines(file, count_bytes))
+
+
+def documents_of(path):
+    return list(text_files.documents(matching_files.files(str(path))))
 
 
 @pytest.fixture(params=COMPRESS)
@@ -65,23 +68,19 @@ def test_parts_of_a_compressed_file_are_joined(tmp_path, suffix):
 
 
 # A piece of a zstd file may decompress to 32 MiB before it is counted.
-@pytest.mark.parametrize(("suffix", "size"), [(".gz", 8), (".bz2", 8), (".xz", 8), (".zst", 96)], indirect=["suffix"])
-def test_small_file_with_a_huge_line_is_refused_before_it_is_in_memory(tmp_path, suffix, size):
+@pytest.mark.parametrize(
+    ("suffix", "size"), [(".gz", 16), (".bz2", 16), (".xz", 16), (".zst", 96)], indirect=["suffix"]
+)
+def test_small_file_with_a_huge_line_is_refused_before_it_is_in_memory(tmp_path, suffix, size, monkeypatch):
+    monkeypatch.setattr(text_lines, "MAX_LINE_BYTES", 1 << 20)
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(COMPRESS[suffix](b"a" * (size << 20)))
     tracemalloc.start()
-    with pytest.raises(UserError, match="more than max_corpus_bytes=1,000,000 bytes"):
-        text_files.read(pattern=str(path), max_corpus_bytes=1_000_000)
+    with pytest.raises(UserError, match=rf"a\.txt{suffix}:1: the document is longer than 1 MiB"):
+        documents_of(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < (size << 20) / 2
-
-
-def test_line_above_the_limit_is_refused_without_a_limit_of_the_corpus(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_lines, "MAX_LINE_BYTES", 1 << 20)
-    (tmp_path / "a.txt").write_bytes(b"fine\n" + b"a" * (3 << 20))
-    with pytest.raises(UserError, match=r"a\.txt:2: the line is longer than 1 MiB\. Break"):
-        perplexity.read(str(tmp_path / "a.txt"), "text")
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.bz2.gz", "a.jsonl"])
@@ -89,13 +88,13 @@ def test_compressed_text_under_another_name_raises(tmp_path, suffix, name):
     data = COMPRESS[suffix](b'{"text": "a"}')
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     with pytest.raises(UserError, match=rf"{name}: the text is compressed in a way that the name does not end in"):
-        text_files.read(pattern=str(tmp_path / name))
+        documents_of(tmp_path / name)
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"text": ' + "9" * 5_000 + "}"])
 def test_extreme_json_is_named_with_its_line(tmp_path, line):
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' + line)
-    with pytest.raises(UserError, match=r"a\.jsonl:2 is not JSON"):
-        text_files.read(pattern=f"{tmp_path}/a.jsonl")
+    with pytest.raises(UserError, match=r"a\.jsonl:2: the line is not JSON"):
+        documents_of(tmp_path / "a.jsonl")
     with pytest.raises(UserError, match=r"x\.jsonl:7: not valid JSON"):
         records.json_object("x.jsonl", 7, line)

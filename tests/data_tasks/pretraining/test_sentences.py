@@ -6,6 +6,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks import vocabularies
+from data_tasks.corpora import text_files
 from data_tasks.pretraining import sentence_tasks, sentences
 
 
@@ -51,12 +52,15 @@ def test_tokenize_sentences():
 def test_blank_lines_separate_documents(tmp_path):
     (tmp_path / "a.txt").write_text("\n \nOne.\nTwo.\n\n\nThree.\r\n \t\r\nFour.\n")
     (tmp_path / "b.txt").write_text("".join(f"Document {number}.\n\n" for number in range(400)))
-    read = sentence_tasks.documents_between_blank_lines
-    corpus = read(pattern=f"{tmp_path}/a.txt", validation_fraction=0.0)
-    assert corpus.splits == {"train": [b"One.\nTwo.", b"Three.", b"Four."], "validation": []}
-    assert "documents 3 train" in corpus.describe()
-    held_out = read(pattern=f"{tmp_path}/*.txt", validation_pattern=f"{tmp_path}/a.txt").splits
-    assert [len(held_out[split]) for split in ("train", "validation")] == [400, 3]
+
+    def read(split, **values):
+        source = text_files.source(sentence_tasks.TEXT_FILES_ARGUMENTS | values, between_blank_lines=lambda: True)
+        return [example["text"] for example in source.get_dataset(split, shuffle=False).as_numpy_iterator()]
+
+    assert read("train", pattern=f"{tmp_path}/a.txt", validation_fraction=0.0) == [b"One.\nTwo.", b"Three.", b"Four."]
+    both = {"pattern": f"{tmp_path}/*.txt"}
+    held_out = both | {"validation_pattern": f"{tmp_path}/a.txt"}
+    assert [len(read(split, **held_out)) for split in ("train", "validation")] == [400, 3]
     # Without validation files, single documents are held out, not whole files.
-    drawn = read(pattern=f"{tmp_path}/*.txt", validation_fraction=0.1).splits
-    assert len(drawn["train"]) + len(drawn["validation"]) == 403 and 20 < len(drawn["validation"]) < 64
+    train, validation = (read(split, **both, validation_fraction=0.1) for split in ("train", "validation"))
+    assert len(train) + len(validation) == 403 and 20 < len(validation) < 64

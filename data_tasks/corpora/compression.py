@@ -1,0 +1,107 @@
+"""Files that are decompressed while they are read."""
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import BinaryIO
+
+import zstandard
+
+# Bytes that are read at once to skip the beginning of a compressed file.
+_SKIPPED_BYTES = 1 << 20
+
+
+class _ZstdReader(io.RawIOBase):
+    """Decompresses all frames of a zstd file, and raises an error if the last one is not complete.
+
+    The readers of zstandard end at an incomplete frame as if it were complete.
+
+    Args:
+      compressed: the file.
+    """
+
+    # A block of 4 bytes may stand for 128 KiB, so this many bytes are at most 32 MiB when they are decompressed.
+    _READ_BYTES = 1 << 10
+
+    def __init__(self, compressed: BinaryIO):
+        self._compressed = compressed
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._is_complete = True
+        self._data = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def readinto(self, buffer) -> int:
+        """Decompresses into a buffer; see `io.RawIOBase`."""
+        while not self._data:
+            if self._frame.eof:
+                rest, self._frame = self._frame.unused_data, zstandard.ZstdDecompressor().decompressobj()
+                self._is_complete = True
+            else:
+                rest = b""
+            if not (piece := rest or self._compressed.read(self._READ_BYTES)):
+                if not self._is_complete:
+                    raise EOFError("the last frame ends before its end marker")
+                return 0
+            self._is_complete = False
+            self._data = memoryview(b"")  # frees the previous piece before the next one is decompressed
+            self._data = memoryview(self._frame.decompress(piece))
+        count = min(len(buffer), len(self._data))
+        buffer[:count], self._data = self._data[:count], self._data[count:]
+        return count
+
+
+_OPEN: dict[str, Callable[[BinaryIO], BinaryIO]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": lambda compressed: io.BufferedReader(_ZstdReader(compressed), 1 << 17),
+}
+COMPRESSIONS = tuple(_OPEN)
+"""The suffixes of compressed files that are decompressed."""
+
+
+def is_compressed(path: str) -> bool:
+    """Returns whether the name of a file ends in the suffix of a compression."""
+    return path.endswith(COMPRESSIONS)
+
+
+def without_suffixes(path: str) -> str:
+    """Returns the name of a file without the suffixes of compressions."""
+    while is_compressed(path):
+        path = path.rpartition(".")[0]
+    return path
+
+
+def decompress(stored: BinaryIO, path: str, offset: int = 0) -> BinaryIO:
+    """Returns the contents of an open file, decompressed according to the suffix of its path.
+
+    Args:
+      stored: the open file.
+      path: its path.
+      offset: bytes of the contents to skip. The beginning of a compressed file is decompressed, other files seek.
+
+    Raises:
+      Exception: the skipped part is damaged; see `is_damage`.
+    """
+    opened = next((opened for suffix, opened in _OPEN.items() if path.endswith(suffix)), None)
+    if opened is None:
+        if offset:
+            stored.seek(offset)
+        return stored
+    contents = opened(stored)
+    while offset and (skipped := len(contents.read(min(offset, _SKIPPED_BYTES)))):
+        offset -= skipped
+    return contents
+
+
+def is_damage(error: Exception) -> bool:
+    """Returns whether an error says that compressed data is invalid."""
+    if isinstance(error, gzip.BadGzipFile | EOFError | zlib.error | lzma.LZMAError | zstandard.ZstdError):
+        return True
+    return type(error) is OSError and error.errno is None  # "Invalid data stream" of bz2; other errors have numbers

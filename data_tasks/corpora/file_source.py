@@ -1,0 +1,208 @@
+"""SeqIO source of documents in files, which are read from disk or from a bucket in constant memory.
+
+Positions in the data can be saved and restored exactly, although Python reads the files. tf.data only has cursors
+(`documents_of_files`), which it turns into documents by functions without state, of which it saves none. A resumed run
+opens the files that it was reading at their cursors; of compressed files, it decompresses the part before.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import fsspec
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from data_tasks.corpora.documents import TEXT, TRAIN, VALIDATION
+from data_tasks.corpora.documents_of_files import Block, BlockReader, Part, Rules, Skipped, parts_of_shard
+from data_tasks.corpora.formats import format_of
+from data_tasks.corpora.formats.base import Cursor, where
+from data_tasks.corpora.matching_files import path_of
+from t5x_like.errors import UserError
+
+FILE, RECORD = "file", "record"
+"""Features of a document that say where it is from, see `FileSource.get_dataset`."""
+
+# Shuffled data comes from this many files at the same time, in random order within blocks of this size.
+_FILES_AT_ONCE = 8
+_SHUFFLED_BYTES = 16 << 20
+_BLOCK_BYTES = 1 << 20  # of data in order
+_DOCUMENTS_AT_ONCE = 32
+_OVER = -1  # instead of a cursor: the file has ended
+
+
+class FileSource(seqio.DataSource):
+    """The documents of files as the feature `text`. Files are listed when a dataset is requested, and read later.
+
+    Shuffling permutes the files, reads several of them at the same time, and permutes the documents of each block of
+    16 MiB, all differently in every epoch. The state of an iterator holds cursors, no documents.
+
+    Args:
+      split: returns the files of a split, and the rules for its documents.
+      describe: returns one line about the files. It is part of the identity of the data, which resuming checks.
+    """
+
+    def __init__(
+        self,
+        split: Callable[[str], tuple[Sequence[fsspec.core.OpenFile], Rules]],
+        describe: Callable[[], str],
+    ):
+        self._split, self._describe = split, describe
+        self._skipped, self._error = Skipped(), None
+        super().__init__(splits=(TRAIN, VALIDATION))
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        """True: see `parts_of_shard`."""
+        return True
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """Reason -> number of records that this process has read and skipped."""
+        return self._skipped.total
+
+    def list_shards(self, split: str) -> Sequence[str]:
+        """Returns the paths of the files of a split."""
+        return [path_of(file) for file in self._split(split)[0]]
+
+    def num_input_examples(self, split: str) -> int | None:
+        """Returns None: the number of documents is not known before all of them are read."""
+        return None
+
+    def describe(self) -> str:
+        """Returns one line about the files."""
+        return self._describe()
+
+    def place(self, split: str, number: int) -> str:
+        """Returns the file and the record of a document of a split in order, from 0, for messages."""
+        ds = self.get_dataset(split, shuffle=False, places=True)
+        (row,) = ds.skip(number).take(1)
+        path = row[FILE].numpy().decode()
+        return where(format_of(path), path, int(row[RECORD]))
+
+    def take_error(self) -> Exception | None:
+        """Returns the last error of reading, once. TensorFlow raises an error with its text instead."""
+        error, self._error = self._error, None
+        return error
+
+    @tf.autograph.experimental.do_not_convert
+    def get_dataset(
+        self, split=TRAIN, shuffle=True, seed=None, shard_info=None, *, places: bool = False, **_
+    ) -> tf.data.Dataset:
+        """Returns the documents of a split; see `seqio.DataSource`.
+
+        Args:
+          split: the split.
+          shuffle: whether to shuffle.
+          seed: seed of the order.
+          shard_info: the shard to read.
+          places: whether to add where a document is from: the path `file` and the number `record`, from 0, of its
+            record, or of the first line of a text file's.
+        """
+        if split not in self.splits:
+            raise UserError(f"split {split!r} not found. Give one of {', '.join(self.splits)}.")
+        files, rules = self._split(split)
+        if not files:
+            raise UserError(f"the split {split!r} has no files: {self.describe()}. Give more files.")
+        index, count = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
+        parts = parts_of_shard(len(files), index, count)
+        block_bytes = _SHUFFLED_BYTES if shuffle else _BLOCK_BYTES
+        reader = BlockReader(files, rules, self._skipped, block_bytes=block_bytes)
+        if shuffle:
+            # The seed of an epoch is drawn, so that each one has an order of its own.
+            seeds = tf.data.Dataset.random(seed, rerandomize_each_iteration=True).take(1)
+            found = seeds.flat_map(functools.partial(self._shuffled, reader, parts))
+        else:
+            found = self._in_order(reader, parts)
+        return found.batch(_DOCUMENTS_AT_ONCE).map(lambda rows: self._documents(reader, rows, places)).unbatch()
+
+    def _in_order(self, reader: BlockReader, parts: Sequence[Part]) -> tf.data.Dataset:
+        """Returns the position of each document: part, cursor, and index in the block."""
+
+        def of_part(part):
+            def of_block(cursor, size):
+                return tf.data.Dataset.range(size).map(lambda index: tf.concat([part, cursor, [index]], axis=0))
+
+            return self._blocks(reader, part).flat_map(of_block)
+
+        return tf.data.Dataset.from_tensor_slices(tf.constant(parts, tf.int64)).flat_map(of_part)
+
+    def _shuffled(self, reader: BlockReader, parts: Sequence[Part], seed: tf.Tensor) -> tf.data.Dataset:
+        """Returns the position of each document in a random order; see `_in_order`."""
+        key = tf.stack([seed, seed // 2**31])
+        last = tf.constant(len(parts) - 1, tf.int64)
+        stored = tf.constant(parts, tf.int64)
+
+        def of_part(number):
+            part = stored[tf.random.experimental.index_shuffle(number, key, last)]
+
+            def of_block(cursor, size):
+                own = tf.random.experimental.stateless_fold_in(key, part[0])
+                own = tf.random.experimental.stateless_fold_in(own, cursor[0])
+
+                def position(index):
+                    shuffled = tf.random.experimental.index_shuffle(index, own, size - 1)
+                    return tf.concat([part, cursor, [shuffled]], axis=0)
+
+                return tf.data.Dataset.range(size).map(position)
+
+            return self._blocks(reader, part).flat_map(of_block)
+
+        return tf.data.Dataset.range(len(parts)).interleave(
+            of_part, cycle_length=_FILES_AT_ONCE, block_length=1, num_parallel_calls=None
+        )
+
+    def _blocks(self, reader: BlockReader, part: tf.Tensor) -> tf.data.Dataset:
+        """Returns the cursor and the number of documents of each block of a part."""
+
+        def read(part, cursor):
+            if cursor[0] == _OVER:
+                return np.int64(_OVER), cursor
+            block = self._read(reader, part, cursor, counts=True)
+            end = (_OVER, _OVER) if block.is_last else block.end
+            return np.int64(len(block.documents)), np.array(end, np.int64)
+
+        def step(cursor, _):
+            size, end = _stateless(read, [part, cursor], tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int64))
+            return end, (cursor, size)
+
+        steps = tf.data.Dataset.range(np.iinfo(np.int64).max)
+        blocks = steps.scan(tf.zeros([2], tf.int64), step)
+        return blocks.take_while(lambda cursor, size: size != _OVER)
+
+    def _documents(self, reader: BlockReader, positions: tf.Tensor, places: bool) -> dict[str, tf.Tensor]:
+        """Returns the features of the documents at some positions, `[documents, 6]`."""
+
+        def read(positions):
+            found = []
+            for position in positions:
+                document = self._read(reader, position[:3], position[3:5]).documents[position[5]]
+                found.append((document.text, path_of(reader.files[position[0]]), document.record))
+            texts, paths, records = zip(*found, strict=True)
+            # Arrays of objects, because arrays of bytes end at a NUL.
+            return np.array(texts, object), np.array(paths, object), np.array(records, np.int64)
+
+        texts, paths, records = _stateless(
+            read, [positions], *(tf.TensorSpec([None], dtype) for dtype in (tf.string, tf.string, tf.int64))
+        )
+        return {TEXT: texts} | ({FILE: paths, RECORD: records} if places else {})
+
+    def _read(self, reader: BlockReader, part: np.ndarray, cursor: np.ndarray, *, counts: bool = False) -> Block:
+        try:
+            return reader.read(Part(*map(int, part)), Cursor(*map(int, cursor)), counts=counts)
+        except Exception as error:
+            self._error = error
+            raise
+
+
+def _stateless(
+    function: Callable[..., Any], arguments: Sequence[tf.Tensor], *results: tf.TensorSpec
+) -> list[tf.Tensor]:
+    """Calls Python in a dataset, by a function whose results depend on its arguments alone.
+
+    So tf.data may save the position of the dataset, which it does not if Python may have a state.
+    """
+    found = tf.numpy_function(function, arguments, [result.dtype for result in results], stateful=False)
+    return [tf.ensure_shape(tensor, result.shape) for tensor, result in zip(found, results, strict=True)]

@@ -1,0 +1,27 @@
+"""Formats of files with documents, by the ends of the names of files."""
+
+from data_tasks.corpora.compression import COMPRESSIONS, without_suffixes
+from data_tasks.corpora.formats.base import Format
+from data_tasks.corpora.formats.examples import ArrayRecord, TFRecord
+from data_tasks.corpora.formats.lines import JsonLines, TextFiles
+from data_tasks.corpora.formats.tables import Arrow, Parquet
+from data_tasks.corpora.formats.web_archives import WebArchive
+from t5x_like.errors import UserError
+
+FORMATS: tuple[Format, ...] = (TextFiles(), JsonLines(), Parquet(), Arrow(), TFRecord(), ArrayRecord(), WebArchive())
+
+
+def format_of(path: str) -> Format:
+    """Returns the format of a file.
+
+    Raises:
+      UserError: its name ends like no format's.
+    """
+    name = without_suffixes(path)
+    for known in FORMATS:
+        if known.names.search(name):
+            return known
+    raise UserError(
+        f"{path}: the format of the file is not known. Give {'; '.join(known.description for known in FORMATS)}; text, "
+        f"JSON lines, TFRecord and WARC also with {' '.join(COMPRESSIONS)}."
+    )

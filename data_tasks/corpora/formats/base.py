@@ -1,0 +1,134 @@
+"""The interface of a format of files with documents."""
+
+import dataclasses
+import importlib
+import re
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+import fsspec
+
+from data_tasks.corpora.text_lines import DamagedFile
+from t5x_like.errors import UserError
+
+INSTALL = "pip install -e '.[corpora]' -c constraints.txt"
+"""The command that installs the packages of all formats."""
+
+
+class Cursor(NamedTuple):
+    """A position between two records of a file.
+
+    Attributes:
+      record: number of the next record, from 0; of a text file, the number of its first line.
+      offset: bytes of the decompressed file before the record; 0 in formats that find records by their number.
+    """
+
+    record: int = 0
+    offset: int = 0
+
+
+class Record(NamedTuple):
+    """A record of a file, before its text is read.
+
+    Attributes:
+      number: its number, as in `Cursor`.
+      end: the position after it.
+      raw: its contents, which `Format.text` reads; None if it is too long.
+      size: number of bytes.
+    """
+
+    number: int
+    end: Cursor
+    raw: Any
+    size: int
+
+
+class BadRecord(Exception):
+    """A record without usable text. The message is what is wrong with it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How documents are read.
+
+    Attributes:
+      text_column: the column, or the field of a record, that holds the text.
+      lines_per_document: lines of a text file per document; None for documents that are separated by blank lines.
+    """
+
+    text_column: str = "text"
+    lines_per_document: int | None = 64
+
+
+class Format(Protocol):
+    """A format of files.
+
+    Attributes:
+      description: its name and suffixes, for messages.
+      names: matches the ends of the names of its files.
+      first: number of the first record in messages, 0 or 1.
+      place: where a record is, for messages: a template of `path` and `number`.
+    """
+
+    description: str
+    names: re.Pattern[str]
+    first: int
+    place: str
+
+    def check_installed(self) -> None:
+        """Checks that the packages of the format are installed.
+
+        Raises:
+          UserError: a package is missing.
+        """
+
+    def records(self, file: fsspec.core.OpenFile, start: Cursor, reading: Reading) -> Iterator[Record]:
+        """Yields the records of a file in order, in constant memory.
+
+        Args:
+          file: the file.
+          start: where to begin, the `end` of a record of this file.
+          reading: how documents are read.
+
+        Raises:
+          DamagedFile: the file cannot be read, or not to its end.
+        """
+
+    def text(self, raw: Any, reading: Reading) -> bytes:
+        """Returns the text of a record.
+
+        Raises:
+          BadRecord: the record has no text.
+        """
+
+
+def where(known: Format, path: str, number: int) -> str:
+    """Returns the place of a record, for messages."""
+    return known.place.format(path=path, number=number + known.first)
+
+
+def require(package: str, purpose: str) -> ModuleType:
+    """Imports a package of the extra `corpora`.
+
+    Args:
+      package: name of the module.
+      purpose: what needs it, for the message.
+
+    Raises:
+      UserError: the package is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{purpose} needs {package.partition('.')[0]}, which is not installed. Run `{INSTALL}`."
+        ) from error
+
+
+def missing_column(path: str, column: str, columns: Any) -> DamagedFile:
+    """Returns the error of a file without the column of the text."""
+    return DamagedFile(
+        f"{path}: column {column!r} not found. Its columns are {', '.join(map(repr, columns)) or 'none'}. Set "
+        "TEXT_COLUMN to the column that holds the text."
+    )

@@ -1,0 +1,124 @@
+"""Columns of Parquet files and Arrow files, such as the data sets that `datasets` of Hugging Face saves."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+
+from data_tasks.corpora.formats.base import BadRecord, Cursor, Reading, Record, missing_column, require
+from data_tasks.corpora.text_lines import DamagedFile
+
+# Rows that are decoded at once. A batch of documents of 3 kB is 200 kB.
+_BATCH_ROWS = 64
+# A column of a row group is read through a buffer instead of as a whole.
+_BUFFER_BYTES = 1 << 20
+
+
+class _Table:
+    """What both kinds of tables share: a record is a value of the column, or its row number if it is not text."""
+
+    first = 0
+    place = "{path}, row {number} (from 0)"
+
+    def check_installed(self) -> None:
+        """Needs pyarrow; see `Format`."""
+        require("pyarrow", f"reading {self.description}")
+
+    def text(self, raw: Any, reading: Reading) -> bytes:
+        """Returns the value of a row; see `Format`."""
+        if raw is None:
+            raise BadRecord(f"the column {reading.text_column!r} is null")
+        return raw
+
+    @staticmethod
+    def _check_column(path: str, schema: Any, column: str) -> None:
+        import pyarrow as pa
+
+        if column not in schema.names:
+            raise missing_column(path, column, schema.names)
+        kind = schema.field(column).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+        if not any(test(kind) for test in (*tests, pa.types.is_binary, pa.types.is_large_binary)):
+            raise DamagedFile(
+                f"{path}: column {column!r} is {kind}, not text. Set TEXT_COLUMN to the column that holds the text, or "
+                "convert the file."
+            )
+
+    @staticmethod
+    def _values(batch: Any, column: str, number: int, skipped: int) -> Iterator[Record]:
+        import pyarrow as pa
+
+        values = batch.column(batch.schema.get_field_index(column)).slice(skipped)
+        for value in values.cast(pa.large_binary()) if not pa.types.is_dictionary(values.type) else values:
+            raw = value.as_py()
+            raw = raw.encode() if isinstance(raw, str) else raw
+            yield Record(number, Cursor(number + 1), raw, len(raw or b""))
+            number += 1
+
+
+class Parquet(_Table):
+    """A column of a Parquet file."""
+
+    description = "Parquet: .parquet"
+    names = re.compile(r"\.parquet$")
+
+    def records(self, file: fsspec.core.OpenFile, start: Cursor, reading: Reading) -> Iterator[Record]:
+        """Yields the rows; begins at the row group of `start`; see `Format`."""
+        parquet, column, number = require("pyarrow.parquet", "Parquet"), reading.text_column, 0
+        try:
+            with file as stored, parquet.ParquetFile(stored, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
+                self._check_column(file.path, table.schema_arrow, column)
+                group = 0
+                while group < table.num_row_groups:
+                    rows = table.metadata.row_group(group).num_rows
+                    if number + rows > start.record:
+                        break
+                    number, group = number + rows, group + 1
+                groups = range(group, table.num_row_groups)
+                for batch in table.iter_batches(_BATCH_ROWS, groups, [column], use_threads=False):
+                    skipped = min(max(start.record - number, 0), len(batch))
+                    yield from self._values(batch, column, number + skipped, skipped)
+                    number += len(batch)
+        except (require("pyarrow", "Parquet").ArrowException, OSError) as error:
+            raise _damaged(file.path, error, number) from error
+
+
+class Arrow(_Table):
+    """A column of an Arrow file, of the streaming or the file format."""
+
+    description = "Arrow: .arrow"
+    names = re.compile(r"\.arrow$")
+
+    def records(self, file: fsspec.core.OpenFile, start: Cursor, reading: Reading) -> Iterator[Record]:
+        """Yields the rows; the batches before `start` are skipped; see `Format`."""
+        pyarrow, column, number = require("pyarrow", "Arrow"), reading.text_column, 0
+        try:
+            with file as stored:
+                for batch in self._batches(pyarrow, stored, file.path, column):
+                    if number + len(batch) > start.record:
+                        skipped = max(start.record - number, 0)
+                        yield from self._values(batch, column, number + skipped, skipped)
+                    number += len(batch)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise _damaged(file.path, error, number) from error
+
+    def _batches(self, pyarrow: Any, stored: Any, path: str, column: str) -> Iterator[Any]:
+        is_file = stored.read(6) == b"ARROW1"
+        stored.seek(0)
+        options = pyarrow.ipc.IpcReadOptions(use_threads=False)
+        opened = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(stored, options=options)
+        with opened as table:
+            self._check_column(path, table.schema, column)
+            yield from map(table.get_batch, range(table.num_record_batches)) if is_file else table
+
+
+def _damaged(path: str, error: Exception, number: int) -> Exception:
+    """Returns the error of a file that pyarrow cannot read; errors of the storage have a number."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    return DamagedFile(
+        f"{path}: the file is damaged or not complete after row {number:,} ({' '.join(str(error).split())}). Copy the "
+        "file again."
+    )

@@ -1,0 +1,205 @@
+"""Formats of files: the same documents, from any position, and an error for everything that cannot be read."""
+
+import gzip
+import json
+import sys
+
+import fsspec
+import pytest
+from file_formats import PACKAGES, WRITERS, table
+
+import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
+from data_tasks.corpora import documents_of_files, matching_files, text_files, text_lines
+from data_tasks.corpora.formats import format_of
+from data_tasks.corpora.formats.base import Cursor, Reading
+from t5x_like.errors import UserError
+
+TEXTS = [f"document {number} é" for number in range(20)]
+
+
+@pytest.fixture(params=WRITERS)
+def name(request):
+    for part, package in PACKAGES.items():
+        if part in request.param:
+            pytest.importorskip(package)
+    return request.param
+
+
+def write(path, texts=TEXTS):
+    WRITERS[path.name](path, texts)
+    return path
+
+
+def read(path, on_bad_record="error", **reading):
+    """Returns the documents of a pattern, and the counts of what was skipped."""
+    files = matching_files.files(str(path))
+    rules = documents_of_files.Rules(Reading(**reading), on_bad_record=on_bad_record)
+    skipped = documents_of_files.Skipped()
+    reader = documents_of_files.BlockReader(files, rules, skipped, block_bytes=100)
+    parts = map(documents_of_files.Part, range(len(files)))
+    return [document.text.decode() for part in parts for document in documents_of_files.iterate(reader, part)], skipped
+
+
+def test_each_position_of_a_file_can_be_read_again(tmp_path, name):
+    path = write(tmp_path / name)
+    known, reading = format_of(str(path)), Reading(lines_per_document=1)
+    file = matching_files.files(str(path))[0]
+
+    def records(start):
+        return list(known.records(fsspec.core.OpenFile(file.fs, file.path, "rb"), start, reading))
+
+    whole = records(Cursor())
+    assert [known.text(record.raw, reading).decode().strip() for record in whole] == TEXTS
+    for number, record in enumerate(whole, 1):
+        assert records(record.end) == whole[number:]
+
+
+def test_truncated_file_is_named_and_skipped_on_request(tmp_path, name):
+    path = write(tmp_path / name, [text * 20 for text in TEXTS])
+    if name == "a.txt":
+        pytest.skip("a text file may end anywhere")
+    data = path.read_bytes()
+    # The end of a text format is damaged by a cut within its last record.
+    path.write_bytes(data[: len(data) - 40] if name != "a.jsonl" else data[:-10])
+    with pytest.raises(UserError, match=rf"{name}.*ON_BAD_RECORD=skip skips and counts"):
+        read(path)
+    found, skipped = read(path, "skip")
+    assert found == [text * 20 for text in TEXTS][: len(found)] and sum(skipped.total.values()) == 1
+
+
+BAD = {
+    "not JSON": ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: the line is not JSON: "),
+    "no field": (
+        "a.jsonl",
+        b'{"body": "a"}\n',
+        r"a\.jsonl:1: the line has no field 'text' \(TEXT_COLUMN\), only 'body'\.",
+    ),
+    "no object": ("a.jsonl", b"[1]\n", r"a\.jsonl:1: the line has no field 'text', but is a JSON list\."),
+    "a number": ("a.jsonl", b'{"text": 3}\n', r"a\.jsonl:1: the field 'text' is 3, not a string\."),
+    "not UTF-8": ("a.txt", b"fine\nb\xe4d\n", r"a\.txt:2: the text is not valid UTF-8 \(byte 1 of the text is 0xe4\)"),
+    "not UTF-8 in JSON": ("a.jsonl", b'{"text": "b\xe4d"}\n', r"a\.jsonl:1: the line is not valid UTF-8 \(byte 11 "),
+    "lone surrogate": ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl:1: the text is not valid UTF-8"),
+    "NUL": ("a.txt", b"fine\nb\0d\n", r"a\.txt:2: the text has a NUL character \(byte 1 of the text\)"),
+    "long line": ("a.txt", b"fine\n" + b"a" * 200 + b"\nfine", r"a\.txt:2: the document is longer than 0 MiB"),
+    "long JSON": (
+        "a.jsonl",
+        b'{"text": "%s"}\n{"text": "fine"}' % (b"a" * 200),
+        r"a\.jsonl:1: the line is longer than",
+    ),
+    "not an example": ("a.tfrecord", None, r"a\.tfrecord, record 1 \(from 0\): the record is not a tf\.train\.Example"),
+    "garbage after gzip": (
+        "a.txt.gz",
+        gzip.compress(b"fine\n") + b"garbage",
+        r"a\.txt\.gz:2: the compressed file is dam",
+    ),
+    "no parquet": ("a.parquet", b"", r"a\.parquet: the file is damaged or not complete after row 0"),
+}
+
+
+@pytest.mark.parametrize("problem", BAD)
+def test_bad_records_are_named_and_skipped_on_request(tmp_path, problem, monkeypatch):
+    name, content, message = BAD[problem]
+    if name == "a.parquet":
+        pytest.importorskip("pyarrow")
+    monkeypatch.setattr(text_lines, "MAX_LINE_BYTES", 100)
+    path = tmp_path / name
+    if content is None:
+        import tensorflow as tf
+
+        good = tf.train.Example()
+        good.features.feature["text"].bytes_list.value.append(b"fine")
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for record in (good.SerializeToString(), b"\xff\xff", good.SerializeToString()):
+                writer.write(record)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read(path, lines_per_document=1)
+    found, skipped = read(path, "skip", lines_per_document=1)
+    assert {text.strip() for text in found} <= {"fine", "a"} and sum(skipped.total.values()) == 1
+
+
+def test_skipped_records_are_counted_once_and_logged(tmp_path, caplog):
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"text": "fine"}\n' + "bad\n" * 5 + '{"text": ""}\n')
+    (tmp_path / "c.jsonl").write_text("")
+    found, skipped = read(tmp_path / "*.jsonl", "skip")
+    assert found == ["fine", "fine"] and skipped.total == {"bad records": 10, "empty": 2}
+    assert "a.jsonl:2: the line is not JSON" in caplog.text and "a.jsonl:6" not in caplog.text
+    assert (
+        "a.jsonl: skipped records: 5 bad records" in caplog.text and "c.jsonl: the file has no records" in caplog.text
+    )
+
+
+def test_columns_of_tables_are_checked(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(table(["first", None, "third"]), tmp_path / "a.parquet")
+    pq.write_table(table(["fourth"]).rename_columns(["id", "body"]), tmp_path / "b.parquet")
+    pq.write_table(table(["fifth"], "dictionary"), tmp_path / "c.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet, row 1 \(from 0\): the column 'text' is null"):
+        read(tmp_path / "a.parquet")
+    with pytest.raises(
+        UserError, match=r"b\.parquet: column 'text' not found\. Its columns are 'id', 'body'\. Set TEXT_COL"
+    ):
+        read(tmp_path / "b.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet: column 'id' is int64, not text"):
+        read(tmp_path / "a.parquet", text_column="id")
+    found, skipped = read(tmp_path / "*.parquet", "skip")
+    assert found == ["first", "third", "fifth"] and sum(skipped.total.values()) == 2
+
+
+def test_saved_data_set_is_read_from_its_directory(tmp_path):
+    pytest.importorskip("pyarrow")
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        WRITERS["a.arrow"](tmp_path / split / "data-00000-of-00001.arrow", [f"of {split}"])
+        files = [{"filename": "data-00000-of-00001.arrow"}]
+        (tmp_path / split / "state.json").write_text(json.dumps({"_data_files": files}))
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    assert read(tmp_path / "train")[0] == ["of train"]
+    with pytest.raises(
+        UserError, match=r"has the splits train, test\..*DATA_FILES=\S+/train .*VALIDATION_FILES=\S+/test"
+    ):
+        read(tmp_path)
+    (tmp_path / "dataset_dict.json").unlink()
+    with pytest.raises(UserError, match=r"is a directory, but not of a saved data set: state\.json not found"):
+        read(tmp_path)
+
+
+def test_archive_of_pages_without_text_raises(tmp_path):
+    warcwriter = pytest.importorskip("warcio.warcwriter")
+    with open(tmp_path / "a.warc", "wb") as file:
+        writer = warcwriter.WARCWriter(file, gzip=False)
+        for _ in range(2):
+            writer.write_record(writer.create_warcinfo_record("a.warc", {"software": "a test"}))
+    with pytest.raises(UserError, match=r"a\.warc: none of its 2 records is plain text\. Give WET files"):
+        read(tmp_path / "a.warc")
+
+
+@pytest.mark.parametrize(("package", "name"), [("pyarrow", "a.parquet"), ("warcio", "a.warc.gz")])
+def test_missing_package_is_named_with_its_command(tmp_path, package, name, monkeypatch):
+    (tmp_path / name).write_bytes(b"")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        UserError, match=rf"needs {package}, which is not installed\. Run `pip install -e '\.\[corpora\]'"
+    ):
+        read(tmp_path / name)
+
+
+def test_file_that_disappears_is_named(tmp_path):
+    for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
+        write(tmp_path / name) if name in WRITERS else (tmp_path / name).write_text('{"text": "last"}\n')
+    files = matching_files.files(f"{tmp_path}/*.jsonl")
+    (tmp_path / "b.jsonl").unlink()
+    with pytest.raises(UserError, match=r"b\.jsonl: the file does not exist any more"):
+        list(text_files.documents(files))
+    assert list(text_files.documents(files, on_bad_record="skip"))[-1] == b"last"
+
+
+def test_format_is_known_by_the_end_of_the_name():
+    for name, start in {
+        "gs://bucket/c4-train.00000-of-01024.json.gz": "JSON lines",
+        "c4-train.array_record-00001-of-00010": "ArrayRecord",
+        "CC-MAIN-2024-00000.warc.wet.gz": "WARC",
+    }.items():
+        assert format_of(name).description.startswith(start)
