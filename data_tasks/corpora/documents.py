@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import seqio
 import tensorflow as tf
 
+from t5x_like.data import endless
 from t5x_like.errors import UserError
 
 TRAIN, VALIDATION = "train", "validation"
@@ -136,7 +137,7 @@ class DocumentSource(seqio.DataSource):
 
 
 def shuffled_indices(count: int, seed: int | None) -> tf.data.Dataset:
-    """Permutes 0 … count - 1 differently each time the dataset is iterated."""
+    """Permutes 0 … count - 1 differently each time the dataset is iterated; again and again if it is endless."""
 
     def permutation(epoch_seed):
         key = tf.stack([epoch_seed, epoch_seed // 2**31])
@@ -144,4 +145,10 @@ def shuffled_indices(count: int, seed: int | None) -> tf.data.Dataset:
             lambda index: tf.random.experimental.index_shuffle(index, key, tf.constant(count - 1, tf.int64))
         )
 
-    return tf.data.Dataset.random(seed, rerandomize_each_iteration=True).take(1).flat_map(permutation)
+    return epoch_seeds(seed).flat_map(permutation)
+
+
+def epoch_seeds(seed: int | None) -> tf.data.Dataset:
+    """Returns the seed of an epoch, another one at each iteration of the dataset; of all epochs if it is endless."""
+    seeds = tf.data.Dataset.random(seed, rerandomize_each_iteration=True)
+    return seeds if endless.is_endless() else seeds.take(1)

@@ -15,7 +15,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from data_tasks.corpora.documents import TEXT, TRAIN, VALIDATION
+from data_tasks.corpora.documents import TEXT, TRAIN, VALIDATION, epoch_seeds
 from data_tasks.corpora.documents_of_files import Block, BlockReader, Part, Rules, Skipped, parts_of_shard
 from data_tasks.corpora.formats import format_of
 from data_tasks.corpora.formats.base import Cursor, where
@@ -111,9 +111,7 @@ class FileSource(seqio.DataSource):
         block_bytes = _SHUFFLED_BYTES if shuffle else _BLOCK_BYTES
         reader = BlockReader(files, rules, self._skipped, block_bytes=block_bytes)
         if shuffle:
-            # The seed of an epoch is drawn, so that each one has an order of its own.
-            seeds = tf.data.Dataset.random(seed, rerandomize_each_iteration=True).take(1)
-            found = seeds.flat_map(functools.partial(self._shuffled, reader, parts))
+            found = epoch_seeds(seed).flat_map(functools.partial(self._shuffled, reader, parts))
         else:
             found = self._in_order(reader, parts)
         return found.batch(_DOCUMENTS_AT_ONCE).map(lambda rows: self._documents(reader, rows, places)).unbatch()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from t5x_like.data import continuous, mixing, specs, task_arguments, vocabulary_digest, vocabulary_kind
+from t5x_like.data import continuous, endless, mixing, specs, task_arguments, vocabulary_digest, vocabulary_kind
 from t5x_like.data.attached import refuse_attached
 from t5x_like.data.batches import pad_rows, rows_of_process
 from t5x_like.data.features import FeatureSpec
@@ -365,20 +365,21 @@ class SeqIOSource:
             mixtures.check_vocabularies(provider)
             self.mixing_fractions()  # raises if a rate is invalid
 
-        return task_errors.build(
-            self,
-            lambda: provider.get_dataset(
-                sequence_length=self.preprocessing_lengths,
-                split=self.split,
-                use_cached=self.use_cached,
-                shuffle=shuffle,
-                seed=self.seed,
-                shard_info=shard_info,
-                num_epochs=num_epochs,
-                trim_output_features=False,  # the converter trims many examples at once
-                try_in_mem_cache=False,  # every checkpoint would contain the cache
-            ),
-        )
+        def make() -> "tf.data.Dataset":
+            with endless.sources(num_epochs is None):
+                return provider.get_dataset(
+                    sequence_length=self.preprocessing_lengths,
+                    split=self.split,
+                    use_cached=self.use_cached,
+                    shuffle=shuffle,
+                    seed=self.seed,
+                    shard_info=shard_info,
+                    num_epochs=num_epochs,
+                    trim_output_features=False,  # the converter trims many examples at once
+                    try_in_mem_cache=False,  # every checkpoint would contain the cache
+                )
+
+        return task_errors.build(self, make)
 
     def _dataset(
         self, provider, spec: FeatureSpec, *, rows: range | None = None, to_the_end: bool = False, **reading
