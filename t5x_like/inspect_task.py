@@ -215,6 +215,9 @@ def _check_source(source: "SeqIOSource", sample: int, found: Inspection) -> None
                 f"the splits {source.split!r} and {other!r} of {task} are the same data ({number:,} examples were "
                 "compared). Give each its own."
             )
+    for task in source.tasks:
+        for reason, number in getattr(task.source, "skipped", {}).items():
+            found.problems.append(f"{task.name} skipped {number:,} {reason} of the files; the log names some of them.")
 
 
 def _print_lengths(source: "SeqIOSource", spec: FeatureSpec, sample: int, found: Inspection, console: Console) -> None:

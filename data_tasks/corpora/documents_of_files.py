@@ -92,9 +92,11 @@ class Skipped:
         self._counts: dict[tuple[str, Part], Counter[str]] = {}
 
     @property
-    def total(self) -> Counter[str]:
-        """Reason -> number of records."""
-        return sum(self._counts.values(), Counter())
+    def bad(self) -> Counter[str]:
+        """Reason -> number of records or files, without records that are empty."""
+        total = sum(self._counts.values(), Counter())
+        del total[EMPTY]
+        return total
 
     def begin(self, path: str, part: Part) -> None:
         """Begins a pass over a file."""
@@ -112,12 +114,13 @@ class Skipped:
         counts = self._counts.get((path, part), Counter())
         if not records:
             logging.warning("%s: the file has no records", path)
-        if bad := {reason: count for reason, count in counts.items() if reason != EMPTY}:
-            found = ", ".join(f"{count:,} {reason}" for reason, count in bad.items())
-            logging.warning("%s: skipped records: %s", path, found)
+        if counts:
+            found = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+            level = logging.WARNING if counts.keys() - {EMPTY} else logging.INFO
+            logging.log(level, "%s: skipped: %s", path, found)
 
 
-EMPTY, BAD, DAMAGED = "empty", "bad records", "damaged files, from the damage to the end"
+EMPTY, BAD, DAMAGED = "empty records", "bad records", "damaged files from the damage on"
 
 
 class Block(NamedTuple):

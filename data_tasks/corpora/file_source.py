@@ -60,8 +60,8 @@ class FileSource(seqio.DataSource):
 
     @property
     def skipped(self) -> Counter[str]:
-        """Reason -> number of records that this process has read and skipped."""
-        return self._skipped.total
+        """Reason -> number of bad records and damaged files that this process has skipped."""
+        return self._skipped.bad
 
     def list_shards(self, split: str) -> Sequence[str]:
         """Returns the paths of the files of a split."""

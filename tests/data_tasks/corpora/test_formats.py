@@ -64,7 +64,7 @@ def test_truncated_file_is_named_and_skipped_on_request(tmp_path, name):
     with pytest.raises(UserError, match=rf"{name}.*ON_BAD_RECORD=skip skips and counts"):
         read(path)
     found, skipped = read(path, "skip")
-    assert found == [text * 20 for text in TEXTS][: len(found)] and sum(skipped.total.values()) == 1
+    assert found == [text * 20 for text in TEXTS][: len(found)] and sum(skipped.bad.values()) == 1
 
 
 BAD = {
@@ -116,7 +116,7 @@ def test_bad_records_are_named_and_skipped_on_request(tmp_path, problem, monkeyp
     with pytest.raises(UserError, match=message):
         read(path, lines_per_document=1)
     found, skipped = read(path, "skip", lines_per_document=1)
-    assert {text.strip() for text in found} <= {"fine", "a"} and sum(skipped.total.values()) == 1
+    assert {text.strip() for text in found} <= {"fine", "a"} and sum(skipped.bad.values()) == 1
 
 
 def test_skipped_records_are_counted_once_and_logged(tmp_path, caplog):
@@ -124,10 +124,11 @@ def test_skipped_records_are_counted_once_and_logged(tmp_path, caplog):
         (tmp_path / name).write_text('{"text": "fine"}\n' + "bad\n" * 5 + '{"text": ""}\n')
     (tmp_path / "c.jsonl").write_text("")
     found, skipped = read(tmp_path / "*.jsonl", "skip")
-    assert found == ["fine", "fine"] and skipped.total == {"bad records": 10, "empty": 2}
+    assert found == ["fine", "fine"] and skipped.bad == {"bad records": 10}
     assert "a.jsonl:2: the line is not JSON" in caplog.text and "a.jsonl:6" not in caplog.text
     assert (
-        "a.jsonl: skipped records: 5 bad records" in caplog.text and "c.jsonl: the file has no records" in caplog.text
+        "a.jsonl: skipped: 5 bad records, 1 empty records" in caplog.text
+        and "c.jsonl: the file has no records" in caplog.text
     )
 
 
@@ -145,7 +146,7 @@ def test_columns_of_tables_are_checked(tmp_path):
     with pytest.raises(UserError, match=r"a\.parquet: column 'id' is int64, not text"):
         read(tmp_path / "a.parquet", text_column="id")
     found, skipped = read(tmp_path / "*.parquet", "skip")
-    assert found == ["first", "third", "fifth"] and sum(skipped.total.values()) == 2
+    assert found == ["first", "third", "fifth"] and sum(skipped.bad.values()) == 2
 
 
 def test_saved_data_set_is_read_from_its_directory(tmp_path):
