@@ -242,7 +242,10 @@ COMMANDS = {
             "examples": ("NUM_EXAMPLES", "number of rows to print (default: 2)"),
         },
         settings=_MODULE
-        | {"TASK_ARGUMENTS": "arguments of the task, such as \"{'pattern': 'books/*.txt'}\""}
+        | {
+            "DATA_FILES": "files of a text_files_* task, such as 'data/*.parquet'",
+            "TASK_ARGUMENTS": "arguments of the task, such as \"{'lines_per_document': 8}\"",
+        }
         | _LENGTHS
         | {
             "PACK": "whether to pack several examples into a row",
@@ -256,7 +259,7 @@ COMMANDS = {
         "train a vocabulary on text files",
         "commands/vocabulary.gin",
         flags={
-            "pattern": ("PATTERN", "the .txt and .jsonl files to train on, such as 'books/*.txt'"),
+            "pattern": ("PATTERN", "the files to train on, such as 'books/*.txt' or 'data/*.parquet'"),
             "kind": ("KIND", "sentencepiece (T5; the default), wordpiece (BERT) or byte_bpe (GPT-2)"),
             "size": ("SIZE", "number of tokens, including special tokens (default: 32000)"),
             "output": ("OUTPUT_PATH", "the directory to write to (default: vocabulary/KIND)"),
@@ -265,7 +268,7 @@ COMMANDS = {
         },
         flag_defaults={"overwrite": "True"},
         settings={
-            "JSON_FIELD": "field of a .jsonl file with the text (default: text)",
+            "TEXT_COLUMN": "column, or field of a record, with the text (default: text)",
             "MAX_BYTES": "bytes of text to train on (default: 256 MiB)",
         },
     ),
