@@ -27,6 +27,14 @@ def randomized(config):
     return parameters.map_named(draw, model)
 
 
+def randomized_by_stored_name(config):
+    """Returns a model with random parameters that are equal for scanned and unrolled layers."""
+    model = construct.make(config, jax.random.key(0))
+    rng, leaves = np.random.default_rng(0), parameters.stack(parameters.named_leaves(model))
+    drawn = {name: jnp.asarray(rng.normal(size=leaf.shape) / 3, jnp.float32) for name, leaf in sorted(leaves.items())}
+    return parameters.unstack(drawn, model)
+
+
 def stacked(model):
     """Returns stored name, `model/…` -> array, with stacked layers."""
     return parameters.stack({f"model/{name}": leaf for name, leaf in parameters.named_leaves(model).items()})

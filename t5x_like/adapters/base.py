@@ -5,7 +5,7 @@ import functools
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import jax
 from flax import nnx
@@ -13,10 +13,15 @@ from jaxtyping import Array, Float
 
 from t5x_like import parameters
 from t5x_like.errors import UserError
+from t5x_like.layers.blocks import TransformerLayer
+from t5x_like.layers.embeddings import Embedder
 from t5x_like.layers.projections import Projection
 
 # Name of the adapter within its module.
 ADAPTER = "adapter"
+
+# Class of the modules that have adapters -> its name in messages.
+_NOUNS = {Projection: "projection", Embedder: "embedding table", TransformerLayer: "layer"}
 
 M = TypeVar("M", bound=nnx.Module)
 N = TypeVar("N", bound=nnx.Module)
@@ -24,30 +29,49 @@ N = TypeVar("N", bound=nnx.Module)
 
 @runtime_checkable
 class Adapter(Protocol):
-    """Adds a module to some projections of a model: a frozen dataclass with hyperparameters, such as `lora.LoRA`.
+    """Adds a module to some modules of a model: a frozen dataclass with hyperparameters, such as `lora.LoRA`.
 
     Attributes:
-      pattern: regular expression that is searched in the names of the projections, such as
+      pattern: regular expression that is searched in the names of the modules, such as
         `encoder/layers/attention/query`.
+      target: class of these modules: `Projection`, `Embedder` or `TransformerLayer`.
     """
 
     pattern: str
+    target: ClassVar[type[nnx.Module]]
 
-    def make(self, projection: Projection, key: jax.Array, name: str) -> "AdapterModule":
-        """Makes the module of one projection.
+    def make(self, module: Any, key: jax.Array, name: str) -> "AdapterModule":
+        """Makes the adapter of one module.
 
         Args:
-          projection: the projection of one layer, also where layers are stacked. `projection.num_inputs` and
-            `projection.axes` tell which dimensions of the kernel are inputs and how they are sharded.
+          module: the module of one layer, also where layers are stacked. `num_inputs` and `axes` of a projection tell
+            which dimensions of the kernel are inputs and how they are sharded.
           key: random key for the initial values.
-          name: stored name of the projection, which differs between the projections of a layer.
+          name: stored name of the module, which differs between the modules of a layer.
 
         Raises:
-          UserError: the adapter does not fit the projection.
+          UserError: the adapter does not fit the module.
         """
 
 
 class AdapterModule(Protocol):
+    """The module of an adapter. `ProjectionAdapter` has its call in a projection."""
+
+    def merged(self, module: Any) -> dict[str, Float[Array, "..."]]:
+        """Returns parameters of a module with which it has the same output without the adapter.
+
+        Args:
+          module: the module that has the adapter, with parameters in float32.
+
+        Returns:
+          Name of each parameter that changes, such as `kernel` -> its value.
+
+        Raises:
+          UserError: no parameters have the effect of the adapter.
+        """
+
+
+class ProjectionAdapter(AdapterModule, Protocol):
     """The module of an adapter in one projection."""
 
     def __call__(
@@ -61,108 +85,103 @@ class AdapterModule(Protocol):
           dropout_key: random key of the block, which all of its projections get; None disables dropout.
         """
 
-    def merged(
-        self, kernel: Float[Array, "..."], bias: Float[Array, "..."] | None
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
-        """Returns the kernel and the bias with which the projection has the same output without the adapter.
-
-        Args:
-          kernel: the kernel, float32 `[*inputs, *outputs]`.
-          bias: the bias, float32 `[*outputs]`, or None.
-
-        Raises:
-          UserError: no kernel has the effect of the adapter.
-        """
-
 
 def adapt(model: M, adapters: Sequence[Adapter], key: jax.Array) -> M:
-    """Adds adapters to the projections of a new model, as `PROJECTION/adapter`; other parameters keep their names.
+    """Adds adapters to the modules of a new model, as `MODULE/adapter`; other parameters keep their names.
 
-    Initial values depend on the name of a projection and the number of its layer alone, so they are those of scanned
-    layers where layers are unrolled.
+    Initial values depend on the name of a module and the number of its layer alone, so they are those of scanned layers
+    where layers are unrolled.
 
     Args:
       model: the model, which is changed.
-      adapters: the adapters. Of several that match a projection, the first one is added.
+      adapters: the adapters. Of several that match a module, the first one is added.
       key: random key for the initial values.
 
     Returns:
       The model.
 
     Raises:
-      UserError: a pattern is not a regular expression, or matches no projection, or an adapter does not fit one.
+      UserError: a pattern is not a regular expression, or matches no module, or an adapter does not fit one.
     """
     for each in adapters:
         parameters.check_pattern(f"{type(each).__name__}.pattern", each.pattern)
     unused = list(adapters)
-    for name, layers in _projections(model).items():
-        adapter = next((each for each in adapters if re.search(each.pattern, name)), None)
+    for name, layers in _modules(model).items():
+        fitting = (each for each in adapters if isinstance(layers[0][1], each.target))
+        adapter = next((each for each in fitting if re.search(each.pattern, name)), None)
         if adapter is None:
             continue
         unused = [each for each in unused if each is not adapter]
         own = jax.random.fold_in(key, zlib.crc32(name.encode()))
-        for index, projection in layers:
-            count = _stacked_layers(projection)
+        for index, module in layers:
+            if module.adapter is not None:
+                raise UserError(
+                    f"{type(adapter).__name__}.pattern={adapter.pattern!r} matches {name}, which has a prompt. Give "
+                    "one of them."
+                )
+            count = _stacked_layers(module)
             make = functools.partial(adapter.make, name=name)
             if count is not None:
-                made = jax.vmap(make)(projection, jax.random.split(own, count))
+                made = jax.vmap(make)(module, jax.random.split(own, count))
             else:
-                made = make(projection, own if index is None else jax.random.split(own, len(layers))[index])
-            setattr(projection, ADAPTER, nnx.data(made))
+                made = make(module, own if index is None else jax.random.split(own, len(layers))[index])
+            setattr(module, ADAPTER, nnx.data(made))
     if unused:
+        noun, found = _NOUNS[unused[0].target], _modules(model).items()
+        names = ", ".join(sorted(name for name, layers in found if isinstance(layers[0][1], unused[0].target)))
         raise UserError(
-            f"{type(unused[0]).__name__}.pattern={unused[0].pattern!r} matches no projection of "
-            f"{type(model).__name__}. The projections are {', '.join(sorted(_projections(model)))}."
+            f"{type(unused[0]).__name__}.pattern={unused[0].pattern!r} matches no {noun} of {type(model).__name__}. "
+            f"The {noun}s are {names or 'none'}."
         )
     return model
 
 
-def merged_kernels(model: nnx.Module) -> dict[str, Float[Array, "..."]]:
-    """Returns the name of each kernel and bias with an adapter -> the array that has the same effect without it.
+def merged_parameters(model: nnx.Module) -> dict[str, Float[Array, "..."]]:
+    """Returns the name of each parameter that adapters change -> the array that has the same effect without them.
 
     Raises:
-      UserError: no kernel has the effect of an adapter.
+      UserError: no parameters have the effect of an adapter.
     """
     found = {}
-    for name, projection in named_modules(model, Projection):
-        if projection.adapter is not None:
-            merge = jax.vmap(_merged) if _stacked_layers(projection) is not None else _merged
-            kernel, bias = merge(projection)
-            found |= {f"{name}/kernel": kernel} | ({} if bias is None else {f"{name}/bias": bias})
+    for name, module in named_modules(model, tuple(_NOUNS)):
+        if module.adapter is not None:
+            merge = jax.vmap(_merged) if _stacked_layers(module) is not None else _merged
+            found |= {f"{name}/{parameter}": value for parameter, value in merge(module).items()}
     return found
 
 
-def _merged(projection: Projection) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
-    bias = projection.bias[...] if projection.has_bias else None
-    return projection.adapter.merged(projection.kernel[...], bias)
+def _merged(module: Any) -> dict[str, Float[Array, "..."]]:
+    return module.adapter.merged(module)
 
 
-def _projections(model: nnx.Module) -> dict[str, list[tuple[int | None, Projection]]]:
-    """Returns stored name -> the projections of all layers with their numbers, or the only one with None."""
+def _modules(model: nnx.Module) -> dict[str, list[tuple[int | None, Any]]]:
+    """Returns stored name -> the modules of all layers with their numbers, or the only one with None."""
     found = collections.defaultdict(list)
-    for name, projection in named_modules(model, Projection):
-        stored, index = parameters.stored_name(name)
-        found[stored].append((index, projection))
+    for name, module in named_modules(model, tuple(_NOUNS)):
+        stored, index = parameters.stored_name(f"{name}/")
+        found[stored.rstrip("/")].append((index, module))
     return {name: sorted(layers, key=lambda pair: pair[0] or 0) for name, layers in found.items()}
 
 
-def named_modules(module: nnx.Module, kind: type[N], name: str = "") -> Iterator[tuple[str, N]]:
-    """Yields the modules of a class by name, such as `encoder/layers/0/attention/query`, but none within another.
+def named_modules(
+    module: nnx.Module, kind: type[N] | tuple[type[N], ...], name: str = ""
+) -> Iterator[tuple[str, N]]:
+    """Yields the modules of a class by name, such as `encoder/layers/0/attention/query`.
 
     Args:
       module: the module to search.
-      kind: the class.
+      kind: the class, or several.
       name: name of `module`, with which names begin.
     """
     for key, child in nnx.iter_children(module):
         path = f"{name}/{key}" if name else str(key)
         if isinstance(child, kind):
             yield path, child
-        elif not isinstance(child, nnx.Variable):
+        if not isinstance(child, nnx.Variable):
             yield from named_modules(child, kind, path)
 
 
-def _stacked_layers(projection: Projection) -> int | None:
-    """Returns the number of layers of a projection with stacked parameters, or None."""
-    kernel = projection.kernel
-    return kernel.shape[0] if len(kernel.shape) > len(projection.axes) else None
+def _stacked_layers(module: nnx.Module) -> int | None:
+    """Returns the number of layers of a module with stacked parameters, or None."""
+    name, axes = next(iter(parameters.logical_axes(module).items()))
+    return parameters.named_leaves(module)[name].shape[0] if axes[0] == parameters.LAYERS else None

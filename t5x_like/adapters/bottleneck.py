@@ -1,6 +1,7 @@
 """Adapters (Houlsby et al. 2019, arXiv:1902.00751): small feed-forward blocks after the blocks of a layer."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,22 +20,24 @@ class Bottleneck(nnx.Module):
     """Adds up(activation(down(y))) to the output y of a projection.
 
     Args:
-      projection: the projection, with one output dimension.
+      width: size of y.
       size: size of the bottleneck.
       activation: name of the activation; see `layers.mlp`.
-      initializer_range: standard deviation of the initial kernels.
+      axis: logical axis of y.
+      init: initializer of the kernels.
       key: random key for the initial values.
 
     Attributes:
-      down: float32 `[outputs, size]`.
+      down: float32 `[width, size]`.
       down_bias: float32 `[size]`, initially 0.
-      up: float32 `[size, outputs]`.
-      up_bias: float32 `[outputs]`, initially 0.
+      up: float32 `[size, width]`.
+      up_bias: float32 `[width]`, initially 0.
     """
 
-    def __init__(self, projection: Projection, size: int, activation: str, initializer_range: float, *, key: jax.Array):
-        (width,), (axis,) = (each[projection.num_inputs :] for each in (projection.kernel.shape, projection.axes))
-        init, (down_key, up_key) = initializers.truncated_normal(initializer_range), jax.random.split(key)
+    def __init__(
+        self, width: int, size: int, activation: str, *, axis: str, init: initializers.Initializer, key: jax.Array
+    ):
+        down_key, up_key = jax.random.split(key)
         self.down = nnx.Param(init(down_key, (width, size), 1), axes=(axis, None))
         self.down_bias = nnx.Param(jnp.zeros((size,), jnp.float32), axes=(None,))
         self.up = nnx.Param(init(up_key, (size, width), 1), axes=(None, axis))
@@ -44,21 +47,23 @@ class Bottleneck(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch length ..."], projection: Projection, *, dropout_key: jax.Array | None = None
     ) -> Float[Array, "batch length width"]:
-        """Returns the output of the projection with the block; see `base.AdapterModule`."""
+        """Returns the output of the projection with the block; see `base.ProjectionAdapter`."""
         del dropout_key
         y = projection.product(x)
+        return y + self.update(y)
+
+    def update(self, y: Float[Array, "batch length width"]) -> Float[Array, "batch length width"]:
+        """Returns up(activation(down(y)))."""
         down, down_bias, up, up_bias = (
             each[...].astype(y.dtype) for each in (self.down, self.down_bias, self.up, self.up_bias)
         )
         low = ACTIVATIONS[self.activation](contract(y, down, 1) + down_bias)
-        return y + contract(low, up, 1) + up_bias
+        return contract(low, up, 1) + up_bias
 
-    def merged(
-        self, kernel: Float[Array, "..."], bias: Float[Array, "..."] | None
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
+    def merged(self, module: Any) -> dict[str, Float[Array, "..."]]:
         """Raises an error: the block is not linear."""
         raise UserError(
-            "BottleneckAdapter: its blocks are not linear, so they cannot be merged into the kernels. Use the run "
+            "Bottleneck: its blocks are not linear, so they cannot be merged into the kernels. Use the run "
             "itself: `eval`, `infer` and `open_model` read its adapters."
         )
 
@@ -71,6 +76,7 @@ class BottleneckAdapter:
     A comment above each field documents it.
     """
 
+    target = Projection
     # Regular expression of the names of the projections. The default matches the last projections of attention and
     # feed-forward blocks, as in the paper.
     pattern: str = r"(attention/out|mlp/wo)$"
@@ -83,10 +89,10 @@ class BottleneckAdapter:
 
     def __post_init__(self):
         if self.size < 1:
-            raise UserError(f"BottleneckAdapter.size={self.size}: not positive. Give the size of the bottleneck.")
+            raise UserError(f"{type(self).__name__}.size={self.size}: not positive. Give the size of the bottleneck.")
         if self.activation not in ACTIVATIONS:
             known = ", ".join(sorted(ACTIVATIONS))
-            raise UserError(f"BottleneckAdapter.activation={self.activation!r}: not one of {known}. Give one.")
+            raise UserError(f"{type(self).__name__}.activation={self.activation!r}: not one of {known}. Give one.")
 
     def make(self, projection: Projection, key: jax.Array, name: str) -> Bottleneck:
         """Makes the block of a projection; see `base.Adapter`."""
@@ -95,4 +101,6 @@ class BottleneckAdapter:
                 f"BottleneckAdapter.pattern={self.pattern!r} matches {name}, whose output has several dimensions. "
                 "Choose projections to hidden states, such as (attention/out|mlp/wo)$."
             )
-        return Bottleneck(projection, self.size, self.activation, self.initializer_range, key=key)
+        width, axis = projection.kernel.shape[-1], projection.axes[-1]
+        init = initializers.truncated_normal(self.initializer_range)
+        return Bottleneck(width, self.size, self.activation, axis=axis, init=init, key=key)

@@ -35,7 +35,7 @@ class WeightDecomposed(LowRank):
     def __call__(
         self, x: Float[Array, "batch length ..."], projection: Projection, *, dropout_key: jax.Array | None = None
     ) -> Float[Array, "batch length ..."]:
-        """Returns the output of the projection with the kernel replaced; see `base.AdapterModule`.
+        """Returns the output of the projection with the kernel replaced; see `base.ProjectionAdapter`.
 
         Dropout applies to the input of the update alone.
         """
@@ -44,11 +44,10 @@ class WeightDecomposed(LowRank):
         factor = self._factor(projection.kernel[...]).astype(y.dtype)
         return factor * (y - bias + self.update(x, y.dtype, dropout_key)) + bias
 
-    def merged(
-        self, kernel: Float[Array, "..."], bias: Float[Array, "..."] | None
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
+    def merged(self, module: Projection) -> dict[str, Float[Array, "..."]]:
         """Returns the kernel with the update and the magnitudes; see `base.AdapterModule`."""
-        return self._factor(kernel) * (kernel + self.delta()), bias
+        kernel = module.kernel[...]
+        return {"kernel": self._factor(kernel) * (kernel + self.delta())}
 
     def _factor(self, kernel: Float[Array, "..."]) -> Float[Array, "..."]:
         updated = kernel.astype(jnp.float32) + self.delta()

@@ -34,7 +34,7 @@ class Rescaling(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch length ..."], projection: Projection, *, dropout_key: jax.Array | None = None
     ) -> Float[Array, "batch length ..."]:
-        """Returns the output of the projection with the rescaling; see `base.AdapterModule`."""
+        """Returns the output of the projection with the rescaling; see `base.ProjectionAdapter`."""
         del dropout_key
         scale = self.scale[...]
         if self.of == "inputs":
@@ -42,14 +42,12 @@ class Rescaling(nnx.Module):
         y = projection.product(x)
         return y * scale.astype(y.dtype)
 
-    def merged(
-        self, kernel: Float[Array, "..."], bias: Float[Array, "..."] | None
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
+    def merged(self, module: Projection) -> dict[str, Float[Array, "..."]]:
         """Returns the rescaled kernel and bias; see `base.AdapterModule`."""
-        scale = self.scale[...]
-        if self.of == "outputs":
-            return kernel * scale, None if bias is None else bias * scale
-        return kernel * scale.reshape(*scale.shape, *(1,) * self.num_outputs), bias
+        scale, kernel = self.scale[...], module.kernel[...]
+        if self.of == "inputs":
+            return {"kernel": kernel * scale.reshape(*scale.shape, *(1,) * self.num_outputs)}
+        return {"kernel": kernel * scale} | ({"bias": module.bias[...] * scale} if module.has_bias else {})
 
 
 @recorded
@@ -60,6 +58,7 @@ class IA3:
     A comment above each field documents it.
     """
 
+    target = Projection
     # Regular expression of the names of the projections, such as encoder/layers/attention/key.
     pattern: str = r"attention/(key|value)$"
     # `outputs` or `inputs`.

@@ -46,7 +46,7 @@ class LowRank(nnx.Module):
     def __call__(
         self, x: Float[Array, "batch length ..."], projection: Projection, *, dropout_key: jax.Array | None = None
     ) -> Float[Array, "batch length ..."]:
-        """Returns the output of the projection with the update; see `base.AdapterModule`."""
+        """Returns the output of the projection with the update; see `base.ProjectionAdapter`."""
         y = projection.product(x)
         return y + self.update(x, y.dtype, dropout_key)
 
@@ -63,44 +63,53 @@ class LowRank(nnx.Module):
         """Returns scale · A B, `[*inputs, *outputs]` in float32."""
         return self.scale * jnp.tensordot(self.down[...], self.up[...], axes=1, precision=jax.lax.Precision.HIGHEST)
 
-    def merged(
-        self, kernel: Float[Array, "..."], bias: Float[Array, "..."] | None
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
+    def merged(self, module: Projection) -> dict[str, Float[Array, "..."]]:
         """Returns the kernel with the update; see `base.AdapterModule`."""
-        return kernel + self.delta(), bias
+        return {"kernel": module.kernel[...] + self.delta()}
 
 
-@recorded
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoRA:
-    """Low-rank updates of some projections. Freeze all other parameters: `adapters/lora.gin` does so.
+class LowRankSettings:
+    """The rank and the scale of low-rank updates. A comment above each field documents it."""
 
-    A comment above each field documents it.
-    """
-
-    # Regular expression of the names of the projections, such as encoder/layers/attention/query. The default matches
-    # the query and value projections of all attention blocks, as in the paper.
-    pattern: str = r"attention/(query|value)$"
     # Rank r of an update.
     rank: int = 8
     # α: an update is multiplied by α / r, or by α / √r with `rank_stabilized`.
     alpha: float = 16.0
     # Whether to scale as rsLoRA (Kalajdzievski 2023, arXiv:2312.03732).
     rank_stabilized: bool = False
-    # Dropout rate of the input of an update, as in loralib. Projections of logits, and of the embeddings of MobileBERT
-    # and of models that read characters, have no dropout: give them an adapter of their own with rate 0.
-    dropout_rate: float = 0.0
 
     def __post_init__(self):
         if self.rank < 1 or not self.alpha > 0:
-            raise UserError(f"LoRA: rank={self.rank}, alpha={self.alpha}: not positive. Give positive numbers.")
-        if not 0 <= self.dropout_rate < 1:
-            raise UserError(f"LoRA.dropout_rate={self.dropout_rate}: not in [0, 1). Give 0 for no dropout.")
+            name = type(self).__name__
+            raise UserError(f"{name}: rank={self.rank}, alpha={self.alpha}: not positive. Give positive numbers.")
 
     @property
     def scale(self) -> float:
         """Factor of an update."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
+
+
+@recorded
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoRA(LowRankSettings):
+    """Low-rank updates of some projections. Freeze all other parameters: `adapters/lora.gin` does so.
+
+    A comment above each field documents it.
+    """
+
+    target = Projection
+    # Regular expression of the names of the projections, such as encoder/layers/attention/query. The default matches
+    # the query and value projections of all attention blocks, as in the paper.
+    pattern: str = r"attention/(query|value)$"
+    # Dropout rate of the input of an update, as in loralib. Projections of logits, and of the embeddings of MobileBERT
+    # and of models that read characters, have no dropout: give them an adapter of their own with rate 0.
+    dropout_rate: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.dropout_rate < 1:
+            raise UserError(f"LoRA.dropout_rate={self.dropout_rate}: not in [0, 1). Give 0 for no dropout.")
 
     def make(self, projection: Projection, key: jax.Array, name: str) -> LowRank:
         """Makes the update of a projection; see `base.Adapter`."""

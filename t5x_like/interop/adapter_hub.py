@@ -1,6 +1,7 @@
 """Bottleneck adapters in the files of the library adapters: `adapter_config.json` and `adapter.safetensors`.
 
-The blocks of `adapters.bottleneck` are its `double_seq_bn` (Houlsby et al. 2019), or a part of it.
+The blocks of `adapters.bottleneck` are its `double_seq_bn` (Houlsby et al. 2019), or a part of it, and the blocks of
+`adapters.pfeiffer` its `seq_bn` (Pfeiffer et al. 2020).
 """
 
 import json
@@ -14,6 +15,7 @@ from jaxtyping import Float
 from t5x_like import interop, paths
 from t5x_like.adapters.base import ADAPTER
 from t5x_like.adapters.bottleneck import BottleneckAdapter
+from t5x_like.adapters.pfeiffer import PfeifferAdapter
 from t5x_like.errors import UserError
 from t5x_like.interop import adapted_matrices as matrices
 from t5x_like.interop import json_files, safetensors_files, tables
@@ -44,7 +46,6 @@ _FIXED = {
     "ln_after": False,
     "ln_before": False,
     "original_ln_after": True,
-    "original_ln_before": False,
     "phm_layer": False,
     "residual_before_ln": True,
     "scaling": 1.0,
@@ -67,27 +68,29 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, name: 
     if len(config.adapters) != 1 or not isinstance(config.adapters[0], BottleneckAdapter):
         raise UserError(f"{type(config).__name__}.adapters: not one BottleneckAdapter, which this format has.")
     (adapter,), bare = config.adapters, construct.without_adapters(config)
+    kind = type(adapter)
     family = interop.family_of(bare)
     hf_config, _ = interop.describe_class(family, bare, [each for each in leaves if each.startswith(tables.MODEL)])
     tensors: dict[str, Any] = {}
     places: set[bool] = set()  # whether blocks follow attention
     for module, matrix in matrices.find(family, bare).items():
-        (projection, *_), *others = matrix.projections.values()
-        if others or f"{projection}/{ADAPTER}/down" not in leaves:
+        place = _place(matrix, module, kind)
+        if place is None or f"{place}/down" not in leaves:
             continue
         block = _block(module)
         if block is None:
             raise UserError(
-                f"BottleneckAdapter.pattern={adapter.pattern!r} matches {projection}, after which the library adapters "
-                "has no block. Use the run itself, or train with a pattern without this projection."
+                f"{kind.__name__}.pattern={adapter.pattern!r}: the library adapters has no block after {module}. Use "
+                "the run itself, or train with a pattern without this block."
             )
         places.add(bool(_ATTENTION.search(module)))
         block = matrices.module_name(block, family, None, hf_config["architectures"][0])
         for own, theirs in _TENSORS.items():
-            tensors[f"{block}.{name}.{theirs}"] = matrix.leaf(leaves, f"{projection}/{ADAPTER}/{own}").T
+            tensors[f"{block}.{name}.{theirs}"] = matrix.leaf(leaves, f"{place}/{own}").T
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())} | {"linear": "linear"}
     settings = {
         **_FIXED,
+        "original_ln_before": kind is PfeifferAdapter,
         "mh_adapter": True in places,
         "output_adapter": False in places,
         "non_linearity": names[adapter.activation],
@@ -131,9 +134,15 @@ def read(
     for key, value in _FIXED.items():
         if settings.get(key, value) != value:
             raise UserError(
-                f"{file}: {key} {settings[key]!r}: not supported, only {value!r}, as in double_seq_bn. Train the "
-                "adapter with this configuration."
+                f"{file}: {key} {settings[key]!r}: not supported, only {value!r}, as in double_seq_bn and seq_bn. "
+                "Train the adapter with this configuration."
             )
+    kind = PfeifferAdapter if settings.get("original_ln_before", False) else BottleneckAdapter
+    if kind is PfeifferAdapter and settings.get("mh_adapter", False):
+        raise UserError(
+            f"{file}: mh_adapter True with original_ln_before True: not supported. Train the adapter as double_seq_bn, "
+            "or as seq_bn, which has no block after attention."
+        )
     activation = settings.get("non_linearity")
     if activation not in ACTIVATIONS and activation != "linear":
         raise UserError(f"{file}: non_linearity {activation!r}: not supported. Give one of {', '.join(ACTIVATIONS)}.")
@@ -145,13 +154,12 @@ def read(
     stored, family = safetensors_files.Tensors(directory, WEIGHTS), interop.family_of(config)
     unread, leaves = set(stored), {}
     for module, matrix in matrices.find(family, config).items():
-        block = _block(module)
-        for own, theirs in _TENSORS.items() if block is not None else ():
+        block, place = _block(module), _place(matrix, module, kind)
+        for own, theirs in _TENSORS.items() if None not in (block, place) else ():
             names = (f"{each}.{name}.{theirs}" for each in (block, matrices.without_prefix(block, family)))
             if (found := next((each for each in names if each in stored.shapes), None)) is not None:
                 unread.discard(found)
-                ((projection, *_),) = matrix.projections.values()
-                matrix.put(leaves, f"{projection}/{ADAPTER}/{own}", stored[found].astype(np.float32).T)
+                matrix.put(leaves, f"{place}/{own}", stored[found].astype(np.float32).T)
     if unread or not leaves:
         shown = f"tensor {min(unread)!r} is" if unread else "its tensors are"
         raise UserError(
@@ -162,7 +170,18 @@ def read(
     if len(sizes) > 1:
         raise UserError(f"{directory}: blocks of several sizes, {sorted(sizes)}. One size is supported.")
     shown = ACTIVATIONS.get(activation, activation)
-    return (BottleneckAdapter(pattern=matrices.pattern_of(leaves), size=sizes.pop(), activation=shown),), leaves
+    return (kind(pattern=matrices.pattern_of(leaves), size=sizes.pop(), activation=shown),), leaves
+
+
+def _place(matrix: matrices.Matrix, module: str, kind: type[BottleneckAdapter]) -> str | None:
+    """Returns the stored name of the adapter of a block after a matrix, or None if no block can follow it."""
+    (projection, *_), *others = matrix.projections.values()
+    if others:
+        return None
+    if kind is not PfeifferAdapter:
+        return f"{projection}/{ADAPTER}"
+    layer = projection.removesuffix("/mlp/wo")
+    return f"{layer}/{ADAPTER}" if layer != projection else None
 
 
 def _block(module: str) -> str | None:

@@ -56,6 +56,9 @@ class TransformerLayer(nnx.Module):
       norm_position: `"pre"` or `"post"`.
       dropout: dropout of each block's output before the residual sum.
 
+    Attributes:
+      adapter: None, or a module that changes the residual sum of the last block; see `adapters.base`.
+
     Raises:
       UserError: `norm_position` is unknown.
     """
@@ -74,6 +77,12 @@ class TransformerLayer(nnx.Module):
             setattr(self, name, block)
             setattr(self, f"{name}_norm", make_norm())
         self.names, self.norm_position, self.dropout = tuple(blocks), norm_position, dropout
+        self.adapter: nnx.Module | None = None
+
+    @property
+    def last_norm(self) -> nnx.Module:
+        """The norm of the last block."""
+        return getattr(self, f"{self.names[-1]}_norm")
 
     @property
     def capturable(self) -> tuple[str, ...]:
@@ -147,4 +156,6 @@ class TransformerLayer(nnx.Module):
         norm = getattr(self, f"{name}_norm")
         update, other = block(gather_residual(norm(x) if self.norm_position == "pre" else x))
         x = x + self.dropout(scatter_residual(update), key)
+        if self.adapter is not None and name == self.names[-1]:
+            x = self.adapter(x, norm if self.norm_position == "post" else None)
         return (norm(x) if self.norm_position == "post" else x), other

@@ -123,7 +123,7 @@ def adapters(config: object) -> None:
     if not isinstance(given, tuple | list) or not all(isinstance(each, Adapter | Prompt | Prefix) for each in given):
         raise UserError(
             f"{_field(config, 'adapters')}: not a tuple of adapters. Give one, such as (@lora.LoRA(),); an adapter has "
-            "`pattern` and `make`."
+            "`pattern`, `target` and `make`."
         )
     for kind, several in ((Prompt, "several prompts"), (Prefix, "several prefixes")):
         if sum(isinstance(each, kind) for each in given) > 1:

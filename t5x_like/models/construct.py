@@ -7,7 +7,7 @@ import jax
 
 from t5x_like import parameters
 from t5x_like.adapters import prefix, prefix_activations, prompt
-from t5x_like.adapters.base import adapt, merged_kernels
+from t5x_like.adapters.base import adapt, merged_parameters
 from t5x_like.errors import UserError
 from t5x_like.models.base import Model, ModelConfig
 
@@ -43,7 +43,7 @@ def without_adapters(config: ModelConfig) -> ModelConfig:
 
 
 def merge(model: Model) -> Model:
-    """Returns the bare model with the same outputs: the updates of its adapters are added to the kernels.
+    """Returns the bare model with the same outputs: the updates of its adapters are added to the parameters.
 
     Example:
       `merge(open_model("runs/lora").read_model())` is a model without adapters.
@@ -52,7 +52,7 @@ def merge(model: Model) -> Model:
       model: a model with adapters or without.
 
     Raises:
-      UserError: no kernel has the effect of an adapter.
+      UserError: no parameters have the effect of an adapter.
     """
     for kind in (prompt, prefix):
         if (found := kind.find(model.config)) is not None:
@@ -62,7 +62,7 @@ def merge(model: Model) -> Model:
                 "the parameters. Write it alone (MERGE=False), or use the run itself: `eval`, `infer` and `open_model` "
                 f"read its {name.lower()}."
             )
-    leaves = parameters.named_leaves(model) | merged_kernels(model)
+    leaves = parameters.named_leaves(model) | merged_parameters(model)
     bare = jax.eval_shape(without_adapters(model.config).make, jax.random.key(0))
     return parameters.rebuild(bare, {name: leaves[name] for name in parameters.named_leaves(bare)})
 

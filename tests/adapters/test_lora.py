@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from adapted_models import randomized_by_stored_name as randomized
 from families import FAMILIES, assert_trees_close, eight_rows, example_batch, loss, scanned
 from family_case import VOCABULARY, Family
 from numerics import assert_close
@@ -41,15 +42,6 @@ FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
 def adapted(family, scan=False, **changes):
     config = dataclasses.replace(FAMILIES[family].config, adapters=(LORA,), **changes)
     return scanned(config) if scan else config
-
-
-def randomized(config):
-    """Returns a model whose updates are not 0, equal for scanned and unrolled layers."""
-    model = construct.make(config, jax.random.key(0))
-    stacked = parameters.stack(parameters.named_leaves(model))
-    rng = np.random.default_rng(0)
-    drawn = {name: jnp.asarray(rng.normal(size=leaf.shape) / 3, jnp.float32) for name, leaf in sorted(stacked.items())}
-    return parameters.unstack(drawn, model)
 
 
 @pytest.mark.parametrize("family", ["t5_1_1", "bert", "llama"])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from adapted_models import randomized_by_stored_name as randomized
 from families import FAMILIES, assert_trees_close, eight_rows, example_batch, loss, scanned
 from numerics import assert_close
 
@@ -13,6 +14,7 @@ from t5x_like import optimizers, parameters
 from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
+from t5x_like.adapters.pfeiffer import PfeifferAdapter
 from t5x_like.adapters.prefix import Prefix
 from t5x_like.errors import UserError
 from t5x_like.models import construct
@@ -22,6 +24,7 @@ METHODS = {
     "dora": (DoRA(rank=3, alpha=6.0, pattern="."),),
     "ia3": (IA3(), IA3(pattern="mlp/wo$", of="inputs")),
     "adapters": (BottleneckAdapter(size=5),),
+    "pfeiffer": (PfeifferAdapter(size=5, initializer_range=1e-3),),
 }
 PREFIXES = {"prefix": (Prefix(length=3),), "prefix_mlp": (Prefix(length=3, hidden_size=5),)}
 LINEAR = ("dora", "ia3")
@@ -33,22 +36,13 @@ def adapted(family, method, scan=False):
     return scanned(config) if scan else config
 
 
-def randomized(config):
-    """Returns a model with random parameters, equal for scanned and unrolled layers."""
-    model = construct.make(config, jax.random.key(0))
-    stacked = parameters.stack(parameters.named_leaves(model))
-    rng = np.random.default_rng(0)
-    drawn = {name: jnp.asarray(rng.normal(size=leaf.shape) / 3, jnp.float32) for name, leaf in sorted(stacked.items())}
-    return parameters.unstack(drawn, model)
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["t5_1_1", "bert", "llama"])
 def test_new_model_nearly_equals_its_base(family, method):
     batch, key = example_batch(FAMILIES[family]), jax.random.key(1)
     model, base = construct.make(adapted(family, method), key), FAMILIES[family].config.make(key)
     found, expected = model(batch).hidden, base(batch).hidden
-    assert_close({"hidden": found}, {"hidden": expected}, 2e-4 if method == "adapters" else 2e-6)
+    assert_close({"hidden": found}, {"hidden": expected}, 2e-6 if method in LINEAR else 2e-4)
     added = parameters.named_leaves(model).keys() - parameters.named_leaves(base).keys()
     assert added and all("/adapter/" in name for name in added)
 
@@ -76,8 +70,9 @@ def test_merged_model_has_the_same_outputs(family, method):
 
 
 def test_merging_blocks_that_are_not_linear_raises():
-    with pytest.raises(UserError, match="its blocks are not linear, so they cannot be merged"):
-        construct.merge(randomized(adapted("bert", "adapters")))
+    for method in ("adapters", "pfeiffer"):
+        with pytest.raises(UserError, match="its blocks are not linear, so they cannot be merged"):
+            construct.merge(randomized(adapted("bert", method)))
 
 
 @pytest.mark.parametrize("method", METHODS | PREFIXES)
@@ -124,6 +119,18 @@ def test_outputs_by_hand():
     low = jax.nn.gelu(y @ adapter.down[...] + adapter.down_bias[...], approximate=True)
     np.testing.assert_allclose(wo(wide), y + low @ adapter.up[...] + adapter.up_bias[...], rtol=1e-4, atol=1e-4)
 
+    for family in ("bert", "t5_1_1"):  # norms after the sums, and before the blocks
+        layer = randomized(adapted(family, "pfeiffer")).encoder.layers[0]
+        adapter, norm = layer.adapter, layer.mlp_norm
+        width = FAMILIES[family].config.embed_dim
+        states, update = np.random.default_rng(4).normal(size=(2, 2, 3, width)).astype(np.float32)
+        found, _ = layer.residual("mlp", lambda _, update=update: (update, None), states)
+        total = states + update
+        low = jax.nn.relu((norm(total) if family == "bert" else total) @ adapter.down[...] + adapter.down_bias[...])
+        expected = total + low @ adapter.up[...] + adapter.up_bias[...]
+        expected = norm(expected) if family == "bert" else expected
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
 
 @pytest.mark.parametrize("method", METHODS | PREFIXES)
 def test_generation_has_the_added_parameters(method):
@@ -142,6 +149,8 @@ def test_invalid_settings_raise():
         BottleneckAdapter(size=0)
     with pytest.raises(UserError, match="BottleneckAdapter.activation='swish': not one of"):
         BottleneckAdapter(activation="swish")
+    with pytest.raises(UserError, match="PfeifferAdapter.pattern='layers.' matches no layer of .*The layers are none"):
+        construct.make(adapted("mobilebert", "pfeiffer"), jax.random.key(0))
     config = dataclasses.replace(FAMILIES["bert"].config, adapters=(BottleneckAdapter(pattern="query$"),))
     with pytest.raises(UserError, match="pattern='query.' matches encoder/layers/attention/query, whose output"):
         construct.make(config, jax.random.key(0))

@@ -12,6 +12,7 @@ from numerics import assert_close
 from t5x_like import interop
 from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.adapters.lora import LoRA
+from t5x_like.adapters.pfeiffer import PfeifferAdapter
 from t5x_like.errors import UserError
 from t5x_like.interop import adapter_hub
 
@@ -24,26 +25,28 @@ CLASSES = {
     "bart": "AutoModelForSeq2SeqLM",
 }
 # The library has no block after cross-attention.
-PATTERN = r"(?<!cross_)(?<!cross)attention/out$|mlp/wo$"
+HOULSBY = BottleneckAdapter(pattern=r"(?<!cross_)(?<!cross)attention/out$|mlp/wo$")
+ATTENTION, FEED_FORWARD = BottleneckAdapter(pattern="attention/out$"), BottleneckAdapter(pattern="mlp/wo$")
+PFEIFFER = PfeifferAdapter(activation="relu")
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize(
-    ("family", "pattern"),
+    ("family", "adapter"),
     [
-        *((family, PATTERN) for family in CLASSES),
-        ("bert", "attention/out$"),
-        ("bert", "mlp/wo$"),
-        ("t5_1_1", "mlp/wo$"),
+        *((family, adapter) for family in CLASSES for adapter in (HOULSBY, PFEIFFER)),
+        ("bert", ATTENTION),
+        ("bert", FEED_FORWARD),
+        ("t5_1_1", FEED_FORWARD),
     ],
 )
-def test_outputs_equal_those_of_the_library(tmp_path, family, pattern):
+def test_outputs_equal_those_of_the_library(tmp_path, family, adapter):
     import torch
 
     transformers, library = pytest.importorskip("transformers"), pytest.importorskip("adapters")
     config, batch = base_of(family), example_batch(FAMILIES[family])
     size = 4 if config.embed_dim % 4 == 0 else 3
-    adapter = BottleneckAdapter(pattern=pattern, size=size, activation="gelu")
+    adapter = dataclasses.replace(adapter, size=size)
     model = randomized(dataclasses.replace(config, adapters=(adapter,)))
     leaves = stacked(model)
     interop.to_huggingface(bare(leaves), config, str(tmp_path / "base"))
@@ -63,15 +66,18 @@ def test_outputs_equal_those_of_the_library(tmp_path, family, pattern):
     theirs.save_adapter(str(tmp_path / "theirs"), "one", use_safetensors=True)
     for directory in ("adapter", "theirs"):
         adapters, read = adapter_hub.read(str(tmp_path / directory), config)
-        assert [(each.size, each.activation) for each in adapters] == [(size, "gelu")]
+        assert [(type(each), each.size, each.activation) for each in adapters] == [
+            (type(adapter), size, adapter.activation)
+        ]
         assert read.keys() == leaves.keys() - bare(leaves).keys()
         for name, leaf in read.items():
             np.testing.assert_array_equal(leaf, leaves[name], err_msg=name)
 
 
-def test_convert_reads_and_writes_blocks(tmp_path, run_command):
+@pytest.mark.parametrize("adapter", [BottleneckAdapter(size=3), PfeifferAdapter(size=3)], ids=["houlsby", "pfeiffer"])
+def test_convert_reads_and_writes_blocks(tmp_path, run_command, adapter):
     config = base_of("bert")
-    adapted = dataclasses.replace(config, adapters=(BottleneckAdapter(size=3),))
+    adapted = dataclasses.replace(config, adapters=(adapter,))
     leaves = stacked(randomized(adapted))
     interop.to_huggingface(bare(leaves), config, str(tmp_path / "base"))
     adapter_hub.write(adapted, leaves, str(tmp_path / "one"))
@@ -90,7 +96,8 @@ def test_invalid_directories_raise(tmp_path):
     adapter_hub.write(adapted, leaves, str(tmp_path))
     contents = json.loads((tmp_path / adapter_hub.CONFIG).read_text())
     for changes, message in (
-        ({"original_ln_before": True}, "original_ln_before True: not supported, only False, as in double_seq_bn"),
+        ({"ln_before": True}, "ln_before True: not supported, only False, as in double_seq_bn and seq_bn"),
+        ({"original_ln_before": True}, "mh_adapter True with original_ln_before True: not supported"),
         ({"non_linearity": "tanh"}, "non_linearity 'tanh': not supported"),
     ):
         changed = contents | {"config": contents["config"] | changes}

@@ -1,0 +1,56 @@
+"""Adapters of Pfeiffer et al. 2020 (AdapterFusion, arXiv:2005.00247): a small block at the end of each layer."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+from jaxtyping import Array, Float
+
+from t5x_like.adapters.bottleneck import Bottleneck, BottleneckAdapter
+from t5x_like.layers import initializers
+from t5x_like.layers.blocks import TransformerLayer
+from t5x_like.recorded import recorded
+
+
+class LayerBottleneck(Bottleneck):
+    """Adds a block to the sum x of the hidden states of a layer and the update of its last block.
+
+    The block reads norm(x) in a layer whose norms follow the sums, and x in other layers. A layer whose norms follow
+    returns norm(x + up(activation(down(norm(x))))), with the same norm twice, as `seq_bn` of the library adapters does.
+    """
+
+    def __call__(
+        self, x: Float[Array, "batch length embed"], norm: Callable[[Array], Array] | None
+    ) -> Float[Array, "batch length embed"]:
+        """Returns the sum with the block, before the norm.
+
+        Args:
+          x: the sum.
+          norm: the norm that follows it, or None.
+        """
+        return x + self.update(x if norm is None else norm(x))
+
+
+@recorded
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PfeifferAdapter(BottleneckAdapter):
+    """A block in each layer, after its feed-forward block. `adapters/pfeiffer.gin` freezes all other parameters.
+
+    A comment above each field documents it.
+    """
+
+    target = TransformerLayer
+    # Regular expression of the names of the layers, such as encoder/layers.
+    pattern: str = r"layers$"
+    # Size of the bottleneck. The default is a sixteenth of the hidden states of a base model.
+    size: int = 48
+    # Activation of the block.
+    activation: str = "relu"
+    # Standard deviation of the initial kernels, which are drawn from a normal distribution.
+    initializer_range: float = 0.02
+
+    def make(self, layer: TransformerLayer, key: jax.Array, name: str) -> LayerBottleneck:
+        """Makes the block of a layer; see `base.Adapter`."""
+        del name
+        width, init = layer.last_norm.scale.shape[-1], initializers.normal(self.initializer_range)
+        return LayerBottleneck(width, self.size, self.activation, axis="embed", init=init, key=key)
