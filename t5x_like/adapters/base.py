@@ -163,9 +163,7 @@ def _modules(model: nnx.Module) -> dict[str, list[tuple[int | None, Any]]]:
     return {name: sorted(layers, key=lambda pair: pair[0] or 0) for name, layers in found.items()}
 
 
-def named_modules(
-    module: nnx.Module, kind: type[N] | tuple[type[N], ...], name: str = ""
-) -> Iterator[tuple[str, N]]:
+def named_modules(module: nnx.Module, kind: type[N] | tuple[type[N], ...], name: str = "") -> Iterator[tuple[str, N]]:
     """Yields the modules of a class by name, such as `encoder/layers/0/attention/query`.
 
     Args:

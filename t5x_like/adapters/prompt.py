@@ -100,6 +100,11 @@ class Rows(nnx.Module):
         own = jnp.take(vectors(self.prompt, table, self.rows[...]), ids - size, axis=0, mode="fill", fill_value=jnp.nan)
         return jnp.where((ids < size)[..., None], embedder.lookup(ids), own)
 
+    def attend(self, hidden: Float[Array, "batch length embed"]) -> float:
+        """Returns what the rows add to logits of the table: nothing, because these have no further entries."""
+        del hidden
+        return 0.0
+
 
 def vectors(
     prompt: Prompt, table: Float[Array, "vocab embed"], rows: Float[Array, "length embed"]

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from t5x_like.adapters.base import ADAPTER
+from t5x_like.adapters.base import ADAPTER, Adapter
 from t5x_like.interop import tables
 from t5x_like.interop.tables import Family, HeadClass, TensorMapping
+from t5x_like.layers.projections import Projection
 from t5x_like.models.base import ModelConfig
 
 _SUFFIX = ".weight"
@@ -79,3 +80,9 @@ def pattern_of(names: Iterable[str]) -> str:
     """Returns the `pattern` of adapters that match the projections with these stored parameters of adapters alone."""
     projections = sorted({name.removeprefix(tables.MODEL).split(f"/{ADAPTER}/")[0] for name in names})
     return f"^({'|'.join(map(re.escape, projections))})$"
+
+
+def adapter_of(adapters: Iterable[Adapter], name: str) -> Any:
+    """Returns the adapter of a projection, `model/…`; see `adapters.base.adapt`."""
+    of_projections = (each for each in adapters if each.target is Projection)
+    return next(each for each in of_projections if re.search(each.pattern, name.removeprefix(tables.MODEL)))

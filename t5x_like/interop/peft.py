@@ -8,7 +8,7 @@ whose rank is the sum of theirs.
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,20 @@ from t5x_like.adapters.base import ADAPTER, Adapter
 from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
 from t5x_like.adapters.lora import LoRA
+from t5x_like.adapters.lora_embedding import EmbeddingLoRA
 from t5x_like.adapters.prefix import Prefix
 from t5x_like.adapters.prompt import Prompt
 from t5x_like.errors import UserError
 from t5x_like.interop import adapted_matrices as matrices
-from t5x_like.interop import json_files, peft_prefix, peft_prompt, safetensors_files, tables
+from t5x_like.interop import (
+    json_files,
+    peft_embeddings,
+    peft_ia3,
+    peft_prefix,
+    peft_prompt,
+    safetensors_files,
+    tables,
+)
 from t5x_like.interop.head_classes import TaskHead
 from t5x_like.interop.tables import Family
 from t5x_like.models import construct
@@ -59,10 +68,11 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, base: 
       UserError: peft does not have these adapters. Nothing has been written.
     """
     kinds = {type(adapter) for adapter in config.adapters}
-    if len(kinds) != 1 or not kinds <= {LoRA, DoRA, IA3, Prompt, Prefix}:
+    if kinds not in ({LoRA}, {LoRA, EmbeddingLoRA}, {EmbeddingLoRA}, {DoRA}, {IA3}, {Prompt}, {Prefix}):
         shown = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no adapters"
         raise UserError(
-            f"{type(config).__name__}.adapters: {shown}. peft's files have one of LoRA, DoRA, IA3, Prompt and Prefix."
+            f"{type(config).__name__}.adapters: {shown}. peft's files have one of LoRA, DoRA, IA3, Prompt and Prefix, "
+            "and LoRA may have EmbeddingLoRA beside it."
         )
     bare = construct.without_adapters(config)
     family = interop.family_of(bare)
@@ -83,12 +93,15 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, base: 
     if kinds == {Prefix}:
         tensors, settings = peft_prefix.write(config, leaves, hf_config["model_type"])
     else:
-        targets = {
-            matrices.module_name(name, family, head_class, architecture): t
-            for name, t in matrices.find(family, bare).items()
-        }
-        write_kind = _write_ia3 if kinds == {IA3} else _write_lora
-        tensors, settings = write_kind(config, leaves, targets, is_dora=kinds == {DoRA})
+        targets, embeddings = (
+            {matrices.module_name(name, family, head_class, architecture): target for name, target in found.items()}
+            for found in (matrices.find(family, bare), peft_embeddings.find(family, bare))
+        )
+        if kinds == {IA3}:
+            tensors, settings = peft_ia3.write(config, leaves, targets)
+            tensors = {_PREFIX + name: tensor for name, tensor in tensors.items()}
+        else:
+            tensors, settings = _write_lora(config, leaves, targets, embeddings, is_dora=kinds == {DoRA})
         is_transposed = (m.layout == "conv1d" for t in targets.values() for _, m, _ in t.projections.values())
         settings["fan_in_fan_out"] = any(is_transposed)
     saved = tables.write(family, bare, heads, head_class)
@@ -113,10 +126,15 @@ def _task_type(architecture: str) -> str | None:
 
 
 def _write_lora(
-    config: ModelConfig, leaves: Mapping[str, Any], targets: Mapping[str, matrices.Matrix], *, is_dora: bool
+    config: ModelConfig,
+    leaves: Mapping[str, Any],
+    targets: Mapping[str, matrices.Matrix],
+    embeddings: Mapping[str, str],
+    *,
+    is_dora: bool,
 ) -> tuple[Tensors, dict[str, Any]]:
     """Returns the tensors of LoRA or DoRA, and their settings."""
-    tensors, ranks, scales = {}, {}, {}
+    tensors, ranks, scales = peft_embeddings.write(config, leaves, embeddings)
     for module, matrix in targets.items():
         adapted = {k: name for k, (name, *_) in matrix.projections.items() if f"{name}/{ADAPTER}/down" in leaves}
         if not adapted:
@@ -124,7 +142,7 @@ def _write_lora(
         downs, ups = [], []
         for k, name in adapted.items():
             _, mapping, shape = matrix.projections[k]
-            adapter = _adapter_of(config.adapters, name)
+            adapter = matrices.adapter_of(config.adapters, name)
             down = matrix.leaf(leaves, f"{name}/{ADAPTER}/down").reshape(-1, adapter.rank)
             up = matrix.leaf(leaves, f"{name}/{ADAPTER}/up").reshape(adapter.rank, -1)
             block = np.zeros((up.shape[1] * matrix.parts, adapter.rank), np.float32)
@@ -138,14 +156,14 @@ def _write_lora(
             tensors[f"{module}.lora_magnitude_vector"] = np.concatenate(
                 [_magnitude(matrix, leaves, k) for k in range(matrix.parts)]
             )
-    first = next(iter(ranks))
+    first, is_tied = next(iter(ranks)), any(getattr(adapter, "tied_logits", False) for adapter in config.adapters)
     settings = {
         "peft_type": "LORA",
         "r": ranks[first],
         "lora_alpha": scales[first] * ranks[first],
-        "lora_dropout": max(adapter.dropout_rate for adapter in config.adapters),
+        "lora_dropout": max((a.dropout_rate for a in config.adapters if isinstance(a, LoRA)), default=0.0),
         "use_dora": is_dora,
-        "target_modules": sorted(ranks),
+        "target_modules": sorted([*ranks, *([peft_embeddings.LOGITS] if is_tied else [])]),
         "rank_pattern": {module: rank for module, rank in ranks.items() if rank != ranks[first]},
         "alpha_pattern": {
             module: scales[module] * rank
@@ -153,8 +171,12 @@ def _write_lora(
             if not math.isclose(scales[module] * rank, scales[first] * ranks[first])
         },
         "bias": "none",
+        "ensure_weight_tying": is_tied,
     }
-    named = {_PREFIX + name + ("" if name.endswith("vector") else _SUFFIX): tensor for name, tensor in tensors.items()}
+    named = {
+        _PREFIX + name + ("" if re.search(r"vector$|embedding_[AB]$", name) else _SUFFIX): tensor
+        for name, tensor in tensors.items()
+    }
     return named, settings
 
 
@@ -165,31 +187,6 @@ def _magnitude(matrix: matrices.Matrix, leaves: Mapping[str, Any], part: int) ->
     norms = np.sqrt(np.sum(kernel**2, axis=tuple(range(mapping.input_dims))))
     change = f"{name}/{ADAPTER}/magnitude_change"
     return (norms + (matrix.leaf(leaves, change) if change in leaves else 0)).reshape(-1)
-
-
-def _write_ia3(
-    config: ModelConfig, leaves: Mapping[str, Any], targets: Mapping[str, matrices.Matrix], *, is_dora: bool
-) -> tuple[Tensors, dict[str, Any]]:
-    """Returns the tensors of (IA)³, and their settings."""
-    del is_dora
-    tensors, feedforward = {}, []
-    for module, matrix in targets.items():
-        names = {k: f"{name}/{ADAPTER}/scale" for k, (name, *_) in matrix.projections.items()}
-        present = [k for k, name in names.items() if name in leaves]
-        if not present:
-            continue
-        if _adapter_of(config.adapters, matrix.projections[present[0]][0]).of == "inputs":
-            feedforward.append(module)
-            tensors[module] = matrix.leaf(leaves, names[present[0]]).reshape(1, -1)
-        else:
-            sizes = {k: math.prod(shape[mapping.input_dims :]) for k, (_, mapping, shape) in matrix.projections.items()}
-            parts = [
-                matrix.leaf(leaves, names[k]).reshape(-1) if k in present else np.ones(sizes[k], np.float32)
-                for k in range(matrix.parts)
-            ]
-            tensors[module] = np.concatenate(parts)[:, None]
-    settings = {"peft_type": "IA3", "target_modules": sorted(tensors), "feedforward_modules": feedforward}
-    return {f"{_PREFIX}{module}.ia3_l": tensor for module, tensor in tensors.items()}, settings
 
 
 def is_written_by_peft(directory: str) -> bool:
@@ -265,13 +262,22 @@ class _Reader:
         self._check({"bias": "none", "lora_bias": False, "layer_replication": None})
         modules = {module: self._read(f"{module}.lora_A") for module in self.targets}
         modules = {module: down for module, down in modules.items() if down is not None}
-        if not modules:
-            raise UserError(f"{self.directory}: no update of a projection of the base model found. Check BASE_PATH.")
-        rank = max(len(down) for down in modules.values())
         root = self.settings.get("use_rslora", False)
         if missing := [key for key in ("r", "lora_alpha") if key not in self.settings]:
             file = paths.join(self.directory, CONFIG)
             raise UserError(f"{file}: key {missing[0]!r} not found. Save the adapter again.")
+        embeddings, of_embeddings = peft_embeddings.read(
+            peft_embeddings.find(self.family, self.config),
+            self._read,
+            lambda module, rank: self._scale(module, rank, root),
+            self.kernels,
+            tied_logits=bool(self.settings.get("ensure_weight_tying")),
+        )
+        if not modules and not embeddings:
+            raise UserError(f"{self.directory}: no update of a projection of the base model found. Check BASE_PATH.")
+        if not modules:
+            return embeddings, of_embeddings
+        rank = max(len(down) for down in modules.values())
         scale = self._scale(None, self.settings["r"], root)
         is_dora = bool(self.settings.get("use_dora"))
         leaves: dict[str, np.ndarray] = {}
@@ -293,26 +299,14 @@ class _Reader:
         make = DoRA if is_dora else LoRA
         dropout_rate = float(self.settings.get("lora_dropout") or 0.0)
         adapter = make(pattern=matrices.pattern_of(leaves), rank=rank, alpha=scale * rank, dropout_rate=dropout_rate)
-        return (adapter,), leaves
+        return (adapter, *embeddings), leaves | of_embeddings
 
     def ia3(self) -> tuple[tuple[Adapter, ...], dict[str, Any]]:
         """Returns (IA)³ of outputs, of inputs, or both."""
-        leaves: dict[str, dict[str, np.ndarray]] = {"outputs": {}, "inputs": {}}
-        for module, matrix in self.targets.items():
-            scale = self._read(f"{module}.ia3_l")
-            if scale is None:
-                continue
-            of = "inputs" if scale.shape[0] == 1 else "outputs"
-            for k, (name, mapping, shape) in matrix.projections.items():
-                if of == "inputs":
-                    own = scale.reshape(shape[: mapping.input_dims])
-                else:
-                    own = np.split(scale.reshape(-1), matrix.parts)[k].reshape(shape[mapping.input_dims :])
-                matrix.put(leaves[of], f"{name}/{ADAPTER}/scale", own, fill=1.0)
-        if not any(leaves.values()):
+        adapters, leaves = peft_ia3.read(self.targets, self._read)
+        if not adapters:
             raise UserError(f"{self.directory}: no update of a projection of the base model found. Check BASE_PATH.")
-        adapters = tuple(IA3(pattern=matrices.pattern_of(found), of=of) for of, found in leaves.items() if found)
-        return adapters, leaves["outputs"] | leaves["inputs"]
+        return adapters, leaves
 
     def prompt(self) -> tuple[tuple[Prompt, ...], dict[str, Any]]:
         """Returns a prompt."""
@@ -384,8 +378,3 @@ class _Reader:
                 alpha = value
                 break
         return alpha / (math.sqrt(rank) if root else rank)
-
-
-def _adapter_of(adapters: Sequence[Adapter], name: str) -> Any:
-    """Returns the adapter of a projection, `model/…`; see `adapters.base.adapt`."""
-    return next(each for each in adapters if re.search(each.pattern, name.removeprefix(tables.MODEL)))

@@ -26,7 +26,7 @@ class Embedder(nnx.Module):
 
     Attributes:
       embedding: float32 `[ids, embed]`.
-      adapter: further rows, or None; see `adapters.prompt`.
+      adapter: further rows or an update, or None; see `adapters.prompt` and `adapters.lora_embedding`.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class Embedder(nnx.Module):
 
     def attend(self, hidden: Float[Array, "batch length embed"]) -> Float[Array, "batch length vocab"]:
         """Returns the float32 inner products of `hidden` and the vectors of all ids."""
-        return logits(hidden, self.embedding[...].T)
+        products = logits(hidden, self.embedding[...].T)
+        return products if self.adapter is None else products + self.adapter.attend(hidden)
 
 
 def logits(

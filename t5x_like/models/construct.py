@@ -4,11 +4,14 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
+from flax import nnx
 
 from t5x_like import parameters
 from t5x_like.adapters import prefix, prefix_activations, prompt
 from t5x_like.adapters.base import adapt, merged_parameters
+from t5x_like.adapters.lora_embedding import EmbeddingLoRA
 from t5x_like.errors import UserError
+from t5x_like.layers.embeddings import Unembedding
 from t5x_like.models.base import Model, ModelConfig
 
 # Index of the adapters' key among the keys derived from the key of a model, which splits its own.
@@ -62,6 +65,14 @@ def merge(model: Model) -> Model:
                 "the parameters. Write it alone (MERGE=False), or use the run itself: `eval`, `infer` and `open_model` "
                 f"read its {name.lower()}."
             )
+    is_tied = not any(isinstance(module, Unembedding) for _, module in nnx.iter_modules(model))
+    if is_tied and "decoder" in model.config.stacks:
+        for adapter in model.config.adapters:
+            if isinstance(adapter, EmbeddingLoRA) and not adapter.tied_logits:
+                raise UserError(
+                    "EmbeddingLoRA.tied_logits=False: the logits are computed from the embeddings without the update, "
+                    "so no table has the effect of the adapter. Train with tied_logits=True, or use the run itself."
+                )
     leaves = parameters.named_leaves(model) | merged_parameters(model)
     bare = jax.eval_shape(without_adapters(model.config).make, jax.random.key(0))
     return parameters.rebuild(bare, {name: leaves[name] for name in parameters.named_leaves(bare)})

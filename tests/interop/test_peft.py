@@ -17,6 +17,7 @@ from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
 from t5x_like.adapters.lora import LoRA
+from t5x_like.adapters.lora_embedding import EmbeddingLoRA
 from t5x_like.adapters.prefix import Prefix
 from t5x_like.adapters.prompt import Prompt
 from t5x_like.errors import UserError
@@ -129,6 +130,47 @@ def mlp_weights(leaves):
         "transform.2.weight": np.moveaxis(kernels, 2, -1).reshape(-1, kernels.shape[2]),
         "transform.2.bias": biases.reshape(-1),
     }
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("family", "targets", "tied_logits"),
+    [
+        ("bert", ["word_embeddings"], False),
+        ("gpt2", ["wte"], False),
+        ("gpt2", ["wte", "lm_head"], True),
+        ("llama", ["embed_tokens"], False),
+    ],
+)
+def test_updates_of_embeddings_have_the_same_outputs_in_peft(tmp_path, family, targets, tied_logits):
+    import torch
+
+    transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    config, batch = base_of(family), example_batch(FAMILIES[family])
+    adapters = (*METHODS["lora"], EmbeddingLoRA(rank=4, alpha=6.0, tied_logits=tied_logits))
+    model = randomized(dataclasses.replace(config, adapters=adapters))
+    leaves = stacked(model)
+    write_base(config, leaves, tmp_path / "base")
+    peft.write(model.config, leaves, str(tmp_path / "ours"), base=str(tmp_path / "base"))
+    theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
+    theirs = library.PeftModel.from_pretrained(theirs, tmp_path / "ours")
+    expected = outputs(model, batch, family)
+    assert_close({"output": torch_outputs(theirs, batch, family)}, {"output": expected}, 1e-5)
+    found, read, _ = peft.read(str(tmp_path / "ours"), config, bare(leaves))
+    assert found[-1] == adapters[-1]
+    assert_close({"output": outputs(rebuilt(config, found, leaves, read), batch, family)}, {"output": expected}, 1e-5)
+
+    # An update of embeddings alone, that peft made.
+    torch.manual_seed(0)
+    theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
+    settings = library.LoraConfig(
+        r=3, lora_alpha=5, target_modules=targets, ensure_weight_tying=tied_logits, init_lora_weights=False
+    )
+    theirs = library.get_peft_model(theirs, settings)
+    theirs.save_pretrained(tmp_path / "theirs")
+    found, read, _ = peft.read(str(tmp_path / "theirs"), config, bare(leaves))
+    output = outputs(rebuilt(config, found, leaves, read), batch, family)
+    assert_close({"output": output}, {"output": torch_outputs(theirs, batch, family)}, 1e-5)
 
 
 @pytest.mark.parity
@@ -442,4 +484,6 @@ def test_adapters_that_peft_does_not_have_raise(tmp_path):
     for adapters in ((BottleneckAdapter(size=3),), (LoRA(), IA3(pattern="key$"))):
         with pytest.raises(UserError, match="peft's files have one of LoRA, DoRA, IA3, Prompt and Prefix"):
             write_small(tmp_path, adapters)
+    with pytest.raises(UserError, match="EmbeddingLoRA: model/embeddings/token_type_embedder/adapter/down: not supp"):
+        write_small(tmp_path, (LoRA(), EmbeddingLoRA(pattern="token_type_embedder$")))
     assert list(tmp_path.iterdir()) == []
