@@ -20,6 +20,7 @@ from t5x_like.data import tokenizer_files, vocabulary_digest
 from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.errors import UserError
 from t5x_like.interop import (
+    adapter_files,
     adapter_hub,
     generation,
     json_files,
@@ -29,6 +30,7 @@ from t5x_like.interop import (
     tokenizer_export,
     tokenizer_ids,
 )
+from t5x_like.interop.adapter_files import LoralibSettings
 from t5x_like.models import networks, special_tokens
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import MODEL
@@ -59,6 +61,8 @@ def convert(
     averaged: bool = True,
     merge: bool = True,
     base_path: str | None = None,
+    lora_alpha: float | None = None,
+    lora_pattern: str = LoralibSettings.pattern,
     allow_nonfinite: bool = False,
 ) -> str:
     """Converts weights of other libraries to a run directory, or a run to a Hugging Face directory.
@@ -69,12 +73,14 @@ def convert(
     are stored in float32, to which float16 and bfloat16 convert exactly. The files of the tokenizer are copied in
     both directions. A vocabulary that is not in the files of a Hugging Face tokenizer is written as such. The
     updates of adapters, such as LoRA, are added to the kernels; with `merge=False`, they are written alone, in the
-    files of peft or, for bottlenecks, of the library adapters, which are read as well. An exported model has a
+    files of peft or, for bottlenecks, of the library adapters. These are read as well, and so are updates of
+    microsoft/LoRA and prompts of google-research/prompt-tuning. An exported model has a
     README.md, which says what the run knows about it and how to load it.
 
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a TensorFlow checkpoint of
-        BERT, ALBERT or ELECTRA, a directory of peft or adapters, a run directory, or one of its checkpoints.
+        BERT, ALBERT or ELECTRA, a directory of peft or adapters, a safetensors file of microsoft/LoRA, a `.npy` file
+        with a prompt, a run directory, or one of its checkpoints.
       output_path: The directory to write, local or in a bucket.
       model: Configuration of the model. Not needed for a Hugging Face directory, whose config.json describes it.
         Required for a T5X checkpoint, which does not describe it, and for a TensorFlow checkpoint without a file that
@@ -96,6 +102,9 @@ def convert(
         the adapters and the head of the task alone.
       base_path: The Hugging Face directory of the base model of adapters, if it is not where the files of peft, or
         base.json of a run, say.
+      lora_alpha: α of the updates in a file of microsoft/LoRA, which does not have it.
+      lora_pattern: Regular expression of the names of the projections that have an update in a file of microsoft/LoRA,
+        where one matrix has several projections (`enable_lora`).
       allow_nonfinite: Whether to convert weights with infinite values or NaN, which are an error otherwise.
 
     Returns:
@@ -115,8 +124,9 @@ def convert(
     is_run = False
     if weight_files.is_huggingface(checkpoint_path):
         model, leaves, described = _read_huggingface(checkpoint_path, model, heads)
-    elif weight_files.is_peft(checkpoint_path):
-        model, leaves, described = _read_peft(checkpoint_path, base_path, heads)
+    elif weight_files.is_adapter(checkpoint_path):
+        settings = LoralibSettings(lora_alpha, lora_pattern)
+        model, leaves, described = _read_adapters(checkpoint_path, base_path, heads, settings)
     elif (index := weight_files.find_t5x(checkpoint_path)) is not None:
         model, leaves, described = _read_t5x(index, checkpoint_path, model)
     elif (prefix := weight_files.find_tensorflow(checkpoint_path)) is not None:
@@ -173,9 +183,11 @@ def _read_huggingface(path: str, model: ModelConfig | None, heads: str) -> tuple
     return config, leaves, describe(config, interop.task_head(path) if heads == "all" else None)
 
 
-def _read_peft(path: str, base_path: str | None, heads: str) -> tuple[ModelConfig, dict[str, Any], str]:
-    """Returns a base model with the adapters of peft, its tensors, and the configuration of its run."""
-    base = base_path or peft.base(path)
+def _read_adapters(
+    path: str, base_path: str | None, heads: str, settings: LoralibSettings
+) -> tuple[ModelConfig, dict[str, Any], str]:
+    """Returns a base model with the adapters of another library, its tensors, and the configuration of its run."""
+    base = base_path or adapter_files.base(path)
     if base is None or not weight_files.is_huggingface(base):
         raise UserError(
             f"{path}: the base model {base!r} is not a Hugging Face directory with safetensors. Give its directory "
@@ -183,10 +195,7 @@ def _read_peft(path: str, base_path: str | None, heads: str) -> tuple[ModelConfi
         )
     config = interop.config_from_huggingface(base)
     leaves = _select(interop.read(base, config), "none")
-    if peft.is_written_by_peft(path):
-        adapters, added, head = peft.read(path, config, leaves)
-    else:
-        (adapters, added), head = adapter_hub.read(path, config), None
+    adapters, added, head = adapter_files.read(path, config, leaves, settings)
     config = dataclasses.replace(config, adapters=adapters)
     return config, leaves | _select(added, heads), describe(config, head if heads == "all" else None)
 

@@ -55,7 +55,9 @@ def _has_steps(directory: str) -> bool:
 
 def _check_checkpoint(setting: str, path: str) -> None:
     path = path.rstrip("/").removesuffix("/checkpoints/best")  # resolved when the run is read
-    if setting == "CHECKPOINT_PATH" and (weight_files.is_peft(path) or weight_files.find_tensorflow(path) is not None):
+    if setting == "CHECKPOINT_PATH" and (
+        weight_files.is_adapter(path) or weight_files.find_tensorflow(path) is not None
+    ):
         return  # convert reads it; other commands explain what to do
     if not paths.exists(path):
         wanted = "a run directory, one of its checkpoints, a Hugging Face directory, or a T5X checkpoint"

@@ -6,8 +6,11 @@ import re
 from t5x_like import paths
 from t5x_like.errors import UserError
 
-# Formats of weights that are not supported. The first four are pickles, which can execute code when they are read.
-_OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".npz", ".gguf")
+# Pickles, which can execute code when they are read, and other formats of weights that are not supported.
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_OTHER_FORMATS = (*_PICKLES, ".h5", ".msgpack", ".npz", ".gguf")
+# Ends of the names of files with adapters alone.
+_ADAPTERS = (".safetensors", ".npy")
 _TENSORFLOW_INDEX = ".index"
 # The name of a model on the Hugging Face Hub, with or without its owner.
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -19,9 +22,9 @@ def is_huggingface(path: str) -> bool:
     return "config.json" in names and any(name.startswith("model.safetensors") for name in names)
 
 
-def is_peft(path: str) -> bool:
-    """Returns whether `path` is a directory with adapters of the library peft, which only `convert` reads."""
-    return "adapter_config.json" in paths.listdir(path)
+def is_adapter(path: str) -> bool:
+    """Returns whether `path` has adapters of other libraries (`interop.adapter_files`). Only `convert` reads them."""
+    return "adapter_config.json" in paths.listdir(path) or (path.endswith(_ADAPTERS) and paths.is_file(path))
 
 
 def find_t5x(path: str) -> str | None:
@@ -79,7 +82,7 @@ def find_tensorflow(path: str) -> str | None:
 
 def is_of_other_library(path: str) -> bool:
     """Returns whether `path` has the weights of another library rather than of a run."""
-    return is_huggingface(path) or is_peft(path) or find_t5x(path) is not None or find_tensorflow(path) is not None
+    return is_huggingface(path) or is_adapter(path) or find_t5x(path) is not None or find_tensorflow(path) is not None
 
 
 def not_found(setting: str, path: str, wanted: str) -> UserError:
@@ -105,6 +108,13 @@ def explain_missing(path: str) -> str:
         return (
             f"{path}: is a TensorFlow checkpoint, which only convert reads. Run `t5x_like convert --input={path} "
             "--output=RUN`, and give RUN"
+        )
+    if path.endswith(_PICKLES) and paths.is_file(path):
+        return (
+            f"{path}: a pickled file, which is not read because pickles can execute code. If it has updates of "
+            'loralib, convert it once with torch and safetensors: python -c "import torch; from safetensors.torch '
+            "import save_file; save_file({k: v.contiguous() for k, v in "
+            f"torch.load('{path}', weights_only=True).items()}}, '{path.rpartition('.')[0]}.safetensors')\""
         )
     names = sorted(paths.listdir(path)) if paths.exists(path) else []
     others = [name for name in names if name.endswith(_OTHER_FORMATS)]

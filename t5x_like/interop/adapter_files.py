@@ -1,0 +1,82 @@
+"""Adapters in files of peft, adapters, microsoft/LoRA and google-research/prompt-tuning."""
+
+import dataclasses
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from t5x_like import paths
+from t5x_like.adapters.base import ADAPTER, Adapter
+from t5x_like.adapters.lora import LoRA
+from t5x_like.adapters.prompt import Prompt
+from t5x_like.errors import UserError
+from t5x_like.interop import adapter_hub, loralib, peft, tables
+from t5x_like.interop.head_classes import TaskHead
+from t5x_like.models.base import ModelConfig
+
+_ARRAY, _TABLE = ".npy", "token_embedder/embedding"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoralibSettings:
+    """What files of microsoft/LoRA do not have.
+
+    Attributes:
+      alpha: α of the updates; None if it is not known.
+      pattern: regular expression of the names of the projections with an update, where one matrix has several.
+    """
+
+    alpha: float | None = None
+    pattern: str = LoRA.pattern
+
+
+def base(path: str) -> str | None:
+    """Returns where the base model of adapters is, or None if their files do not name it."""
+    return None if paths.is_file(path) else peft.base(path)
+
+
+def read(
+    path: str, config: ModelConfig, kernels: Mapping[str, Any], settings: LoralibSettings
+) -> tuple[tuple[Adapter | Prompt, ...], dict[str, Float[np.ndarray, "..."]], TaskHead | None]:
+    """Reads adapters.
+
+    Args:
+      path: a directory of peft or adapters, a safetensors file of loralib, or a `.npy` file with a prompt.
+      config: configuration of the base model, without adapters.
+      kernels: stored name -> parameter of the base model, `model/…`. Layers are stacked.
+      settings: what files of loralib do not have.
+
+    Returns:
+      The adapters for `config.adapters`, stored name -> their parameters and those of the head of a task, and this
+      head, if there is one.
+
+    Raises:
+      UserError: a file is missing or invalid, or the adapters are not supported.
+    """
+    if path.endswith(_ARRAY):
+        return *_read_prompt(path, kernels), None
+    if paths.is_file(path):
+        return *loralib.read(path, config, settings.alpha, settings.pattern), None
+    if peft.is_written_by_peft(path):
+        return peft.read(path, config, kernels)
+    return *adapter_hub.read(path, config), None
+
+
+def _read_prompt(path: str, kernels: Mapping[str, Any]) -> tuple[tuple[Prompt, ...], dict[str, Any]]:
+    """Returns a prompt of an array `[tokens, width]`, and its parameter."""
+    (table,) = (name for name in kernels if name.startswith(tables.MODEL) and name.endswith(_TABLE))
+    width = kernels[table].shape[1]
+    try:
+        rows = np.load(io.BytesIO(paths.read_bytes(path)), allow_pickle=False).astype(np.float32)
+    except ValueError as error:
+        raise UserError(f"{path}: not an array in the format of numpy ({error}). Save it with numpy.save.") from error
+    if rows.ndim != 2 or rows.shape[1] != width:
+        raise UserError(
+            f"{path}: shape {rows.shape}, not [tokens, {width}]. Give an array with one vector per token of the prompt "
+            "and, as BASE_PATH, the base model that it was trained on."
+        )
+    name = f"{table.removesuffix('embedding')}{ADAPTER}/rows"
+    return (Prompt(length=len(rows), initialization="uniform"),), {name: rows}
