@@ -183,5 +183,5 @@ def _fingerprint(loaded: Loaded, records: Sequence[Record], batch_size: int, opt
     digest = hashlib.sha256(values.encode()).hexdigest()[:16]
     return (
         f"{loaded.checkpoint_path}, task {task}, lengths {loaded.task_feature_lengths}, batches of {batch_size}, "
-        f"seed {seed}, input {digest}, {options}"
+        f"seed {seed}, input {digest}, {options}" + (f", {loaded.prompts}" if loaded.prompts else "")
     )

@@ -13,6 +13,7 @@ from t5x_like.decoding.settings import Decoding
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.inference.loaded import Loaded
+from t5x_like.inference.prompt_bank import PromptBank
 from t5x_like.models import build
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import MODEL
@@ -44,6 +45,7 @@ def open_model(
     other_vocabulary: bool = False,
     averaged: bool = True,
     partitioner: Partitioner | None = None,
+    prompts: Mapping[str, str] | None = None,
 ) -> Loaded:
     """Opens the model at a path. Its parameters are read when they are first used.
 
@@ -66,6 +68,8 @@ def open_model(
       other_vocabulary: Whether data may have another vocabulary than that of the model. This is an error otherwise.
       averaged: Whether to read the averages of the parameters of a run with EMA_DECAY, and not its parameters.
       partitioner: Device mesh and sharding rules; all devices by default.
+      prompts: Name of a prompt -> the run that trained it. The field `task` of a record names the prompt that its row
+        reads. None: the prompt of the model, if it has one.
 
     Returns:
       The opened model.
@@ -101,6 +105,7 @@ def open_model(
         other_vocabulary=other_vocabulary,
         averaged=averaged,
         partitioner=given["partitioner"] or Partitioner(),
+        prompts=PromptBank(prompts) if prompts else None,
     )
 
 

@@ -23,6 +23,8 @@ from t5x_like.recorded import recorded
 FREQUENT_IDS = 5000
 # Bound of the uniform distribution of initial vectors, from 0, as in the released code.
 BOUND = 0.5
+# Feature `[batch]` that chooses the prompt of a row by its index in `Prompt.names`.
+INDEX = "prompt_index"
 _EMBEDDER = "token_embedder"
 # Feature of a stack -> its value in the prompt: every token may attend to the prompt.
 _VALUES = {"segment_ids": 1, "prefix": 1, "ranks": 0}
@@ -45,6 +47,12 @@ class Prompt:
     initialization: Literal["vocabulary", "uniform"] = "vocabulary"
     # Chooses the ids of 'vocabulary'.
     seed: int = 0
+    # Token ids of the first vectors, such as ((1465,), (2841, 7)): each starts from the mean of the embeddings of its
+    # ids, to which a change is trained. PROMPT_LABELS and PROMPT_TEXT of `adapters/prompt.gin` set it.
+    initial_ids: tuple[tuple[int, ...], ...] = ()
+    # Names of several prompts of this length, one of which the feature `prompt_index` chooses for each row; see
+    # `inference.prompt_bank`. Empty: one prompt for all rows.
+    names: tuple[str, ...] = ()
 
     def __post_init__(self):
         if self.length < 1:
@@ -52,6 +60,15 @@ class Prompt:
         if self.initialization not in ("vocabulary", "uniform"):
             raise UserError(
                 f"Prompt.initialization={self.initialization!r}: neither 'vocabulary' nor 'uniform'. Give one of them."
+            )
+        if len(self.initial_ids) > self.length:
+            raise UserError(
+                f"Prompt.length={self.length}: shorter than the {len(self.initial_ids)} labels or tokens that its "
+                "vectors start from (Prompt.initial_ids). Raise PROMPT_LENGTH, or give fewer."
+            )
+        if not all(self.initial_ids):
+            raise UserError(
+                f"Prompt.initial_ids={self.initial_ids}: a vector has no ids. Give at least one id for each."
             )
 
     def ids(self, vocab_size: int) -> Int[np.ndarray, " length"] | None:
@@ -69,6 +86,22 @@ class Prompt:
             )
         return np.random.default_rng(self.seed).permutation(frequent)[: self.length]
 
+    def start(self, table: Float[Array, "vocab embed"]) -> Float[Array, "length embed"] | float:
+        """Returns the vectors to which changes are trained; 0 where vectors are drawn and trained themselves.
+
+        Raises:
+          UserError: an id is not in the table.
+        """
+        ids = self.ids(len(table))
+        if not self.initial_ids:
+            return 0.0 if ids is None else jnp.asarray(table)[ids]
+        if (largest := max(map(max, self.initial_ids))) >= len(table):
+            raise UserError(f"Prompt.initial_ids: {largest} is not one of the {len(table)} token ids of the model.")
+        means = jnp.stack([jnp.mean(jnp.asarray(table)[np.array(group)], axis=0) for group in self.initial_ids])
+        rest = self.length - len(means)
+        others = jnp.zeros((rest, table.shape[1]), means.dtype) if ids is None else jnp.asarray(table)[ids[:rest]]
+        return jnp.concatenate([means, others])
+
 
 class Rows(nnx.Module):
     """Further rows of an embedding table, for the ids from its number of rows.
@@ -79,14 +112,15 @@ class Rows(nnx.Module):
       key: random key for the initial values.
 
     Attributes:
-      rows: float32 `[length, embed]`: the vectors or, with 'vocabulary', what is added to embeddings of the table, so
-        that they start from these whatever weights are loaded; then initially 0.
+      rows: float32 `[length, embed]`, `[prompts * length, embed]` of several prompts: the vectors or, where these start
+        from embeddings of the table whatever weights are loaded, what is added to the embeddings; then initially 0.
     """
 
     def __init__(self, embedder: Embedder, prompt: Prompt, *, key: jax.Array):
-        vocab_size, width = embedder.embedding.shape
-        self.prompt, is_drawn, shape = prompt, prompt.ids(vocab_size) is None, (prompt.length, width)
-        initial = jax.random.uniform(key, shape, jnp.float32, 0, BOUND) if is_drawn else jnp.zeros(shape, jnp.float32)
+        self.prompt, shape = prompt, (max(1, len(prompt.names)) * prompt.length, embedder.embedding.shape[1])
+        initial = jax.random.uniform(key, shape, jnp.float32, 0, BOUND)
+        is_drawn = prompt.ids(len(embedder.embedding)) is None
+        initial = jnp.where((jnp.arange(shape[0]) >= len(prompt.initial_ids))[:, None] & is_drawn, initial, 0)
         self.rows = nnx.Param(initial, axes=(None, "embed"))
 
     def __call__(self, ids: Int[Array, "batch length"], embedder: Embedder) -> Float[Array, "batch length embed"]:
@@ -107,11 +141,10 @@ class Rows(nnx.Module):
 
 
 def vectors(
-    prompt: Prompt, table: Float[Array, "vocab embed"], rows: Float[Array, "length embed"]
-) -> Float[Array, "length embed"]:
-    """Returns the vectors of a prompt from `Rows.rows`, which with 'vocabulary' are changes of rows of the table."""
-    ids = prompt.ids(len(table))
-    return rows if ids is None else jax.lax.stop_gradient(table[ids]) + rows
+    prompt: Prompt, table: Float[Array, "vocab embed"], rows: Float[Array, "rows embed"]
+) -> Float[Array, "rows embed"]:
+    """Returns the vectors of a prompt from `Rows.rows`, some of which are changes of embeddings of the table."""
+    return rows + jax.lax.stop_gradient(prompt.start(table))
 
 
 class PromptedConfig(Protocol):
@@ -156,10 +189,17 @@ def extend(
       padding: number of padding tokens at the start of each row, which then come before the prompt; None: no padding.
 
     Raises:
-      UserError: prompt and rows together are longer than `max_length`.
+      UserError: prompt and rows together are longer than `max_length`, or the batch does not choose one of several
+        prompts.
     """
     if not (count := length(config)):
         return batch
+    first = jnp.zeros((1,), jnp.int32)
+    if found := find(config).names:
+        if INDEX not in batch:
+            shown = ", ".join(found)
+            raise UserError(f"missing feature {INDEX!r}, which chooses one of the prompts {shown} for each row.")
+        first = batch[INDEX] * count
     name = stack(config)
     rows, row_length = batch[f"{name}_input_tokens"].shape
     limit = getattr(config, "max_length", None)
@@ -179,7 +219,7 @@ def extend(
         return joined if padding is None else jnp.take_along_axis(joined, order, axis=1)
 
     tokens, positions = f"{name}_input_tokens", f"{name}_positions"
-    extended = {tokens: prepend(config.vocab_size + np.arange(count), batch[tokens])}
+    extended = {tokens: prepend(config.vocab_size + first[:, None] + np.arange(count), batch[tokens])}
     if positions in batch:
         extended[positions] = prepend(np.arange(count), batch[positions] + count)
     others = {f"{name}_{feature}": value for feature, value in _VALUES.items()}

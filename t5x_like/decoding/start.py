@@ -110,8 +110,8 @@ def left_pad(batch: Mapping[str, Int[Array, "batch length"]]) -> dict[str, Int[A
         may attend to.
 
     Returns:
-      `decoder_input_tokens`, `decoder_segment_ids`, `decoder_positions` and, if given, `decoder_prefix`, with the
-      shapes of the inputs. An empty row becomes a row with a single token 0.
+      `decoder_input_tokens`, `decoder_segment_ids`, `decoder_positions` and, if given, `decoder_prefix` and
+      `prompt_index`, with the shapes of the inputs. An empty row becomes a row with a single token 0.
     """
     tokens = batch["decoder_input_tokens"]
     rows, length = tokens.shape
@@ -130,6 +130,7 @@ def left_pad(batch: Mapping[str, Int[Array, "batch length"]]) -> dict[str, Int[A
 
     return {
         **{name: move(batch[name]) for name in ("decoder_input_tokens", "decoder_prefix") if name in batch},
+        **{name: batch[name] for name in (tuned_prompt.INDEX,) if name in batch},
         "decoder_segment_ids": real.astype(jnp.int32),
         "decoder_positions": jnp.maximum(positions, 0).astype(jnp.int32),
     }

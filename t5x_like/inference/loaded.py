@@ -10,6 +10,7 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.data.records import Record
 from t5x_like.data.source import DataSource
 from t5x_like.decoding.settings import Decoding
+from t5x_like.inference.prompt_bank import PromptBank
 from t5x_like.inference.records import TEXT_FIELD
 from t5x_like.models import build
 from t5x_like.models.base import Model, ModelConfig, for_platform
@@ -43,6 +44,7 @@ class Loaded:
       other_vocabulary: Whether text may have another vocabulary than the model.
       averaged: Whether to read averages of parameters; see `weight_source.InitialWeights`.
       partitioner: Device mesh and sharding rules.
+      prompts: Prompts of several runs, one of which each record reads; None for the prompt of the model, if it has one.
     """
 
     path: str
@@ -56,11 +58,13 @@ class Loaded:
     other_vocabulary: bool = False
     averaged: bool = True
     partitioner: Partitioner = dataclasses.field(default_factory=Partitioner)
+    prompts: PromptBank | None = None
 
     @functools.cached_property
     def resolved(self) -> ModelConfig:
         """The configuration of the model, with the fields that are left to the platform."""
-        return for_platform(self.config, self.partitioner.platform)
+        config = for_platform(self.config, self.partitioner.platform)
+        return config if self.prompts is None else self.prompts.adapted(config)
 
     @functools.cached_property
     def checkpoint_path(self) -> str:
@@ -95,11 +99,12 @@ class Loaded:
         Raises:
           UserError: A tensor is missing, has another shape, or belongs to another model.
         """
-        return self._load(self.shapes, checkpoint_path or self.checkpoint_path)
+        like = build.params_shapes(self._stored, self.objective, self.partitioner)
+        return self._load(like, checkpoint_path or self.checkpoint_path)
 
     def read_model(self) -> Model:
         """Reads the parameters of the model alone; see `read`."""
-        return self._load({"model": build.shapes(self.resolved, self.partitioner)}, self.checkpoint_path)["model"]
+        return self._load({"model": build.shapes(self._stored, self.partitioner)}, self.checkpoint_path)["model"]
 
     @functools.cached_property
     def params(self) -> dict[str, Any]:
@@ -109,7 +114,13 @@ class Loaded:
     def _load(self, shapes: Mapping[str, Any], path: str) -> dict[str, Any]:
         distributed.heartbeat(f"the parameters of {path}")
         source = InitialWeights(path=path, network=self.network, averaged=self.averaged)
-        return warm_start.load(source, shapes, self.resolved, self.partitioner)
+        params = warm_start.load(source, shapes, self._stored, self.partitioner)
+        return params if self.prompts is None else self.prompts.add(params, self.resolved, self.partitioner, path)
+
+    @property
+    def _stored(self) -> ModelConfig:
+        """The configuration of the model whose parameters are at the path: `resolved` without `prompts`."""
+        return for_platform(self.config, self.partitioner.platform)
 
     # ---- text --------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from t5x_like.inference.codec import Codec, has_task, vocabularies_for
 from t5x_like.inference.examples import Examples, HeadExamples, IdExamples, TextExamples
 from t5x_like.inference.layout import Layout
 from t5x_like.inference.loaded import Loaded
+from t5x_like.inference.prompt_bank import PromptedExamples
 from t5x_like.inference.records import TEXT_FIELD
 from t5x_like.objectives import passes
 from t5x_like.objectives.base import Batch
@@ -97,6 +98,8 @@ def predictor_for(loaded: Loaded, options: TextOptions = TextOptions()) -> Predi
         check_inputs(loaded.resolved, loaded.objective, shapes)
         return TextPredictor(loaded, options)
     name = type(loaded.objective).__name__
+    if loaded.prompts is not None:
+        raise UserError(f"PROMPTS: {name} predicts by the head of one run. Give the run alone, as CHECKPOINT_PATH.")
     if options.mode == SCORE:
         raise UserError(f"MODE=score: {name} predicts no text. Give MODE=predict, whose output has probabilities.")
     if options.decoding != Decoding():
@@ -185,7 +188,7 @@ class TextPredictor:
         )
         found = TextExamples(path, records, codec, self._layout, lengths, self._options.mode, rows)
         found.check(loaded.config.vocab_size)
-        return found
+        return found if loaded.prompts is None else PromptedExamples(found, path, records, tuple(loaded.prompts.runs))
 
     def _inputs_eos(self, *, reads_task: bool) -> bool:
         """Returns whether `inputs` that are text end with EOS, as in the training of the objective.

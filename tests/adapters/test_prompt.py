@@ -21,7 +21,7 @@ from numerics import assert_close
 
 from t5x_like import optimizers, parameters
 from t5x_like.adapters.lora import LoRA
-from t5x_like.adapters.prompt import Prompt
+from t5x_like.adapters.prompt import INDEX, Prompt
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
 from t5x_like.decoding.start import left_pad
@@ -155,6 +155,36 @@ def test_new_prompt_of_the_vocabulary_has_embeddings_of_different_ids(name):
     assert_close({"hidden": model(batch).hidden}, {"hidden": expected}, 5e-6)
 
 
+@pytest.mark.parametrize("initialization", ["vocabulary", "uniform"])
+def test_first_vectors_start_from_the_means_of_the_embeddings_of_their_ids(initialization):
+    prompt = Prompt(length=LENGTH, initialization=initialization, initial_ids=((5,), (2, 9)))
+    model = construct.make(prompted("bert", prompt), jax.random.key(0))
+    embedder = model.embeddings.token_embedder
+    table, vocab_size = np.asarray(embedder.embedding[...]), model.config.vocab_size
+    found = embedder(vocab_size + np.arange(LENGTH)[None])[0]
+    np.testing.assert_allclose(found[:2], [table[5], (table[2] + table[9]) / 2], rtol=1e-6)
+    if initialization == "vocabulary":
+        np.testing.assert_array_equal(found[2], table[prompt.ids(vocab_size)[0]])
+    else:
+        assert found[2].min() >= 0 and found[2].max() < 0.5
+
+
+@pytest.mark.parametrize("name", ["t5_1_1", "gpt2"])
+def test_rows_of_a_batch_read_prompts_of_their_own(name):
+    one = randomized(prompted(name))
+    leaves, batch = parameters.named_leaves(one), example_batch(FAMILIES[name])
+    (rows,) = (each for each in leaves if each.endswith("/rows"))
+    other = parameters.rebuild(one, leaves | {rows: 2 * leaves[rows]})
+    config = prompted(name, dataclasses.replace(UNIFORM, names=("one", "other")))
+    bank = jax.eval_shape(lambda: construct.make(config, jax.random.key(0)))
+    bank = parameters.rebuild(bank, leaves | {rows: jnp.concatenate([leaves[rows], 2 * leaves[rows]])})
+    found = logits(bank, batch | {INDEX: np.array([1, 0], np.int32)})
+    expected = np.stack([logits(other, batch)[0], logits(one, batch)[1]])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(UserError, match="missing feature 'prompt_index', which chooses one of the prompts one, other"):
+        bank(batch)
+
+
 def test_new_prompt_is_uniform():
     config = prompted("bert", Prompt(length=1000, initialization="uniform"))
     model = construct.make(config, jax.random.key(0))
@@ -242,6 +272,13 @@ def test_generation_ends_at_the_last_position_after_the_prompt():
 def test_errors():
     with pytest.raises(UserError, match="Prompt.length=0: not positive"):
         Prompt(length=0)
+    with pytest.raises(UserError, match="Prompt.length=3: shorter than the 4 labels or tokens"):
+        Prompt(length=LENGTH, initial_ids=((1,),) * 4)
+    with pytest.raises(UserError, match="a vector has no ids"):
+        Prompt(initial_ids=((1,), ()))
+    with pytest.raises(UserError, match="Prompt.initial_ids: 400 is not one of the 40 token ids"):
+        model = construct.make(prompted("bert", Prompt(length=2, initial_ids=((400,),))), jax.random.key(0))
+        model(example_batch(FAMILIES["bert"]))
     with pytest.raises(UserError, match="Prompt.initialization='text': neither 'vocabulary' nor 'uniform'"):
         Prompt(initialization="text")
     with pytest.raises(UserError, match="Prompt.length=100: longer than the 40 token ids"):

@@ -1,4 +1,4 @@
-"""Settings that commands compute from others: HF_PATH, LABELS and TRAIN_EPOCHS."""
+"""Settings that commands compute from others: HF_PATH, LABELS, TRAIN_EPOCHS and PROMPT_LABELS."""
 
 import json
 import shutil
@@ -361,3 +361,19 @@ def test_labels_are_those_of_the_task(tasks):
 def test_other_labels_than_those_of_the_task_raise(tasks, labels, problem):
     with pytest.raises(UserError, match=problem):
         trained(f"--gin.LABELS={labels}")
+
+
+PROMPT = "--gin_file=adapters/prompt.gin"
+
+
+def test_prompts_start_from_labels_or_a_text(tasks):
+    labels = trained(PROMPT, "--gin.PROMPT_LABELS=('ab', 'c')")
+    assert labels["PROMPT_INITIAL_IDS"] == ((100, 101), (102,))  # bytes, after three special tokens
+    assert trained(PROMPT, "--gin.PROMPT_TEXT='ab'")["PROMPT_INITIAL_IDS"] == ((100,), (101,))
+    for words, message in (
+        ((PROMPT, "--gin.PROMPT_LABELS='ab'"), "PROMPT_LABELS='ab': not text. Give PROMPT_LABELS=.'positive'"),
+        ((PROMPT, "--gin.PROMPT_LABELS=('a',)", "--gin.PROMPT_TEXT='a'"), "PROMPT_TEXT='a' is also given. Give one"),
+        (("--gin.PROMPT_TEXT='a'",), "PROMPT_TEXT='a': no prompt is trained. Give --gin_file=adapters/prompt.gin"),
+    ):
+        with pytest.raises(UserError, match=message):
+            trained(*words)
