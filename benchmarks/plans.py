@@ -52,6 +52,12 @@ def _llama(name, file, length, rows, topology, measured=None):
     return Model(f"{name}, {length:,}", files, rows, ((topology, 1),), flags, known)
 
 
+def _full_remat(name, files=(), flags=()):
+    lengths = "--gin.TASK_FEATURE_LENGTHS={'targets': 4096}"
+    files = ("models/llama3_1/8b.gin", "runs/llama.gin", *files)
+    return Model(name, files, 8, (("v5e:2x4", 1),), (lengths, "--gin.llama.LlamaConfig.remat='full'", *flags))
+
+
 def _encoder(name, model, recipe, targets):
     files = (f"models/{model}.gin", f"runs/{recipe}.gin")
     lengths = f"--gin.TASK_FEATURE_LENGTHS={{'inputs': 512, 'targets': {targets}}}"
@@ -80,6 +86,10 @@ TABLES = {
         _t5("xxl", 2048, ("v4:4x4x8", 1), ("v5e:16x16", 1), ("v5p:8x8x8", 1), ("v6e:8x8", 2)),
         _llama("Llama 3.1 8B", "llama3_1/8b", 4096, 128, "v5p:4x4x4"),
         _llama("Llama 3.1 8B", "llama3_1/8b", 8192, 256, "v5e:16x16"),
+    ),
+    "Llama 3.1 8B with LoRA beside full training": (
+        _full_remat("Llama 3.1 8B"),
+        _full_remat("Llama 3.1 8B, LoRA", ("adapters/lora.gin",), ("--gin.FROZEN_DTYPE=bfloat16",)),
     ),
     "Encoders": (
         _encoder("ELECTRA large", "electra/large", "electra", 130),
