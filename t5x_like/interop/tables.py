@@ -21,7 +21,7 @@ from t5x_like.objectives.heads import HeadForm
 MODEL, OBJECTIVE = "model/", "objective/"
 NO_MATCH = re.compile(r"(?!)")
 
-Layout = Literal["same", "linear", "conv1d", "flat"]
+Layout = Literal["same", "linear", "conv1d", "flat", "reversed"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +33,10 @@ class TensorMapping:
       hf_name: name of the Hugging Face tensor; `{i}` stands for the index of the layer.
       layout: layout of the Hugging Face tensor: `same` as the parameter; `linear` (`[outputs, inputs]`, as in
         `torch.nn.Linear`); `conv1d` (`[inputs, outputs]`, as in GPT-2); `flat` (one dimension, as the bias of several
-        heads).
+        heads); `reversed` (the dimensions in reverse order, as in `torch.nn.Conv1d`).
       input_dims: number of leading dimensions of the parameter that are inputs, for `linear` and `conv1d`.
       part: (k, n): the parameter is the k-th of n equal parts of the Hugging Face tensor along its outputs.
+      groups: number of equal groups of the outputs, such as heads, each of which has the n parts one after another.
     """
 
     name: str
@@ -43,6 +44,7 @@ class TensorMapping:
     layout: Layout = "same"
     input_dims: int = 1
     part: tuple[int, int] = (0, 1)
+    groups: int = 1
 
     def hf_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of the Hugging Face tensor.
@@ -55,12 +57,16 @@ class TensorMapping:
             return (outputs, inputs)
         if self.layout == "conv1d":
             return (inputs, outputs)
+        if self.layout == "reversed":
+            return tuple(reversed(shape))
         return (math.prod(shape) * self.part[1],) if self.layout == "flat" else tuple(shape)
 
     def from_hf(self, tensor: Float[np.ndarray, "..."], shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
         """Converts a Hugging Face tensor to the parameter, of the given shape."""
         index, parts = self.part
-        tensor = tensor.T if self.layout == "linear" else tensor
+        tensor = tensor.T if self.layout in ("linear", "reversed") else tensor
+        if self.groups > 1:
+            return tensor.reshape(*tensor.shape[:-1], self.groups, parts, -1)[..., index, :].reshape(shape)
         return np.split(tensor, parts, axis=-1)[index].reshape(shape)
 
     def to_hf(self, parameter: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
@@ -68,10 +74,18 @@ class TensorMapping:
         if self.layout in ("linear", "conv1d"):
             parameter = parameter.reshape(math.prod(parameter.shape[: self.input_dims]), -1)
             return parameter.T if self.layout == "linear" else parameter
+        if self.layout == "reversed":
+            return parameter.T
         return parameter.reshape(-1) if self.layout == "flat" else parameter
 
     def concatenate(self, parts: Sequence[Float[np.ndarray, "..."]]) -> Float[np.ndarray, "..."]:
         """Concatenates all parts of a Hugging Face tensor, in order."""
+        if self.groups > 1:
+            if self.layout == "linear":
+                grouped = [part.reshape(self.groups, -1, part.shape[-1]) for part in parts]
+                return np.concatenate(grouped, axis=1).reshape(-1, parts[0].shape[-1])
+            grouped = [part.reshape(*part.shape[:-1], self.groups, -1) for part in parts]
+            return np.concatenate(grouped, axis=-1).reshape(*parts[0].shape[:-1], -1)
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=0 if self.layout == "linear" else -1)
 
 

@@ -94,6 +94,11 @@ class BertConfig(BaseConfig):
         return True
 
     @property
+    def initializer(self) -> initializers.Initializer:
+        """Initializer of kernels and tables."""
+        return initializers.truncated_normal(self.initializer_range)
+
+    @property
     def unembed_dim(self) -> int:
         """Size of the embeddings; see `BaseConfig.unembed_dim`."""
         return self.embedding_dim or self.embed_dim
@@ -184,7 +189,7 @@ def attention_options(config: BertConfig) -> dict[str, Any]:
         "size": config.embed_dim,
         "heads": config.num_heads,
         "head_dim": config.head_dim,
-        "init": initializers.truncated_normal(config.initializer_range),
+        "init": config.initializer,
         "bias": True,
         "dropout": Dropout(config.attention_dropout_rate),
         "dtype": config.compute_dtype,
@@ -206,7 +211,7 @@ def make_layer(
         config.embed_dim,
         config.mlp_dim,
         activations=config.activations,
-        init=initializers.truncated_normal(config.initializer_range),
+        init=config.initializer,
         bias=True,
         dtype=config.compute_dtype,
         key=mlp_key,
@@ -241,7 +246,7 @@ class BertEmbeddings(nnx.Module):
     def __init__(self, config: BertConfig, *, keys: Sequence[jax.Array]):
         token_key, position_key, token_type_key = keys
         self.config = config
-        init = initializers.truncated_normal(config.initializer_range)
+        init = config.initializer
 
         def embedder(num_embeddings, axis, key):
             size, dtype = config.unembed_dim, config.compute_dtype
@@ -290,7 +295,7 @@ class Bert(BaseModel):
                 (config.embed_dim,),
                 axes=("embed", "mlp"),
                 key=jax.random.fold_in(encoder_key, 0),
-                init=initializers.truncated_normal(config.initializer_range),
+                init=config.initializer,
                 bias=True,
                 dtype=config.compute_dtype,
             )

@@ -30,10 +30,13 @@ class Shared:
       combine: None if the module itself is used; otherwise a function of it and of the own module, which is stored as
         well, such as embeddings that add a table of their own. If the result has the parameters of the own module, the
         network can be read from a run by itself.
+      initial: None if the own module starts with its usual values; otherwise a function of it that returns the module
+        that a run starts with, such as one with a table of zeros.
     """
 
     path: str
     combine: Callable[[nnx.Module, nnx.Module], nnx.Module] | None = None
+    initial: Callable[[nnx.Module], nnx.Module] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +121,14 @@ def make(objective: HasNetworks, config: ModelConfig, key: jax.Array) -> dict[st
     _check_paths(found, made)
     stored = {}
     for name, each in found.items():
-        replaced = [module for module, shared in each.shares.items() if shared.combine is None]
-        for module in replaced:
-            _check_fit(name, module, made[name], _module(made, each.shares[module].path))
-        stored[name] = _with_modules(made[name], dict.fromkeys(replaced))
+        changed = {}
+        for module, shared in each.shares.items():
+            if shared.combine is None:
+                _check_fit(name, module, made[name], _module(made, shared.path))
+                changed[module] = None
+            elif shared.initial is not None:
+                changed[module] = shared.initial(getattr(made[name], module))
+        stored[name] = _with_modules(made[name], changed)
     return {MODEL: stored.pop(MODEL), "objective": heads | stored}
 
 

@@ -74,21 +74,35 @@ class PooledHead(nnx.Module):
       rate: dropout rate.
       init: initializer of the kernels.
       key: random key for the initial values.
+      activation: activation of the pooler.
+      pooler_rate: dropout rate of what the pooler reads.
 
     Attributes:
       pooler: projection with kernel `[embed, embed]` and bias.
       classifier: projection with kernel `[embed, outputs]` and bias, computed in float32.
     """
 
-    def __init__(self, config: HeadConfig, outputs: int, *, rate: float, init: Initializer, key: jax.Array):
+    def __init__(
+        self,
+        config: HeadConfig,
+        outputs: int,
+        *,
+        rate: float,
+        init: Initializer,
+        key: jax.Array,
+        activation: Callable[[Array], Array] = jnp.tanh,
+        pooler_rate: float = 0.0,
+    ):
         pooler_key, classifier_key = jax.random.split(key)
         self.pooler = _square(config, init, pooler_key)
         self.classifier = _classifier(config, outputs, init, classifier_key)
-        self.dropout = Dropout(rate)
+        self.dropout, self.pooler_dropout, self.activation = Dropout(rate), Dropout(pooler_rate), activation
 
     def __call__(self, states: States, dropout_key: jax.Array | None = None) -> Logits:
         """Computes logits; see `Head`."""
-        return self.classifier(self.dropout(jnp.tanh(self.pooler(states)), dropout_key))
+        pooler_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 0)
+        pooled = self.activation(self.pooler(self.pooler_dropout(states, pooler_key)))
+        return self.classifier(self.dropout(pooled, dropout_key))
 
 
 class ReluHead(nnx.Module):

@@ -7,6 +7,7 @@ module. The forms and their names in transformers:
 * `FirstToken`: `MobileBertForSequenceClassification` without `classifier_activation`;
 * `DenseFirstToken`: `RobertaForSequenceClassification`;
 * `GeluFirstToken`: `ElectraForSequenceClassification`;
+* `GeluPooledFirstToken`: `DebertaForSequenceClassification`, `DebertaV2ForSequenceClassification`;
 * `ReluFirstToken`: `DistilBertForSequenceClassification`;
 * `LastToken`: `GPT2ForSequenceClassification`, `LlamaForSequenceClassification` and other decoders;
 * `DecoderLastToken`: `BartForSequenceClassification`, `T5ForSequenceClassification`;
@@ -195,6 +196,33 @@ class GeluFirstToken(_Form):
         """Creates the head; see `HeadForm.make`."""
         rate, activation = self.rate(config), ACTIVATIONS["gelu_exact"]
         return DenseHead(config, outputs, rate=rate, init=initializers.normal(0.02), key=key, activation=activation)
+
+    def read(self, hidden: Hidden, batch: Batch) -> States:
+        """Returns the hidden state of the first token; see `HeadForm.read`."""
+        return hidden[:, :1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GeluPooledFirstToken(_Form):
+    """DeBERTa's head: dropout, dense, exact GELU (the context pooler), dropout, classifier of the first token.
+
+    Kernels are drawn from a normal distribution with standard deviation 0.02.
+    """
+
+    inputs = specs.ENCODER_INPUTS_WITH_TYPES
+
+    # Dropout rate before the dense layer (`pooler_dropout` of transformers).
+    pooler_rate: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.pooler_rate < 1:
+            raise UserError(f"pooler_rate={self.pooler_rate} of the head is out of range. Give a rate in [0, 1).")
+
+    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> PooledHead:
+        """Creates the head; see `HeadForm.make`."""
+        options = {"rate": self.rate(config), "pooler_rate": self.pooler_rate, "activation": ACTIVATIONS["gelu_exact"]}
+        return PooledHead(config, outputs, init=initializers.normal(0.02), key=key, **options)
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the hidden state of the first token; see `HeadForm.read`."""

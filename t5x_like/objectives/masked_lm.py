@@ -57,6 +57,7 @@ class MaskedLMHead(nnx.Module):
     Args:
       config: configuration of the model.
       key: random key for the initial values.
+      init: initializer of the kernels.
 
     Attributes:
       dense: projection with kernel `[embed, unembed_dim]` and bias.
@@ -65,13 +66,13 @@ class MaskedLMHead(nnx.Module):
       untied: float32 `[untied_dim, vocab]`, kernel of the features that token embeddings lack; only if there are such.
     """
 
-    def __init__(self, config: MaskedLMConfig, *, key: jax.Array):
+    def __init__(self, config: MaskedLMConfig, *, key: jax.Array, init: initializers.Initializer = initializers.BERT):
         self.dense = Projection(
             (config.embed_dim,),
             (config.unembed_dim,),
             axes=("embed", "mlp"),
             key=key,
-            init=initializers.BERT,
+            init=init,
             bias=True,
             dtype=config.compute_dtype,
         )
@@ -79,7 +80,7 @@ class MaskedLMHead(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32), axes=("vocab",))
         if config.untied_dim:
             shape = (config.untied_dim, config.vocab_size)
-            self.untied = nnx.Param(initializers.BERT(jax.random.fold_in(key, 1), shape, 1), axes=("embed", "vocab"))
+            self.untied = nnx.Param(init(jax.random.fold_in(key, 1), shape, 1), axes=("embed", "vocab"))
         self.activation, self.untied_dim = config.activations[0], config.untied_dim
 
     def __call__(self, hidden: Float[Array, "batch predictions embed"]) -> Float[Array, "batch predictions embed"]:

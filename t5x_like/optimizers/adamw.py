@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
@@ -22,11 +23,13 @@ def adamw(
     eps: float = 1e-8,
     weight_decay: float = 0.01,
     decay_vectors: bool = False,
+    bias_correction: bool = True,
     groups: Sequence[ParameterGroup] = (),
 ) -> Optimizer:
     """Creates Adam with decoupled weight decay.
 
-    The update is `-learning_rate * (m / (sqrt(v) + eps) + weight_decay * param)` with bias-corrected moments m and v.
+    The update is `-learning_rate * (m / (sqrt(v) + eps) + weight_decay * param)` with moments m and v, which
+    are bias-corrected by default.
 
     Args:
       learning_rate: The schedule, or a number.
@@ -35,6 +38,8 @@ def adamw(
       eps: Added to the root of the second moment.
       weight_decay: The weight decay; it is multiplied by the learning rate.
       decay_vectors: Whether vectors (scales of norms, biases) decay as well. `heads` and `kv` count as one dimension.
+      bias_correction: Whether m and v are divided by 1 - b1^t and 1 - b2^t in step t. The released code of BERT,
+        ELECTRA and DeBERTa omits the correction.
       groups: Parameter groups; the first one that matches a parameter applies.
 
     Returns:
@@ -42,7 +47,7 @@ def adamw(
     """
     schedule = as_schedule(learning_rate)
     groups = tuple(groups)
-    adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
+    adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps) if bias_correction else scale_by_raw_moments(b1, b2, eps)
 
     def init(params):
         arrays = parameters.named_leaves(params)
@@ -74,3 +79,25 @@ def adamw(
         return parameters.rebuild(gradients, updates), new_state
 
     return Optimizer(init, update, schedule, groups)
+
+
+def scale_by_raw_moments(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """Returns Adam's direction without bias correction, which `optax.scale_by_adam` always does.
+
+    Args:
+      b1: Decay rate of the first moment.
+      b2: Decay rate of the second moment.
+      eps: Added to the root of the second moment.
+    """
+
+    def init(params):
+        zeros = optax.tree.zeros_like(params)
+        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros, zeros)
+
+    def update(updates, state, params=None):
+        mu = optax.tree.update_moment(updates, state.mu, b1, 1)
+        nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
+        directions = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
+        return directions, optax.ScaleByAdamState(state.count + 1, mu, nu)
+
+    return optax.GradientTransformation(init, update)

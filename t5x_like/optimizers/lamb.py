@@ -1,9 +1,8 @@
 """LAMB (You et al. 2020, arXiv:1904.00962) as in ALBERT's released code, composed from optax's transformations."""
 
-import jax
-import jax.numpy as jnp
 import optax
 
+from t5x_like.optimizers.adamw import scale_by_raw_moments
 from t5x_like.optimizers.from_optax import matrices
 
 
@@ -22,20 +21,4 @@ def albert_lamb(
       weight_decay: The weight decay, a part of the norm of the update.
     """
     scaled = optax.chain(optax.add_decayed_weights(weight_decay), optax.scale_by_trust_ratio())
-    return optax.chain(_scale_by_raw_moments(b1, b2, eps), optax.masked(scaled, matrices), optax.scale(-1.0))
-
-
-def _scale_by_raw_moments(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Returns Adam's direction without bias correction, which `optax.scale_by_adam` always does."""
-
-    def init(params):
-        zeros = optax.tree.zeros_like(params)
-        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros, zeros)
-
-    def update(updates, state, params=None):
-        mu = optax.tree.update_moment(updates, state.mu, b1, 1)
-        nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
-        directions = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
-        return directions, optax.ScaleByAdamState(state.count + 1, mu, nu)
-
-    return optax.GradientTransformation(init, update)
+    return optax.chain(scale_by_raw_moments(b1, b2, eps), optax.masked(scaled, matrices), optax.scale(-1.0))

@@ -159,23 +159,31 @@ def select(weights: Weights, run: RunModel, name: str) -> Weights:
 
 
 def with_shared_modules(weights: Weights, wanted: Collection[str], path: str) -> Weights:
-    """Returns the weights of a run, with the modules of its model that other networks store.
+    """Returns the weights of a run, with the modules of its model that other networks store, or a part of them.
 
     Args:
       weights: the weights.
-      wanted: stored names of parameters. The configuration of the run is only read if it lacks a module of the model.
+      wanted: stored names of parameters. If the networks of the run are among them, a part of a module is read as it is
+        stored. The configuration of the run is only read if the model may lack a module, or a part of one.
       path: the run, or one of its checkpoints.
     """
     modules = {name.split("/")[1] for name in wanted if name.startswith(f"{MODEL}/")}
     stored = {name.split("/")[1] for name in weights.shapes if name.startswith(f"{MODEL}/")}
-    has_others = any(name.startswith(f"{OBJECTIVE}/") for name in weights.shapes)
-    if not (modules - stored and has_others) or run_files.find_run(path) is None:
+    others = {tuple(name.split("/")[1:3]) for name in weights.shapes if name.startswith(f"{OBJECTIVE}/")}
+    alike = {network for network, module in others if module in stored}
+    reads_networks = any(name.split("/")[1] in alike for name in wanted if name.startswith(f"{OBJECTIVE}/"))
+    may_lack_a_part = modules and alike and not reads_networks
+    if not (may_lack_a_part or (modules - stored and others)) or run_files.find_run(path) is None:
         return weights
     model = select(weights, RunModel.read(path), MODEL)
+    from_others = model.shapes.keys() - weights.shapes.keys()
+    if may_lack_a_part:
+        from_others |= model.shapes.keys() - model.tensors.keys()
 
     def read(names):
-        raw = {name: shape for name, shape in names.items() if name in weights.shapes}
-        shared = {name: shape for name, shape in names.items() if name not in weights.shapes}
+        raw = {name: shape for name, shape in names.items() if name not in from_others}
+        shared = {name: shape for name, shape in names.items() if name in from_others}
         return (weights.read(raw) if raw else {}) | (model.read(shared) if shared else {})
 
-    return Weights({**model.shapes, **weights.shapes}, read, {**model.tensors, **weights.tensors})
+    tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in from_others}
+    return Weights({**model.shapes, **weights.shapes}, read, {**model.tensors, **tensors})

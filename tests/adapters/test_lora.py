@@ -34,7 +34,7 @@ WITHOUT_KEY = {
     "ib_bert": "^(logits|embedding_projection)$",
     "character_lstm": "^(logits|character_encoder/.*)$",
 }
-BY_DEFAULT = ("bert", "mobilebert", "disentangled", "gpt2", "bart", "character_lstm")
+BY_DEFAULT = ("bert", "mobilebert", "deberta", "gpt2", "bart", "character_lstm")
 EVERYTHING = LoRA(rank=2, pattern=".")
 FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
 
@@ -123,7 +123,7 @@ def test_every_projection_has_its_update_and_dropout(family):
             construct.make(changed, jax.random.key(0))
 
 
-@pytest.mark.parametrize("family", ["t5_1_1", "bert", "albert", "disentangled", "gpt3", "mobilebert", "character_lstm"])
+@pytest.mark.parametrize("family", ["t5_1_1", "bert", "albert", "deberta", "gpt3", "mobilebert", "character_lstm"])
 def test_merged_model_has_the_same_logits(family):
     config, batch = ALL[family].config, batch_of(family)
     for layout in (config, scanned(config)):

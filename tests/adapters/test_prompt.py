@@ -38,7 +38,7 @@ from t5x_like.partitioning import Partitioner
 LENGTH = 3
 UNIFORM = Prompt(length=LENGTH, initialization="uniform")
 FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
-BY_DEFAULT = ("t5_1_1", "bert", "unilm", "disentangled", "mobilebert", "ernie", "gpt3", "llama", "bart", "t5_decoder")
+BY_DEFAULT = ("t5_1_1", "bert", "unilm", "deberta", "mobilebert", "ernie", "gpt3", "llama", "bart", "t5_decoder")
 DECODERS = ("gpt2", "gpt3", "mistral", "llama", "t5_decoder")
 RECURRENT = [name for name, family in FAMILIES.items() if family.config.initial_carry(1)]
 EVERY_FAMILY = [

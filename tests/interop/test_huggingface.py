@@ -181,7 +181,8 @@ def test_special_tokens_round_trip(name, directory, special, generation, tmp_pat
 def test_special_tokens_default_to_the_family(name, directory, tmp_path):
     default = ids(directory)
     expected = {
-        **dict.fromkeys(("bert", "distilbert", "electra", "mobilebert", "mobilebert_tiny"), {"pad_token_id": 0}),
+        **dict.fromkeys(("bert", "deberta", "deberta_v2", "distilbert", "electra"), {"pad_token_id": 0}),
+        **dict.fromkeys(("mobilebert", "mobilebert_tiny"), {"pad_token_id": 0}),
         "albert": {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": 3},
         "roberta": {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
         "t5_1_0": {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},

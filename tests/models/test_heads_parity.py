@@ -33,6 +33,12 @@ _ENCODER = _SIZES | dict(
 _MOBILEBERT = _ENCODER | dict(
     embedding_size=7, intra_bottleneck_size=12, num_feedforward_networks=2, classifier_activation=False
 )
+_DEBERTA = {name: value for name, value in _ENCODER.items() if name != "attn_implementation"} | dict(
+    relative_attention=True, position_biased_input=False, pos_att_type=["c2p", "p2c"]
+)
+_DEBERTA_V2 = _DEBERTA | dict(
+    position_buckets=4, max_relative_positions=8, share_att_key=True, norm_rel_ebd="layer_norm", type_vocab_size=0
+)
 _BART = dict(d_model=15, encoder_ffn_dim=22, decoder_ffn_dim=22, max_position_embeddings=20) | {
     f"{stack}_{name}": value
     for stack in ("encoder", "decoder")
@@ -43,7 +49,7 @@ _T5_1_1 = _T5 | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 _GPT = dict(n_embd=15, n_head=3, n_layer=2, n_positions=20, pad_token_id=0)
 _LLAMA = _ENCODER | dict(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=6, pad_token_id=0)
 _DISTILBERT = _SIZES | dict(dim=15, hidden_dim=22, n_heads=3, n_layers=2, max_position_embeddings=20)
-_SCORES = {"problem_type": "regression"}
+_SCORES, _LABEL = {"problem_type": "regression"}, {"problem_type": "single_label_classification"}
 # Class of transformers, its configuration, and the number of labels or scores; 1 is regression.
 CASES = [
     ("BertForSequenceClassification", _ENCODER | {"type_vocab_size": 2}, 3),
@@ -59,6 +65,10 @@ CASES = [
     ("MobileBertForTokenClassification", _MOBILEBERT, 4),
     ("ElectraForSequenceClassification", _ENCODER | {"embedding_size": 7, "classifier_dropout": 0.2}, 3),
     ("ElectraForTokenClassification", _ENCODER | {"embedding_size": 15}, 4),
+    ("DebertaForSequenceClassification", _DEBERTA | _LABEL | {"cls_dropout": 0.2, "pooler_dropout": 0.1}, 3),
+    ("DebertaV2ForSequenceClassification", _DEBERTA_V2 | _SCORES, 1),
+    ("DebertaForTokenClassification", _DEBERTA, 4),
+    ("DebertaV2ForTokenClassification", _DEBERTA_V2 | {"conv_kernel_size": 3, "conv_act": "gelu"}, 4),
     ("BartForSequenceClassification", _SIZES | _BART | {"classifier_dropout": 0.25}, 3),
     ("BartForSequenceClassification", _SIZES | _BART, 1),
     ("T5ForSequenceClassification", _SIZES | _T5, 3),
@@ -121,7 +131,7 @@ def make_arrays(rng, hf_config, outputs, head):
     if hf_config.is_encoder_decoder:
         inputs[np.arange(ROWS), lengths - 1] = hf_config.eos_token_id
     valid = np.arange(LENGTH) < lengths[:, None]
-    types = rng.integers(0, getattr(hf_config, "type_vocab_size", 1), (ROWS, LENGTH))
+    types = rng.integers(0, getattr(hf_config, "type_vocab_size", 1) or 1, (ROWS, LENGTH))
     targets = rng.integers(0, outputs, (ROWS, 1))
     if head.is_regression:
         targets = rng.uniform(0, 5, (ROWS, outputs)).astype(np.float32)
@@ -146,7 +156,7 @@ def example(request, tmp_path_factory):
             reference.get_input_embeddings().weight[hf_config.pad_token_id] = 0
     reference.save_pretrained(directory, safe_serialization=True)
     head = interop.task_head(directory)
-    assert head.is_regression == (outputs == 1 or "problem_type" in settings)
+    assert head.is_regression == (outputs == 1 or settings.get("problem_type") == "regression")
     if head.name == "token_classification":
         objective = TokenClassification(head.labels, head=head.form)
     elif head.is_regression:

@@ -45,6 +45,9 @@ _MOBILEBERT = _ENCODER | dict(
     normalization_type="layer_norm",
     layer_norm_eps=1e-5,
 )
+_DEBERTA = {name: value for name, value in _ENCODER.items() if name != "attn_implementation"} | dict(
+    relative_attention=True, position_biased_input=False, pos_att_type="c2p|p2c"
+)
 _BART = dict(d_model=15, encoder_ffn_dim=22, decoder_ffn_dim=22, max_position_embeddings=20) | {
     f"{stack}_{name}": value
     for stack in ("encoder", "decoder")
@@ -56,6 +59,7 @@ _LLAMA = _ENCODER | dict(hidden_size=16, num_attention_heads=4, num_key_value_he
 CASES = {
     "BertForQuestionAnswering": _ENCODER | {"type_vocab_size": 2},
     "RobertaForQuestionAnswering": _ROBERTA,
+    "DebertaForQuestionAnswering": _DEBERTA,
     "ElectraForQuestionAnswering": _ENCODER | {"embedding_size": 7},
     "DistilBertForQuestionAnswering": _DISTILBERT | {"qa_dropout": 0.3},
     "BartForQuestionAnswering": _SIZES | _BART,
@@ -129,7 +133,7 @@ def make_batch(objective, reference, name):
     shape = (ROWS, CHOICES, LENGTH) if has_choices else (ROWS, LENGTH)
     valid = np.broadcast_to(np.arange(LENGTH) < (LENGTHS[:, None, None] if has_choices else LENGTHS[:, None]), shape)
     inputs = rng.integers(3, VOCABULARY, shape)
-    types = rng.integers(0, getattr(hf_config, "type_vocab_size", 1), shape) * valid
+    types = rng.integers(0, getattr(hf_config, "type_vocab_size", 1) or 1, shape) * valid
     arrays, counts = {"targets": LABELS if has_choices else SPANS}, {}
     for index in range(CHOICES) if has_choices else [None]:
         part, suffix = (slice(None),) if index is None else (slice(None), index), "" if index is None else f"_{index}"

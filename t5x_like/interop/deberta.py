@@ -1,0 +1,262 @@
+"""Maps DeBERTa to transformers, with the masked-LM head and the heads of downstream tasks.
+
+The masked-LM head of the released files has other names, which are read too. The position table of the enhanced mask
+decoder, which transformers does not have, is stored under its name in the released files, and transformers ignores it.
+A model with this decoder is written as the bare model, since the logits of transformers' `DebertaForMaskedLM`, without
+it, would differ.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from absl import logging
+
+from t5x_like.errors import UserError
+from t5x_like.interop import fields
+from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, special_tokens
+from t5x_like.interop.head_classes import SEQUENCE, TOKENS, dropout_rate, question_answering
+from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.models.deberta import DebertaConfig
+from t5x_like.objectives import heads
+
+NAMES = {
+    # field of the configuration: key of config.json
+    "vocab_size": "vocab_size",
+    "embed_dim": "hidden_size",
+    "mlp_dim": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+    "max_length": "max_position_embeddings",
+    "dropout_rate": "hidden_dropout_prob",
+    "attention_dropout_rate": "attention_probs_dropout_prob",
+    "norm_epsilon": "layer_norm_eps",
+    "initializer_range": "initializer_range",
+}
+# Defaults of transformers for missing keys.
+DEFAULTS = {
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "max_relative_positions": -1,
+    "type_vocab_size": 0,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "layer_norm_eps": 1e-7,
+    "initializer_range": 0.02,
+    "pad_token_id": 0,
+    "relative_attention": False,
+    "position_biased_input": True,
+    "pos_att_type": "",
+}
+# Keys with one supported value.
+FIXED = {"relative_attention": True, "position_biased_input": False, "talking_head": False}
+_SCORES = ("c2p", "p2c")
+POSITION_TABLE = f"{MASKED_LM}/position_embedder/embedding"
+_POOLER_ACTIVATION = "gelu"
+
+
+def config_from_huggingface(hf_config: Mapping[str, Any]) -> DebertaConfig:
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    hf_config = fields.with_defaults(hf_config, DEFAULTS)
+    return DebertaConfig(**common_fields(hf_config, DebertaConfig))
+
+
+def common_fields(hf_config: Mapping[str, Any], config_class: type) -> dict[str, Any]:
+    """Returns the fields that all versions of DeBERTa have.
+
+    Args:
+      hf_config: contents of config.json with defaults.
+      config_class: class of the configuration.
+
+    Raises:
+      UserError: a setting is not supported.
+    """
+    scores = hf_config["pos_att_type"]
+    listed = scores.lower().split("|") if isinstance(scores, str) else fields.strings(hf_config, "pos_att_type")
+    if sorted(name.strip() for name in listed) != sorted(_SCORES):
+        raise UserError(f"pos_att_type {scores!r}: not supported. The only supported scores are {'|'.join(_SCORES)!r}.")
+    fields.check_fixed(hf_config, FIXED)
+    found = fields.values(hf_config, NAMES, config_class)
+    if hf_config.get("embedding_size", found["embed_dim"]) != found["embed_dim"]:
+        raise UserError(f"embedding_size {hf_config['embedding_size']}: not supported. Only hidden_size is.")
+    distance = "max_relative_positions"
+    if hf_config[distance] == -1:
+        hf_config = {**hf_config, distance: hf_config["max_position_embeddings"]}
+    types = hf_config["type_vocab_size"]
+    return {
+        "head_dim": fields.head_dim(hf_config, "hidden_size", "num_attention_heads"),
+        "num_token_types": fields.size(hf_config, "type_vocab_size") if types else 0,
+        "padding_id": hf_config["pad_token_id"],
+        "max_distance": fields.size(hf_config, distance),
+        "activations": (fields.choice(hf_config, "hidden_act", ACTIVATIONS),),
+        **found,
+    }
+
+
+def config_to_huggingface(config: DebertaConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    return common_keys(config, heads, "deberta", "Deberta")
+
+
+def common_keys(config: DebertaConfig, heads: Iterable[str], model_type: str, prefix: str) -> dict[str, Any]:
+    """Returns the keys of config.json that all versions of DeBERTa have.
+
+    Args:
+      config: configuration of the model.
+      heads: names of the parameters of the heads of pretraining.
+      model_type: the type in transformers.
+      prefix: beginning of the names of the classes.
+
+    Raises:
+      UserError: transformers does not support the model.
+    """
+    activation = fields.activation_name(config.activations, ACTIVATIONS, "DeBERTa")
+    fields.check_head_dim(config, "DeBERTa")
+    if config.unembed_dim != config.embed_dim:
+        raise UserError(
+            f"embedding_dim={config.embedding_dim}: not supported by transformers' DeBERTa. Omit it: embeddings have "
+            f"the size of the hidden states, {config.embed_dim}."
+        )
+    return {
+        "architectures": [f"{prefix}{_class_suffix(set(heads))}"],
+        "model_type": model_type,
+        "hidden_act": activation,
+        "type_vocab_size": config.num_token_types,
+        "max_relative_positions": config.max_distance,
+        "pos_att_type": "|".join(_SCORES),
+        "relative_attention": True,
+        "position_biased_input": False,
+        "pooler_dropout": 0,
+        "pooler_hidden_act": _POOLER_ACTIVATION,
+        "pooler_hidden_size": config.embed_dim,
+        "torch_dtype": "float32",
+        **special_tokens(config, DEFAULTS["pad_token_id"], {}),
+        **{key: getattr(config, field) for field, key in NAMES.items()},
+    }
+
+
+def _class_suffix(heads: set[str]) -> str:
+    if any(name.startswith(f"{MASKED_LM}/") for name in heads):
+        if POSITION_TABLE not in heads:
+            return "ForMaskedLM"
+        logging.warning(
+            "transformers has no enhanced mask decoder: config.json names the bare model, and the tensors of the head "
+            "are written beside it"
+        )
+    return "Model"
+
+
+def table(config: DebertaConfig) -> list[TensorMapping]:
+    """Returns the mapping of every tensor of the model and of the masked-LM head."""
+    layer, hf_layer = "model/encoder/layers", "deberta.encoder.layer.{i}"
+    own = f"{hf_layer}.attention.self"
+
+    def in_projection(name, part):
+        options = {"part": (part, 3), "groups": config.num_heads}
+        return TensorMapping(f"{layer}/attention/{name}/kernel", f"{own}.in_proj.weight", "linear", **options)
+
+    return [
+        *embeddings(config),
+        *(in_projection(name, part) for part, name in enumerate(("query", "key", "value"))),
+        TensorMapping(f"{layer}/attention/query/bias", f"{own}.q_bias", "flat"),
+        TensorMapping(f"{layer}/attention/value/bias", f"{own}.v_bias", "flat"),
+        *dense(f"{layer}/attention/position_key", f"{own}.pos_proj", bias=False),
+        *dense(f"{layer}/attention/position_query", f"{own}.pos_q_proj"),
+        *after_attention(layer, hf_layer),
+        *masked_lm_head(),
+    ]
+
+
+def embeddings(config: DebertaConfig) -> list[TensorMapping]:
+    """Maps the embeddings, and the table of relative positions."""
+    hf_name, types = "deberta.embeddings", "model/embeddings/token_type_embedder/embedding"
+    has_types = bool(config.num_token_types)
+    return [
+        TensorMapping("model/embeddings/token_embedder/embedding", f"{hf_name}.word_embeddings.weight"),
+        *([TensorMapping(types, f"{hf_name}.token_type_embeddings.weight")] if has_types else []),
+        *norm("model/embeddings/norm", f"{hf_name}.LayerNorm"),
+        TensorMapping("model/relative_embedder/embedding", "deberta.encoder.rel_embeddings.weight"),
+    ]
+
+
+def after_attention(layer: str, hf_layer: str) -> list[TensorMapping]:
+    """Maps what follows the scores of a layer: the output of the attention, the feed-forward block and their norms."""
+    return [
+        *dense(f"{layer}/attention/out", f"{hf_layer}.attention.output.dense", input_dims=2),
+        *norm(f"{layer}/attention_norm", f"{hf_layer}.attention.output.LayerNorm"),
+        *dense(f"{layer}/mlp/wi", f"{hf_layer}.intermediate.dense"),
+        *dense(f"{layer}/mlp/wo", f"{hf_layer}.output.dense"),
+        *norm(f"{layer}/mlp_norm", f"{hf_layer}.output.LayerNorm"),
+    ]
+
+
+def masked_lm_head() -> list[TensorMapping]:
+    """Maps the masked-LM head, and the position table of the enhanced mask decoder."""
+    return [
+        *dense(f"{MASKED_LM}/dense", "cls.predictions.transform.dense"),
+        *norm(f"{MASKED_LM}/norm", "cls.predictions.transform.LayerNorm"),
+        TensorMapping(f"{MASKED_LM}/bias", "cls.predictions.bias"),
+        TensorMapping(POSITION_TABLE, "deberta.embeddings.position_embeddings.weight"),
+    ]
+
+
+def head_classes(prefix: str) -> Callable[[Mapping[str, Any]], tuple[HeadClass, ...]]:
+    """Returns a function that returns the classes of downstream tasks; see `tables.Family.head_classes`.
+
+    Args:
+      prefix: beginning of the names of the classes.
+    """
+    key = "cls_dropout"
+
+    def pooled_form(hf_config):
+        fields.check_fixed(hf_config, {"pooler_hidden_act": _POOLER_ACTIVATION})
+        pooler_rate = dropout_rate(hf_config, 0.0, "pooler_dropout")
+        return heads.GeluPooledFirstToken(dropout_rate=dropout_rate(hf_config, None, key), pooler_rate=pooler_rate)
+
+    def pooled(head):
+        return tuple(dense(f"{OBJECTIVE}{head}/pooler", "pooler.dense")) + tuple(
+            dense(f"{OBJECTIVE}{head}/classifier", "classifier")
+        )
+
+    tagging = tuple(dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier"))
+    sequence = HeadClass(f"{prefix}ForSequenceClassification", SEQUENCE, pooled(SEQUENCE), pooled_form, dropout_key=key)
+    found = (
+        sequence,
+        # It always has the dropout rate of the model.
+        HeadClass(f"{prefix}ForTokenClassification", TOKENS, tagging, lambda hf_config: heads.EachToken()),
+        question_answering(f"{prefix}ForQuestionAnswering", heads.EachToken(dropout_rate=0.0)),
+    )
+    return lambda hf_config: found
+
+
+# Names of the masked-LM head in the released files, and of transformers with `legacy: false` -> names here.
+RELEASED_HEAD = (
+    (r"^lm_predictions\.lm_head\.(dense|LayerNorm)\.", r"cls.predictions.transform.\1."),
+    (r"^lm_predictions\.lm_head\.bias$", "cls.predictions.bias"),
+)
+
+
+def tied(config: DebertaConfig) -> dict[str, str]:
+    """Returns the copies that a masked-LM head has; see `tables.Family.tied`."""
+    head = "cls.predictions"
+    return {
+        f"{head}.decoder.weight": "deberta.embeddings.word_embeddings.weight",
+        f"{head}.decoder.bias": f"{head}.bias",
+    }
+
+
+# Buffers, and the position table of the enhanced mask decoder beside the head of a downstream task.
+IGNORED = re.compile(r"deberta\.embeddings\.(position_ids|token_type_ids|position_embeddings\.weight)")
+
+FAMILY = Family(
+    model_types=("deberta",),
+    config_class=DebertaConfig,
+    config_from_json=config_from_huggingface,
+    config_to_json=config_to_huggingface,
+    table=table,
+    head_classes=head_classes("Deberta"),
+    prefix="deberta.",
+    name_substitutions=RELEASED_HEAD,
+    ignored=IGNORED,
+    tied=tied,
+)

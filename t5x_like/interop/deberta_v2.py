@@ -1,0 +1,92 @@
+"""Maps DeBERTa v2 and v3 to transformers, with the heads of pretraining and of downstream tasks.
+
+The head of replaced tokens has the names of the released code, `mask_predictions`, which transformers ignores.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from t5x_like.interop import deberta, fields
+from t5x_like.interop.bert import ACTIVATIONS
+from t5x_like.interop.tables import OBJECTIVE, Family, TensorMapping, dense, norm
+from t5x_like.models.deberta_v2 import DebertaV2Config
+from t5x_like.objectives import discriminators
+
+_DEFAULTS = {**deberta.DEFAULTS, "position_buckets": -1, "share_att_key": False, "norm_rel_ebd": "none"}
+# Keys with one supported value.
+_FIXED = {"share_att_key": True, "norm_rel_ebd": "layer_norm", "conv_groups": 1}
+# Default of transformers for the activation of the convolution.
+_CONV_ACTIVATION = "tanh"
+_REPLACED_TOKENS = f"{OBJECTIVE}{discriminators.NAME}"
+
+
+def config_from_huggingface(hf_config: Mapping[str, Any]) -> DebertaV2Config:
+    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
+    fields.check_fixed(hf_config, _FIXED)
+    head_size = fields.head_dim(hf_config, "hidden_size", "num_attention_heads")
+    fields.check_fixed(hf_config, {"attention_head_size": head_size})
+    convolution = {}
+    if hf_config.get("conv_kernel_size", 0):
+        given = fields.with_defaults(hf_config, {"conv_act": _CONV_ACTIVATION}, hf_config)
+        convolution = {
+            "conv_size": fields.size(hf_config, "conv_kernel_size"),
+            "conv_activation": fields.choice(given, "conv_act", ACTIVATIONS),
+        }
+    return DebertaV2Config(
+        position_buckets=fields.size(hf_config, "position_buckets"),
+        **convolution,
+        **deberta.common_fields(hf_config, DebertaV2Config),
+    )
+
+
+def config_to_huggingface(config: DebertaV2Config, heads: Iterable[str] = ()) -> dict[str, Any]:
+    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    found = deberta.common_keys(config, heads, "deberta-v2", "DebertaV2")
+    found |= {**_FIXED, "position_buckets": config.position_buckets}
+    if not config.conv_size:
+        found.pop("conv_groups")
+        return found
+    activation = fields.activation_name((config.conv_activation,), ACTIVATIONS, "DeBERTa")
+    return found | {"conv_kernel_size": config.conv_size, "conv_act": activation}
+
+
+def table(config: DebertaV2Config) -> list[TensorMapping]:
+    """Returns the mapping of every tensor of the model and of the heads of pretraining."""
+    layer, hf_layer = "model/encoder/layers", "deberta.encoder.layer.{i}"
+    convolution = [
+        TensorMapping("model/convolution/kernel", "deberta.encoder.conv.conv.weight", "reversed"),
+        TensorMapping("model/convolution/bias", "deberta.encoder.conv.conv.bias"),
+        *norm("model/convolution/norm", "deberta.encoder.conv.LayerNorm"),
+    ]
+    projections = [
+        mapping
+        for name in ("query", "key", "value")
+        for mapping in dense(f"{layer}/attention/{name}", f"{hf_layer}.attention.self.{name}_proj")
+    ]
+    return [
+        *deberta.embeddings(config),
+        *norm("model/relative_norm", "deberta.encoder.LayerNorm"),
+        *(convolution if config.conv_size else ()),
+        *projections,
+        *deberta.after_attention(layer, hf_layer),
+        *deberta.masked_lm_head(),
+        *dense(f"{_REPLACED_TOKENS}/dense", "mask_predictions.dense"),
+        *norm(f"{_REPLACED_TOKENS}/norm", "mask_predictions.LayerNorm"),
+        *dense(f"{_REPLACED_TOKENS}/classifier", "mask_predictions.classifier"),
+    ]
+
+
+FAMILY = Family(
+    model_types=("deberta-v2",),
+    config_class=DebertaV2Config,
+    config_from_json=config_from_huggingface,
+    config_to_json=config_to_huggingface,
+    table=table,
+    head_classes=deberta.head_classes("DebertaV2"),
+    prefix="deberta.",
+    name_substitutions=deberta.RELEASED_HEAD,
+    ignored=deberta.IGNORED,
+    tied=deberta.tied,
+    sentencepiece="spm.model",
+)

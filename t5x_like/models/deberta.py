@@ -1,0 +1,337 @@
+"""DeBERTa (He et al. 2021, arXiv:2006.03654): an encoder whose attention disentangles content and position.
+
+Positions are not embedded with the tokens. Each layer adds two scores to queries times keys: a query against the
+relative position of the key, and a key against the relative position of the query. Both read one table of relative
+positions, which the layers share and project with kernels of their own. Apart from this, layers equal BERT's.
+`objectives.enhanced_masked_lm` has the enhanced mask decoder, which reads absolute positions.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from t5x_like.errors import UserError
+from t5x_like.kernels.dropout import NO_DROPOUT, Dropout, split_key
+from t5x_like.layers import captures as capturing
+from t5x_like.layers import initializers
+from t5x_like.layers.attention import MultiHeadAttention
+from t5x_like.layers.blocks import Hidden
+from t5x_like.layers.captures import Captures
+from t5x_like.layers.embeddings import Embedder
+from t5x_like.layers.projections import Projection
+from t5x_like.layers.stacks import NO_CAPTURES
+from t5x_like.models import bert, checks
+from t5x_like.models.base import Batch
+from t5x_like.models.bert import Bert, BertConfig
+from t5x_like.models.outputs import Outputs
+
+# Content to content, content to position, position to content.
+NUM_SCORES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class DebertaConfig(BertConfig):
+    """Sizes and hyperparameters of DeBERTa; the defaults are those of DeBERTa base."""
+
+    # Rows of the token embedding table.
+    vocab_size: int = 50265
+    # Number of token types; 0: they are not embedded.
+    num_token_types: int = 0
+    # Distance from which all positions on a side share a vector of the table, which has twice as many.
+    max_distance: int = 512
+    # Activations of the feed-forward blocks and of the masked-LM head.
+    activations: tuple[str, ...] = ("gelu_exact",)
+    # Dropout rate of the embeddings, of the relative positions and of the output of each block.
+    dropout_rate: float = 0.1
+    # Epsilon of the norms.
+    norm_epsilon: float = 1e-7
+    # Standard deviation of new kernels and tables, which are not truncated.
+    initializer_range: float = 0.02
+
+    def __post_init__(self):
+        super().__post_init__()
+        checks.positive_integers(self, "max_distance")
+        if self.position_offset:
+            raise UserError(
+                f"position_offset={self.position_offset}: not supported by {type(self).__name__}, whose positions are "
+                "relative. Omit it."
+            )
+
+    @property
+    def embeds_positions(self) -> bool:
+        """False: positions are relative; see `BertConfig.embeds_positions`."""
+        return False
+
+    @property
+    def initializer(self) -> initializers.Initializer:
+        """Initializer of kernels and tables; see `BertConfig.initializer`."""
+        return initializers.normal(self.initializer_range)
+
+    @property
+    def relative_positions(self) -> "RelativePositions":
+        """The rows of the table by distance."""
+        return RelativePositions(self.max_distance)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Features of a batch that the model reads: positions are relative; see `ModelConfig.reads`."""
+        return tuple(name for name in super().reads if not name.endswith("_positions"))
+
+    def make(self, key: jax.Array) -> "Deberta":
+        """Returns a model with newly initialized parameters; see `ModelConfig.make`."""
+        return Deberta(self, key=key)
+
+    def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
+        """Returns the floating-point operations of one training step: of BERT and of the two added scores.
+
+        With a = num_heads · head_dim, L = length and R rows of the table of relative positions, a layer adds 2R ·
+        embed_dim · a multiply-adds per batch, for the projected table, and 2LRa per row.
+        """
+        batch, length = shapes["encoder_input_tokens"]
+        relative, a = 2 * self.relative_positions.span, self.num_heads * self.head_dim
+        added = 2.0 * self.num_layers * 2 * relative * a * (self.embed_dim + batch * length)
+        # The backward pass computes two matrix products of the same size per product of the forward pass.
+        return super().train_flops(shapes) + 3.0 * added
+
+
+@dataclasses.dataclass(frozen=True)
+class RelativePositions:
+    """The row of a table of relative positions for each distance.
+
+    Attributes:
+      max_distance: distance from which all positions on a side share a row.
+      buckets: number of rows per side, the closer half of which stand for one distance each, and the others for
+        distances that grow as a logarithm; None for `max_distance` rows, one for each distance.
+    """
+
+    max_distance: int
+    buckets: int | None = None
+
+    @property
+    def span(self) -> int:
+        """Number of rows per side."""
+        return self.buckets or self.max_distance
+
+    def rows(self, distance: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
+        """Returns the row of each distance, the position of a query minus the position of a key."""
+        if self.buckets is None:
+            return jnp.clip(distance + self.span, 0, 2 * self.span - 1)
+        table = jnp.asarray(self.bucketed(np.arange(-self.max_distance, self.max_distance + 1)))
+        return table[jnp.clip(distance, -self.max_distance, self.max_distance) + self.max_distance]
+
+    def bucketed(self, distance: Int[np.ndarray, " distances"]) -> Int[np.ndarray, " distances"]:
+        """Returns the row of each distance with buckets (`make_log_bucket_position` of the released code).
+
+        With m = buckets / 2, distances up to m have a row each. A larger one has the row
+        m + ⌈(m - 1) · ln(distance / m) / ln((max_distance - 1) / m)⌉ of its side.
+        """
+        middle, size = self.buckets // 2, np.abs(distance)
+        growth = np.log(np.maximum(size, middle) / middle) / np.log((self.max_distance - 1) / middle)
+        far = np.sign(distance) * (np.ceil(growth * (middle - 1)) + middle)
+        return np.clip(np.where(size <= middle, distance, far) + self.span, 0, 2 * self.span - 1).astype(np.int32)
+
+
+@struct.dataclass
+class DisentangledBias:
+    """The scores of contents against relative positions (He et al., section 3.1). Implements `ScoreBias`.
+
+    The score of query i and key j has q_i · W_k r + k_j · W_q r with the same row r of the table, which `positions` has
+    for i - j. Equation 4 has the row for j - i in the second product; the released code has not.
+
+    Attributes:
+      relative: table of relative positions, which all layers share.
+      query: projects the table to the queries that keys are multiplied with.
+      key: projects the table to the keys that queries are multiplied with.
+      positions: the rows of the table.
+      dropout: dropout of the table.
+    """
+
+    relative: Float[Array, "relative embed"]
+    query: Projection
+    key: Projection
+    positions: RelativePositions = struct.field(pytree_node=False)
+    dropout: Dropout = struct.field(pytree_node=False, default=NO_DROPOUT)
+
+    @property
+    def diagonals(self) -> None:
+        """None: the scores depend on the contents; see `ScoreBias.diagonals`."""
+        return None
+
+    def materialize(
+        self,
+        q: Float[Array, "batch q_len heads kv"],
+        k: Float[Array, "batch kv_len heads kv"],
+        *,
+        query_positions: Int[Array, "rows q_len"],
+        key_positions: Int[Array, "rows kv_len"],
+        scale: float = 1.0,
+        dropout_key: jax.Array | None = None,
+    ) -> Float[Array, "batch heads q_len kv_len"]:
+        """Returns the scores of all pairs of queries and keys; see `ScoreBias.materialize`."""
+        relative = self.dropout(self.relative, dropout_key)
+        keys, queries = (each(relative, dropout_key=dropout_key) for each in (self.key, self.query))
+        rows = self.positions.rows(query_positions[:, :, None] - key_positions[:, None, :])[:, None]
+        to_position = jnp.einsum("bqhd,rhd->bhqr", q, keys, preferred_element_type=jnp.float32)
+        to_content = jnp.einsum("bkhd,rhd->bhkr", k, queries, preferred_element_type=jnp.float32)
+        to_content = jnp.take_along_axis(to_content, jnp.swapaxes(rows, 2, 3), axis=-1)
+        return scale * (jnp.take_along_axis(to_position, rows, axis=-1) + jnp.swapaxes(to_content, 2, 3))
+
+
+class DisentangledAttention(MultiHeadAttention):
+    """Multi-head attention with scores of relative positions. Its keys have no bias.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
+
+    Attributes:
+      position_query: projection of the table, with bias.
+      position_key: projection of the table, without bias.
+    """
+
+    def __init__(self, config: DebertaConfig, *, key: jax.Array):
+        content_key, key_key, position_query_key, position_key_key = jax.random.split(key, 4)
+        options = bert.attention_options(config)
+        super().__init__(key=content_key, scale=(NUM_SCORES * config.head_dim) ** -0.5, **options)
+        self.positions, self.position_dropout = config.relative_positions, Dropout(config.dropout_rate)
+        self.add_projections(config, key_key, position_query_key, position_key_key)
+
+    def add_projections(self, config: DebertaConfig, *keys: jax.Array) -> None:
+        """Makes the projection of the keys, and those of the table."""
+        sizes = (config.embed_dim,), (config.num_heads, config.head_dim)
+        options = {"init": config.initializer, "dtype": config.compute_dtype}
+        self.key = Projection(*sizes, axes=("embed", "kv_heads", "kv"), key=keys[0], **options)
+        of_table = {"axes": ("embed", "heads", "kv"), **options}
+        self.position_query = Projection(*sizes, key=keys[1], bias=True, **of_table)
+        self.position_key = Projection(*sizes, key=keys[2], **of_table)
+
+    @property
+    def table_projections(self) -> tuple[Projection, Projection]:
+        """The projections of the table to queries and to keys."""
+        return self.position_query, self.position_key
+
+    def __call__(
+        self, x: Hidden, *, relative: Float[Array, "relative embed"], **options
+    ) -> tuple[Hidden, dict[str, Array]]:
+        """Computes attention.
+
+        Args:
+          x: activations.
+          relative: table of relative positions.
+          **options: see `MultiHeadAttention.__call__`.
+
+        Returns:
+          The output, and the captured arrays by name.
+        """
+        bias = DisentangledBias(relative, *self.table_projections, self.positions, self.position_dropout)
+        return super().__call__(x, bias=bias, **options)
+
+
+class Deberta(Bert):
+    """DeBERTa. Implements `Model` of `models/base.py`.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
+
+    Attributes:
+      relative_embedder: table of relative positions; see `RelativePositions`.
+    """
+
+    make_attention = staticmethod(DisentangledAttention)
+
+    def __init__(self, config: DebertaConfig, *, key: jax.Array):
+        model_key, relative_key = jax.random.split(key)
+        super().__init__(config, key=model_key)
+        self.relative_embedder = Embedder(
+            2 * config.relative_positions.span,
+            config.embed_dim,
+            axis="positions",
+            key=relative_key,
+            init=config.initializer,
+            dtype=config.compute_dtype,
+        )
+
+    def attention_inputs(self, batch: Batch) -> dict[str, Any]:
+        """Returns the inputs of the attention that all layers share: the mask and the table of relative positions."""
+        return {**super().attention_inputs(batch), "relative": self.relative_table()}
+
+    def relative_table(self) -> Float[Array, "relative embed"]:
+        """Returns the table of relative positions that the layers read."""
+        return self.relative_embedder.embedding[...].astype(self.config.compute_dtype)
+
+    def trunk(
+        self,
+        embedded: Mapping[str, Hidden],
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+        capture: Sequence[str] = (),
+        edits: Sequence[capturing.Edit] = (),
+    ) -> Outputs:
+        """Computes everything between the embeddings and the logits; see `Model.trunk`.
+
+        Packed rows have `encoder_segment_ids`. Without them, `encoder_input_tokens` equal to `padding_id` are masked.
+        """
+        config = self.config
+        stacks = {"encoder": (config.num_layers, self.encoder.capturable)}
+        captures = capturing.parse(capture, stacks, edits)["encoder"]
+        hidden, captured = self.run_layers(
+            embedded, batch, config.num_layers, dropout_key=dropout_key, captures=captures
+        )
+        hidden, output = captures.state(capturing.OUTPUT, self.encoder.apply_norm(hidden))
+        return Outputs(hidden=hidden, captured=captured | output)
+
+    def run_layers(
+        self,
+        embedded: Mapping[str, Hidden],
+        batch: Batch,
+        num_layers: int,
+        *,
+        dropout_key: jax.Array | None = None,
+        captures: Captures = NO_CAPTURES,
+    ) -> tuple[Hidden, dict[str, Array]]:
+        """Applies the first layers.
+
+        Args:
+          embedded: result of `embed`.
+          batch: see `trunk`.
+          num_layers: number of layers to apply; 0 for none.
+          dropout_key: random key of dropout; None disables dropout.
+          captures: what to capture and to edit in all layers of the model; nothing if only some are applied.
+
+        Returns:
+          The hidden states, and the captured arrays by name.
+        """
+        first_key, layers_key = split_key(dropout_key, 2)
+        x = self.first_layer_input(embedded["encoder"], first_key)
+        return (x, {}) if num_layers == 0 else self.apply_first(x, batch, num_layers, layers_key, captures)
+
+    def apply_first(
+        self, x: Hidden, batch: Batch, num_layers: int, dropout_key: jax.Array | None, captures: Captures
+    ) -> tuple[Hidden, dict[str, Array]]:
+        """Applies the first layers to their input; see `run_layers`."""
+        inputs = {"attention": self.attention_inputs(batch)}
+        return self.encoder.run(x, inputs, order=range(num_layers), dropout_key=dropout_key, captures=captures)
+
+    def decode_masked(
+        self, queries: Hidden, source: Hidden, batch: Batch, *, dropout_key: jax.Array | None = None
+    ) -> Hidden:
+        """Applies the last layer twice, as the enhanced mask decoder (He et al., section 3.2, and the released code).
+
+        Args:
+          queries: what queries and residual sums are computed from in the first application.
+          source: the input of the last layer, which keys and values are computed from in both applications.
+          batch: see `trunk`.
+          dropout_key: random key of dropout; None disables dropout.
+        """
+        inputs = {"attention": {**self.attention_inputs(batch), "source": source}}
+        last = self.config.num_layers - 1
+        hidden, _ = self.encoder.run(queries, inputs, order=[last, last], dropout_key=dropout_key)
+        return self.encoder.apply_norm(hidden)
