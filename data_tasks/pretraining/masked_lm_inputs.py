@@ -1,7 +1,7 @@
 """Uncorrupted examples for masked LM: pieces of documents with their special tokens."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import seqio
 import tensorflow as tf
@@ -112,12 +112,56 @@ def full_sentences(
     Raises:
       UserError: the length of `inputs` is missing or too small, or the vocabulary has no special tokens.
     """
-    length = row_length(sequence_length)
     special = special or special_tokens(output_features["inputs"].vocabulary)
 
+    def join(documents):
+        return preprocessors.append_eos(documents, special.sep).flat_values[:-1]
+
+    return _filled(ds, sequence_length, special, documents_per_batch, join)
+
+
+@tf.autograph.experimental.do_not_convert
+def concatenated(
+    ds: tf.data.Dataset,
+    sequence_length: Mapping[str, int] | None,
+    output_features: Mapping[str, seqio.Feature],
+    *,
+    special: SpecialTokens | None = None,
+    documents_per_batch: int = DOCUMENTS_PER_BATCH,
+) -> tf.data.Dataset:
+    """Fills every example with text, without a sign of where a document ends: [CLS] text [SEP].
+
+    DeBERTa's data are made in this way (`prepare_data.py` of the released code, where the whole corpus is joined).
+
+    Args:
+      ds: documents as token ids, `targets` `[length]`.
+      sequence_length: length of `inputs` in tokens, including special ones.
+      output_features: `inputs`, whose vocabulary has the special tokens.
+      special: the special tokens. Default: the tokens of the vocabulary.
+      documents_per_batch: number of documents joined. Only their last example is short.
+
+    Returns:
+      Examples with `inputs`, int32 `[length]`, 0 after the end.
+
+    Raises:
+      UserError: the length of `inputs` is missing or too small, or the vocabulary has no special tokens.
+    """
+    special = special or special_tokens(output_features["inputs"].vocabulary)
+    return _filled(ds, sequence_length, special, documents_per_batch, lambda documents: documents.flat_values)
+
+
+def _filled(
+    ds: tf.data.Dataset,
+    sequence_length: Mapping[str, int] | None,
+    special: SpecialTokens,
+    documents_per_batch: int,
+    join: Callable[[tf.RaggedTensor], tf.Tensor],
+) -> tf.data.Dataset:
+    """Cuts joined documents into examples of full length."""
+    length = row_length(sequence_length)
+
     def cut(batch):
-        joined = preprocessors.append_eos(batch["targets"], special.sep).flat_values[:-1]
-        tokens, counts = preprocessors.chunk(joined, length - SPECIAL_TOKENS)
+        tokens, counts = preprocessors.chunk(join(batch["targets"]), length - SPECIAL_TOKENS)
         return {"inputs": add_special_tokens(tf.RaggedTensor.from_tensor(tokens, lengths=counts), special, length)}
 
     return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()

@@ -165,6 +165,13 @@ RUNS = {
         ["models/electra/base.gin", "runs/electra.gin", "objectives/two_stage_electra.gin"],
         [*TASK, ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
+    "deberta": ("train", ["models/deberta/base.gin", "runs/deberta.gin"], TASK),
+    "deberta_v3": ("train", ["models/deberta_v3/base.gin", "runs/deberta_v3.gin"], TASK),
+    "finetune_deberta": (
+        "train",
+        ["models/deberta_v3/base.gin", "runs/finetune_deberta.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "spanbert": ("train", ["models/spanbert/base.gin", "runs/spanbert.gin"], TASK),
     "roberta": ("train", ["models/roberta/base.gin", "runs/roberta.gin"], TASK),
     "mobilebert": ("train", ["models/mobilebert/base.gin", "runs/mobilebert.gin"], TASK),

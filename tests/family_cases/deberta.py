@@ -25,16 +25,21 @@ FAMILIES = {
     ),
 }
 
-# Without heads. Published: 100 to 900 million with the masked-LM head, of a rounded number of embeddings.
-PARAMETERS = {
-    "deberta/tiny": 0,
-    "deberta/base": 138_601_728,
-    "deberta/large": 405_163_008,
-    "deberta_v2/xlarge": 884_593_152,
-    "deberta_v2/xxlarge": 0,
-    "deberta_v3/tiny": 0,
-    "deberta_v3/xsmall": 0,
-    "deberta_v3/small": 0,
-    "deberta_v3/base": 183_831_552,
-    "deberta_v3/large": 0,
+# Without heads, with the masked-LM head and its positions.
+DEBERTA = {
+    "deberta/tiny": (7_027_328, 7_159_897),
+    "deberta/base": (138_601_728, 139_637_337),
+    "deberta/large": (405_163_008, 406_789_209),
+    "deberta/xlarge": (757_804_032, 759_430_233),
+    "deberta_v2/xlarge": (884_593_152, 887_871_588),
+    "deberta_v2/xxlarge": (1_564_549_632, 1_567_828_068),
 }
+# Without head, with the head of replaced tokens, and the generator with its head, with embeddings of its own.
+DEBERTA_V3 = {
+    "deberta_v3/tiny": (17_255_936, 17_272_833, 17_069_796),
+    "deberta_v3/xsmall": (70_682_112, 70_831_105, 60_508_644),
+    "deberta_v3/small": (141_304_320, 141_897_217, 121_154_148),
+    "deberta_v3/base": (183_831_552, 184_424_449, 142_417_764),
+    "deberta_v3/large": (434_012_160, 435_064_833, 284_561_508),
+}
+PARAMETERS = {name: counts[0] for name, counts in (DEBERTA | DEBERTA_V3).items()}

@@ -10,6 +10,7 @@ import pytest
 from families import PARAMETERS
 from family_cases.albert import ALBERT
 from family_cases.bert import BERT, COMPACT, ROBERTA
+from family_cases.deberta import DEBERTA, DEBERTA_V3
 from family_cases.distilbert import DISTILBERT
 from family_cases.electra import ELECTRA
 from family_cases.ernie import ERNIE
@@ -20,6 +21,8 @@ from family_cases.unilm import UNILM
 from t5x_like import parameters
 from t5x_like.layers import rope_scaling
 from t5x_like.models import build
+from t5x_like.objectives.decoupled_replaced_tokens import DecoupledReplacedTokens
+from t5x_like.objectives.enhanced_masked_lm import EnhancedMaskedLM
 from t5x_like.objectives.entity_alignment import EntityAlignment
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
@@ -104,6 +107,24 @@ def test_spanbert_file_has_expected_parameter_counts(load, name):
     assert "{:,} parameters; {:,} with the masked-LM head, {:,} with both heads.".format(*SPANBERT[name]) in header(
         name
     )
+
+
+@pytest.mark.parametrize("name", sorted(DEBERTA))
+def test_deberta_file_has_published_parameter_counts(load, name):
+    model, expected = abstract(load(name)), DEBERTA[name]
+    assert (parameters.count(model), parameters.count((model, heads(EnhancedMaskedLM(), model)))) == expected
+    assert "{:,} parameters; {:,} with the masked-LM head and its positions.".format(*expected) in header(name)
+
+
+@pytest.mark.parametrize("name", sorted(DEBERTA_V3))
+def test_deberta_v3_file_has_published_parameter_counts(load, name):
+    config, objective = dataclasses.replace(load(name), scan_layers=True), DecoupledReplacedTokens()
+    params = build.params_shapes(config, objective)
+    discriminator = parameters.count((params["model"], params["objective"]["replaced_tokens"]))
+    generator = parameters.count((params["objective"][GENERATOR], params["objective"]["masked_lm"]))
+    assert (parameters.count(params["model"]), discriminator, generator) == DEBERTA_V3[name]
+    stated = "{:,} parameters; {:,} with the head of replaced tokens, and a generator of {:,}."
+    assert stated.format(*DEBERTA_V3[name]) in header(name)
 
 
 @pytest.mark.parametrize("name", sorted(ELECTRA))
