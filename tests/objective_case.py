@@ -29,16 +29,18 @@ class Case:
       targets: function of a random generator that returns `targets` `[rows, n]` if they are not token ids.
       without_effect: regex of parameters that only add a constant to all logits of a softmax, as the bias of a score
         per choice or of all keys does. Their gradient is 0 up to rounding.
+      layers: number of layers per stack.
     """
 
     objective: Objective
     family: str
     targets: Any = None
     without_effect: str = "key/bias"
+    layers: int = 1
 
     def params(self, **changes: Any) -> dict[str, Any]:
-        """Returns a model with one layer per stack, and heads, with random values everywhere."""
-        return _params(self.objective, self.family, tuple(changes.items()))
+        """Returns a model and heads with random values everywhere."""
+        return _params(self.objective, self.family, self.layers, tuple(changes.items()))
 
     def batch(self) -> Mapping[str, np.ndarray]:
         """Returns rows of different lengths, some of them empty, so that microbatches differ in weight."""
@@ -46,10 +48,10 @@ class Case:
 
 
 @functools.cache
-def _params(objective: Objective, family: str, changes: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+def _params(objective: Objective, family: str, number: int, changes: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     config = FAMILIES[family].config
     layers = {field.name for field in dataclasses.fields(config)} & {"num_layers", "encoder_layers", "decoder_layers"}
-    config = dataclasses.replace(config, **(dict.fromkeys(layers, 1) | dict(changes)))
+    config = dataclasses.replace(config, **(dict.fromkeys(layers, number) | dict(changes)))
     like = build.params_shapes(config, objective)
     rng = np.random.default_rng(0)
 

@@ -90,11 +90,12 @@ class DebertaConfig(BertConfig):
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
         """Returns the floating-point operations of one training step: of BERT and of the two added scores.
 
-        With a = num_heads · head_dim, L = length and R rows of the table of relative positions, a layer adds 2R ·
-        embed_dim · a multiply-adds per batch, for the projected table, and 2LRa per row.
+        With a = num_heads · head_dim, L = length and R rows of the table of relative positions that occur, a layer adds
+        2R · embed_dim · a multiply-adds per batch, for the projected table, and 2LRa per row.
         """
         batch, length = shapes["encoder_input_tokens"]
-        relative, a = 2 * self.relative_positions.span, self.num_heads * self.head_dim
+        first, last = self.relative_positions.limits(length)
+        relative, a = last + 1 - first, self.num_heads * self.head_dim
         added = 2.0 * self.num_layers * 2 * relative * a * (self.embed_dim + batch * length)
         # The backward pass computes two matrix products of the same size per product of the forward pass.
         return super().train_flops(shapes) + 3.0 * added
@@ -120,17 +121,22 @@ class RelativePositions:
 
     def rows(self, distance: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
         """Returns the row of each distance, the position of a query minus the position of a key."""
-        if self.buckets is None:
-            return jnp.clip(distance + self.span, 0, 2 * self.span - 1)
-        table = jnp.asarray(self.bucketed(np.arange(-self.max_distance, self.max_distance + 1)))
+        table = jnp.asarray(self.table_rows(np.arange(-self.max_distance, self.max_distance + 1)))
         return table[jnp.clip(distance, -self.max_distance, self.max_distance) + self.max_distance]
 
-    def bucketed(self, distance: Int[np.ndarray, " distances"]) -> Int[np.ndarray, " distances"]:
-        """Returns the row of each distance with buckets (`make_log_bucket_position` of the released code).
+    def limits(self, length: int) -> tuple[int, int]:
+        """Returns the first and the last row that a text of this length reads."""
+        first, last = self.table_rows(np.array([1 - length, length - 1]))
+        return int(first), int(last)
+
+    def table_rows(self, distance: Int[np.ndarray, " distances"]) -> Int[np.ndarray, " distances"]:
+        """Returns the row of each distance; with buckets, as `make_log_bucket_position` of the released code.
 
         With m = buckets / 2, distances up to m have a row each. A larger one has the row
         m + ⌈(m - 1) · ln(distance / m) / ln((max_distance - 1) / m)⌉ of its side.
         """
+        if self.buckets is None:
+            return np.clip(distance + self.span, 0, 2 * self.span - 1).astype(np.int32)
         middle, size = self.buckets // 2, np.abs(distance)
         growth = np.log(np.maximum(size, middle) / middle) / np.log((self.max_distance - 1) / middle)
         far = np.sign(distance) * (np.ceil(growth * (middle - 1)) + middle)
@@ -149,6 +155,7 @@ class DisentangledBias:
       query: projects the table to the queries that keys are multiplied with.
       key: projects the table to the keys that queries are multiplied with.
       positions: the rows of the table.
+      length: number of positions, 0, 1, 2 …, from which the distances result; None if they may be any.
       dropout: dropout of the table.
     """
 
@@ -156,6 +163,7 @@ class DisentangledBias:
     query: Projection
     key: Projection
     positions: RelativePositions = struct.field(pytree_node=False)
+    length: int | None = struct.field(pytree_node=False, default=None)
     dropout: Dropout = struct.field(pytree_node=False, default=NO_DROPOUT)
 
     @property
@@ -174,9 +182,10 @@ class DisentangledBias:
         dropout_key: jax.Array | None = None,
     ) -> Float[Array, "batch heads q_len kv_len"]:
         """Returns the scores of all pairs of queries and keys; see `ScoreBias.materialize`."""
-        relative = self.dropout(self.relative, dropout_key)
+        first, last = (0, len(self.relative) - 1) if self.length is None else self.positions.limits(self.length)
+        relative = self.dropout(self.relative[first : last + 1], dropout_key)
         keys, queries = (each(relative, dropout_key=dropout_key) for each in (self.key, self.query))
-        rows = self.positions.rows(query_positions[:, :, None] - key_positions[:, None, :])[:, None]
+        rows = self.positions.rows(query_positions[:, :, None] - key_positions[:, None, :])[:, None] - first
         to_position = jnp.einsum("bqhd,rhd->bhqr", q, keys, preferred_element_type=jnp.float32)
         to_content = jnp.einsum("bkhd,rhd->bhkr", k, queries, preferred_element_type=jnp.float32)
         to_content = jnp.take_along_axis(to_content, jnp.swapaxes(rows, 2, 3), axis=-1)
@@ -229,7 +238,8 @@ class DisentangledAttention(MultiHeadAttention):
         Returns:
           The output, and the captured arrays by name.
         """
-        bias = DisentangledBias(relative, *self.table_projections, self.positions, self.position_dropout)
+        length = x.shape[1] if options.get("positions") is None and options.get("key_positions") is None else None
+        bias = DisentangledBias(relative, *self.table_projections, self.positions, length, self.position_dropout)
         return super().__call__(x, bias=bias, **options)
 
 
