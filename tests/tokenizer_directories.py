@@ -82,6 +82,37 @@ def save_albert(test_data, directory, **settings):
     return reference
 
 
+def save_deberta(test_data, directory):
+    """Saves a tokenizer with GPT-2's pieces after those of the special tokens, as DeBERTa's."""
+    import transformers
+
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+    encoder = json.loads((test_data / "vocab/gpt2/encoder.json").read_text())
+    pieces = [*special, *sorted(encoder, key=encoder.get), "[MASK]"]
+    (directory / "vocab.json").write_text(json.dumps({piece: index for index, piece in enumerate(pieces)}))
+    (directory / "merges.txt").write_text((test_data / "vocab/gpt2/vocab.bpe").read_text())
+    reference = transformers.DebertaTokenizer(str(directory / "vocab.json"), str(directory / "merges.txt"))
+    reference.save_pretrained(directory)
+    return transformers.DebertaTokenizerFast.from_pretrained(directory)
+
+
+def save_deberta_v2(test_data, directory):
+    """Trains a small SentencePiece model with the special pieces of DeBERTa v2, and saves its tokenizer."""
+    import transformers
+
+    text = (test_data / "text/gutenberg/dracula.txt").read_text(encoding="utf-8", errors="replace")
+    special = dict(pad_id=0, bos_id=1, eos_id=2, unk_id=3)
+    special |= dict(pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]")
+    model = directory / "spm.model"
+    with model.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(text.split("\n")[:2000]), model_writer=file, vocab_size=800, **special
+        )
+    reference = transformers.DebertaV2Tokenizer(str(model))
+    reference.save_pretrained(directory)
+    return reference
+
+
 def save_t5(test_data, directory, **settings):
     import transformers
 

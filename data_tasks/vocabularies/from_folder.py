@@ -16,6 +16,7 @@ from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
 from data_tasks.vocabularies.hugging_face_sentencepiece import (
     AlbertVocabulary,
+    DebertaV2Vocabulary,
     HuggingFaceSentencePieceVocabulary,
     sentencepiece_pieces,
 )
@@ -36,6 +37,7 @@ _GPT2_TOKENS = {**byte_bpe.GPT2_SPECIAL, "unk": byte_bpe.END_OF_TEXT}
 _GPT1_TOKENS = {"unk": "<unk>"}
 _T5_TOKENS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 _ALBERT_TOKENS = {**_BERT_TOKENS, "unk": "<unk>", "pad": "<pad>"}
+_DEBERTA_TOKENS = {**_BERT_TOKENS, "bos": wordpiece.CLS, "eos": wordpiece.SEP}
 _LLAMA_TOKENS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
 # The number of sentinels of T5Tokenizer if tokenizer_config.json has none.
 _T5_EXTRA_IDS = 100
@@ -45,12 +47,12 @@ _SENTINEL = sentencepiece_json.SENTINEL
 def from_folder(path: str | os.PathLike) -> Vocabulary:
     """Returns the vocabulary of a Hugging Face model directory.
 
-    Supported are WordPiece (BERT, DistilBERT, ELECTRA), byte-level BPE (GPT-2, RoBERTa, BART, Llama 3), BPE of words
-    (GPT-1) and SentencePiece (T5, Llama 1 and 2, Mistral, ALBERT).
+    Supported are WordPiece (BERT, DistilBERT, ELECTRA), byte-level BPE (GPT-2, RoBERTa, BART, DeBERTa, Llama 3), BPE of
+    words (GPT-1) and SentencePiece (T5, Llama 1 and 2, Mistral, ALBERT, DeBERTa v2 and v3).
 
     Args:
-      path: the directory, with at least the vocabulary (`vocab.txt`; `vocab.json` and `merges.txt`; `spiece.model` or
-        `tokenizer.model`; or `tokenizer.json`) and `tokenizer_config.json`.
+      path: the directory, with at least the vocabulary (`vocab.txt`; `vocab.json` and `merges.txt`; `spiece.model`,
+        `tokenizer.model` or `spm.model`; or `tokenizer.json`) and `tokenizer_config.json`.
 
     Returns:
       The vocabulary. Its attributes `bos_id`, `eos_id`, `pad_id`, `unk_id` and, where the tokenizer has such tokens,
@@ -147,6 +149,25 @@ def _albert(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
     return AlbertVocabulary(files.path("spiece.model"), text_rules.albert(lower_case, keep_accents=accents))
 
 
+def _deberta_v2(files: TokenizerFiles) -> DebertaV2Vocabulary:
+    for key in ("do_lower_case", "split_by_punct"):
+        if files.config.get(key, False):
+            raise files.unsupported(CONFIG, key, True, "false")
+    tokens = files.special_tokens(_DEBERTA_TOKENS)
+    try:
+        vocabulary = DebertaV2Vocabulary(files.path("spm.model"), tokens)
+        ids = vocabulary.token_ids
+    except (RuntimeError, message.DecodeError) as error:
+        raise files.error("spm.model", None, f"not a SentencePiece model ({error}). Download the file again") from error
+    for role, token in tokens.items():
+        if token not in ids:
+            raise files.unsupported(CONFIG, f"{role}_token", token, "pieces of spm.model and [MASK]")
+    for token, index in files.added_tokens(tokens).items():
+        if ids.get(token) != index:
+            raise files.unsupported(ADDED_TOKENS, token, index, "special pieces of spm.model and a [MASK] after them")
+    return vocabulary
+
+
 def _sentencepiece(
     files: TokenizerFiles, name: str, defaults: Mapping[str, str], extra_ids: int
 ) -> HuggingFaceSentencePieceVocabulary:
@@ -230,5 +251,7 @@ _BUILDERS: dict[str, Callable[[TokenizerFiles], Vocabulary]] = {
     "T5Tokenizer": _t5,
     "LlamaTokenizer": _llama,
     "AlbertTokenizer": _albert,
+    "DebertaTokenizer": _byte_bpe(_DEBERTA_TOKENS),
+    "DebertaV2Tokenizer": _deberta_v2,
     GENERIC_CLASS: _generic,
 }

@@ -128,6 +128,45 @@ class AlbertVocabulary(HuggingFaceSentencePieceVocabulary):
         return ids.with_flat_values(tf.gather(table, ids.flat_values)).merge_dims(-2, -1)
 
 
+class DebertaV2Vocabulary(HuggingFaceSentencePieceVocabulary):
+    """The SentencePiece model of DeBERTa v2 and v3, whose pieces begin with [PAD], [CLS], [SEP] and [UNK].
+
+    If [MASK] is not one of the pieces, it is the id after the last one, as in the published models.
+
+    Args:
+      model: path of the model.
+      special_tokens: the special token of each role.
+    """
+
+    def __init__(self, model: str, special_tokens: Mapping[str, str]):
+        pieces = sentencepiece_pieces(model, None)
+        size = pieces.GetPieceSize()
+        ids = {token: pieces.PieceToId(token) for token in special_tokens.values()}
+        self.token_ids = {token: index for token, index in ids.items() if pieces.IdToPiece(index) == token}
+        mask = special_tokens.get("mask")
+        has_mask = mask in self.token_ids
+        if not has_mask:
+            self.token_ids[mask] = size
+        self._of_roles = {role: self.token_ids.get(token) for role, token in special_tokens.items()}
+        known = {role: index for role, index in self._of_roles.items() if index is not None}
+        super().__init__(model, known, 0 if has_mask else 1)
+
+    @property
+    def cls_id(self) -> int:
+        """The id of the first token of an example."""
+        return self._of_roles["cls"]
+
+    @property
+    def sep_id(self) -> int:
+        """The id of the token after each segment."""
+        return self._of_roles["sep"]
+
+    @property
+    def mask_id(self) -> int:
+        """The id of the token in the place of tokens to be predicted."""
+        return self._of_roles["mask"]
+
+
 @functools.lru_cache(maxsize=4)
 def _divided_numbers(contents: bytes) -> dict[int, tuple[int, ...]]:
     """Returns id -> ids of the pieces of a number and a comma, for pieces that are both."""

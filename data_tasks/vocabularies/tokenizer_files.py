@@ -23,6 +23,8 @@ _CLASS_OF_MODEL_TYPE = {
     "bart": "BartTokenizer",
     "t5": "T5Tokenizer",
     "albert": "AlbertTokenizer",
+    "deberta": "DebertaTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
     "openai-gpt": "OpenAIGPTTokenizer",
 }
 # The class of a tokenizer that its tokenizer.json defines alone, and its name in transformers 5.

@@ -23,6 +23,8 @@ _DEFAULT_TOKENS: Mapping[str, Mapping[str, str]] = {
     "GPT2Tokenizer": {"bos": _END_OF_TEXT, "eos": _END_OF_TEXT, "unk": _END_OF_TEXT},
     "T5Tokenizer": {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
     "AlbertTokenizer": {**_BERT, "unk": "<unk>", "pad": "<pad>"},
+    "DebertaTokenizer": _BERT,
+    "DebertaV2Tokenizer": _BERT,
     "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
 }
 

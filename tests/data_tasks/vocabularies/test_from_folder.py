@@ -9,6 +9,8 @@ import tensorflow as tf
 from tokenizer_directories import (
     save_albert,
     save_bert,
+    save_deberta,
+    save_deberta_v2,
     save_gpt2,
     save_llama3,
     save_roberta,
@@ -205,6 +207,19 @@ def test_albert_ids_match_transformers(test_data, tmp_path, lines, settings):
     assert_same_special_ids(vocabulary, reference, "pad", "unk")
     special = special_tokens(vocabulary)
     assert (special.cls, special.sep, special.mask) == (2, 3, 4)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("save", [save_deberta, save_deberta_v2])
+def test_deberta_ids_match_transformers(test_data, tmp_path, lines, save):
+    reference = save(test_data, tmp_path)
+    vocabulary = from_folder(tmp_path)
+    assert_same_ids(vocabulary, reference, lines)
+    assert [vocabulary.encode(line) for line in lines] == vocabulary.encode_tf(tf.constant(lines)).to_list()
+    assert_same_special_ids(vocabulary, reference, "bos", "eos", "pad", "unk")
+    special = special_tokens(vocabulary)
+    expected = reference.cls_token_id, reference.sep_token_id, reference.mask_token_id
+    assert (special.cls, special.sep, special.mask) == expected == (1, 2, len(reference) - 1)
 
 
 @pytest.mark.parity
