@@ -275,6 +275,30 @@ def test_model_with_modules_of_another_network_is_read_complete(combine):
     assert (f"model/{TABLE}" in chosen.tensors) == (combine is None)
 
 
+def test_combined_module_of_the_model_is_read_complete_unless_its_networks_are_read(monkeypatch):
+    objective = Reversed(add)
+    params = jax.jit(lambda key: networks.make(objective, CONFIG, key))(jax.random.key(0))
+    stored = leaves(params)
+    monkeypatch.setattr(RunModel, "read", lambda path: RunModel(CONFIG, objective))
+    monkeypatch.setattr(network_weights.run_files, "find_run", lambda path: path)
+    weights = Weights(
+        {name: leaf.shape for name, leaf in stored.items()},
+        lambda wanted: {name: stored[name] for name in wanted},
+        {name: name for name in stored},
+    )
+    at = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    of_model = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at) for name, x in stored.items() if "model/" in name
+    }
+    assert f"model/{TABLE}" in of_model
+    complete = leaves({"model": networks.exported(objective, params)["model"]})
+    found = network_weights.with_shared_modules(weights, [*of_model, "objective/labels/kernel"], "run")
+    assert_equal(found.read(of_model), complete)
+    assert f"model/{TABLE}" not in found.tensors
+    found = network_weights.with_shared_modules(weights, stored, "run")
+    assert_equal(found.read(of_model), {name: stored[name] for name in of_model})
+
+
 def test_shared_module_of_the_model_is_found_without_the_name_of_a_network(tmp_path, monkeypatch):
     objective = Reversed(None)
     params = train(recipe(tmp_path / "run", objective=objective, total=1)).params
