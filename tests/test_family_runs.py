@@ -1,4 +1,4 @@
-"""Families without published weights train by the command line and resume with the same losses."""
+"""Encoders train by the command line and resume with the same losses, with one stage of a step and with two."""
 
 import shutil
 
@@ -8,21 +8,19 @@ from data_tasks import shipped_tasks  # noqa: F401
 from t5x_like.metrics import read_metrics
 
 SIZES = {"embed_dim": 8, "mlp_dim": 8, "head_dim": 4, "vocab_size": 1200}
-# Model file -> its configuration.
+# Model file -> its configuration, its recipe and a task.
 FAMILIES = {
-    "disentangled/tiny": "disentangled.DisentangledConfig",
-    "albert/tiny": "albert.AlbertConfig",
+    "deberta_v3/tiny": ("deberta_v2.DebertaV2Config", "deberta_v3", "python_docs_deberta_v3"),
+    "albert/tiny": ("albert.AlbertConfig", "roberta", "python_docs_full_sentences"),
 }
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_run_resumes_with_the_same_losses(name, tmp_path, run_command):
-    words = ["train", f"--gin_file=models/{name}.gin", "--gin_file=runs/roberta.gin", f"--gin.MODEL_DIR={tmp_path}"]
-    words += [
-        "--gin.MIXTURE_OR_TASK_NAME=python_docs_full_sentences",
-        "--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 16}",
-    ]
-    words += [f"--gin.t5x_like.models.{FAMILIES[name]}.{field}={size}" for field, size in SIZES.items()]
+    config, recipe, task = FAMILIES[name]
+    words = ["train", f"--gin_file=models/{name}.gin", f"--gin_file=runs/{recipe}.gin", f"--gin.MODEL_DIR={tmp_path}"]
+    words += [f"--gin.MIXTURE_OR_TASK_NAME={task}", "--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 16}"]
+    words += [f"--gin.t5x_like.models.{config}.{field}={size}" for field, size in SIZES.items()]
     words += ["--gin.BATCH_SIZE=8", "--gin.TRAIN_STEPS=3", "--gin.SAVE_PERIOD=1", "--gin.WARMUP_STEPS=1"]
 
     def losses():
