@@ -188,6 +188,18 @@ def test_adamw_equals_optax_with_mask_for_vectors(stacked):
     assert parameters.logical_axes(state)[f"mu/model/{layer}/wi"] == (*front, "embed", "mlp")
 
 
+def test_adamw_without_bias_correction():
+    params = {"model": Model(stacked=True)}
+    optimizer = optimizers.adamw(
+        learning_rate=0.1, b1=0.9, b2=0.99, eps=0.5, weight_decay=0.3, bias_correction=False, groups=()
+    )
+    found, gradients = one_update(optimizer, params), parameters.named_leaves(jax.grad(loss)(params))
+    for name, value in parameters.named_leaves(params).items():
+        gradient = np.asarray(gradients[name])
+        decay = 0.0 if "norm" in name else 0.3 * np.asarray(value)
+        assert_close(found[name], -0.1 * (0.1 * gradient / (np.sqrt(0.01 * gradient**2) + 0.5) + decay))
+
+
 def test_adamw_decay_vectors():
     params = {
         "scale": nnx.Param(jnp.ones(3), axes=("embed",)),
