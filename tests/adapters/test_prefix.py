@@ -23,7 +23,7 @@ from t5x_like.models.lstm import LSTMConfig
 LENGTH = 3
 PLAIN, MLP = Prefix(length=LENGTH), Prefix(length=LENGTH, hidden_size=5)
 DECODERS = {"gpt2": MLP, "mistral": PLAIN, "llama": MLP, "t5_decoder": PLAIN}
-BY_DEFAULT = ("t5_1_1", "disentangled", "llama", "bart")
+BY_DEFAULT = ("t5_1_1", "deberta", "llama", "bart")
 EVERY_FAMILY = [
     pytest.param(name, marks=[] if name in BY_DEFAULT else pytest.mark.full)
     for name, family in FAMILIES.items()
