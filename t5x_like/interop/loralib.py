@@ -41,8 +41,10 @@ def read(
     directory, _, name = file.rpartition("/")
     stored = safetensors_files.Tensors(directory or ".", name)
     if alpha is None:
-        raise UserError(f"{file}: the files of loralib do not have α. Give lora_alpha of its training as LORA_ALPHA.")
-    parameters.check_pattern("LORA_PATTERN", pattern)
+        raise UserError(
+            f"{file}: the files of loralib do not have α. Give lora_alpha of its training as LORALIB_ALPHA."
+        )
+    parameters.check_pattern("LORALIB_PATTERN", pattern)
     family = interop.family_of(config)
     unread, leaves, ranks = set(stored), {}, set()
     for module, matrix in matrices.find(family, config).items():
@@ -82,7 +84,7 @@ def _put(
         enabled = [k for k in enabled if re.search(pattern, matrix.projections[k][0].removeprefix(tables.MODEL))]
     if groups != len(enabled):
         raise UserError(
-            f"{shown}: updates of {groups} of its {matrix.parts} parts, of which LORA_PATTERN={pattern!r} matches "
+            f"{shown}: updates of {groups} of its {matrix.parts} parts, of which LORALIB_PATTERN={pattern!r} matches "
             f"{len(enabled)}. Give the projections with enable_lora, such as 'attention/(query|value)$'."
         )
     for k, own_down, own_up in zip(enabled, np.split(down, groups), np.split(up, groups), strict=True):

@@ -76,10 +76,10 @@ def test_invalid_files_of_loralib_raise(tmp_path):
     config, path = base_of("gpt2"), str(tmp_path / FILE)
     write_updates("gpt2", config, tmp_path)
     with pytest.raises(
-        UserError, match="the files of loralib do not have α. Give lora_alpha of its training as LORA_A"
+        UserError, match="the files of loralib do not have α. Give lora_alpha of its training as LORALIB_A"
     ):
         adapter_files.read(path, config, {}, NO_SETTINGS)
-    with pytest.raises(UserError, match="updates of 2 of its 3 parts, of which LORA_PATTERN='query.' matches 1"):
+    with pytest.raises(UserError, match="updates of 2 of its 3 parts, of which LORALIB_PATTERN='query.' matches 1"):
         adapter_files.read(path, config, {}, LoralibSettings(ALPHA, "query$"))
     with pytest.raises(UserError, match="c_attn.lora_A' is no update of a projection of BertConfig. Check BASE_PATH"):
         adapter_files.read(path, base_of("bert"), {}, LoralibSettings(ALPHA))
@@ -110,7 +110,7 @@ def test_convert_reads_updates_of_loralib_and_an_array(tmp_path, run_command):
     config = base_of("gpt2")
     write_updates("gpt2", config, tmp_path)
     np.save(tmp_path / "prompt.npy", np.ones((2, config.embed_dim), np.float32))
-    for file, flags, shown in ((FILE, ["--gin.LORA_ALPHA=6"], LoRA), ("prompt.npy", [], Prompt)):
+    for file, flags, shown in ((FILE, ["--gin.LORALIB_ALPHA=6"], LoRA), ("prompt.npy", [], Prompt)):
         output = tmp_path / shown.__name__
         given = [f"--input={tmp_path / file}", f"--output={output}", f"--gin.BASE_PATH={tmp_path / 'base'}"]
         code, text = run_command(["convert", *given, *flags])
