@@ -89,7 +89,7 @@ def inspect(
       UserError: TensorFlow and SeqIO are not installed, `module` is not found, the name is not registered, or the
         settings do not suit the task.
     """
-    from t5x_like.data.seqio_feed import SeqIOSource
+    from t5x_like.data.seqio_feed import SeqIOSource, task_errors
 
     console = console or terminal.console()
     source = SeqIOSource(
@@ -122,11 +122,12 @@ def inspect(
     found = Inspection()
     _print_task(source, console)
     _print_vocabularies(source, console)
-    _print_documents(source, sample, found, console)
-    _check_source(source, sample, found)
-    _print_lengths(source, spec, sample, found, console)
     judged = task_feature_lengths is not None  # padding at default lengths is not a problem of the user's settings
-    _print_rows(source, spec, sample, num_examples, judged, found, console)
+    with task_errors.explain_errors(source):
+        _print_documents(source, sample, found, console)
+        _check_source(source, sample, found)
+        _print_lengths(source, spec, sample, found, console)
+        _print_rows(source, spec, sample, num_examples, judged, found, console)
     _print_problems(found, console)
     return found
 
