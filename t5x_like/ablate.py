@@ -28,7 +28,7 @@ Grid = Mapping[str, Mapping[str, Files] | Files]
 
 _GRID = "{'small': {'T5 1.1': ['models/t5_1_1/small.gin', 'runs/pretrain.gin']}}"  # an example, for messages
 TABLE, PLOT, SCORES, TRAINED, RESULTS = "table.md", "curves.png", "scores.png", "trained.png", "results.json"
-MEASURED = "ablation.json"  # in the directory of a finished run: what its files do not say otherwise
+MEASURED = "ablation.json"  # in the directory of a finished run: counts that its other files do not contain
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Reads the documents of files in blocks, in constant memory, so that any position in them can be read again.
 
 A block is a run of consecutive records of a file. It is a function of the file and of the cursor where it begins, so
-the positions of a run are cursors, and no document is stored with them. Open files and blocks are kept for a while,
-because what reads a block goes on after it.
+the positions of a run are cursors, and no document is stored with them. Open files and recent blocks are cached,
+because a reader usually continues with the next block.
 """
 
 import collections
@@ -25,7 +25,7 @@ from t5x_like.errors import UserError
 
 ERROR, SKIP = "error", "skip"
 _BLANK_LINES = re.compile(rb"\r?\n[^\S\n]*\n\s*")
-# Problems of a file that are logged one by one.
+# Number of problems per file and reason that are logged individually.
 _LOGGED = 3
 _OPEN_FILES = 16
 _KEPT_BYTES = 192 << 20
@@ -53,7 +53,7 @@ class Document(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Which documents are made of records.
+    """How records become documents.
 
     Attributes:
       reading: how text is read.
@@ -142,8 +142,8 @@ class BlockReader:
 
     Args:
       files: the files.
-      rules: which documents are made of records.
-      skipped: counts what has no document.
+      rules: how records become documents.
+      skipped: counts the skipped records.
       block_bytes: bytes of records after which a block ends.
     """
 

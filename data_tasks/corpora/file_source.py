@@ -1,8 +1,8 @@
 """SeqIO source of documents in files, which are read from disk or from a bucket in constant memory.
 
-Positions in the data can be saved and restored exactly, although Python reads the files. tf.data only has cursors
-(`documents_of_files`), which it turns into documents by functions without state, of which it saves none. A resumed run
-opens the files that it was reading at their cursors; of compressed files, it decompresses the part before.
+Positions in the data can be saved and restored exactly, although Python reads the files: tf.data saves cursors
+(`documents_of_files`) alone, and turns them into documents by stateless Python functions. A resumed run opens its files
+at their cursors, and decompresses compressed files up to the cursor.
 """
 
 import functools
@@ -23,14 +23,14 @@ from data_tasks.corpora.matching_files import path_of
 from t5x_like.errors import UserError
 
 FILE, RECORD = "file", "record"
-"""Features of a document that say where it is from, see `FileSource.get_dataset`."""
+"""Features with the place of a document; see `FileSource.get_dataset`."""
 
 # Shuffled data comes from this many files at the same time, in random order within blocks of this size.
 _FILES_AT_ONCE = 8
 _SHUFFLED_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 20  # of data in order
 _DOCUMENTS_AT_ONCE = 32
-_OVER = -1  # instead of a cursor: the file has ended
+_OVER = -1  # in place of a cursor: the end of the file
 
 
 class FileSource(seqio.DataSource):
@@ -98,8 +98,8 @@ class FileSource(seqio.DataSource):
           shuffle: whether to shuffle.
           seed: seed of the order.
           shard_info: the shard to read.
-          places: whether to add where a document is from: the path `file` and the number `record`, from 0, of its
-            record, or of the first line of a text file's.
+          places: whether to add the place of each document: the path `file`, and `record`, the number of its record or,
+            in a text file, of its first line, from 0.
         """
         if split not in self.splits:
             raise UserError(f"split {split!r} not found. Give one of {', '.join(self.splits)}.")

@@ -1,4 +1,4 @@
-"""Files with documents that a pattern matches, and what is known of them without reading them."""
+"""Files that a pattern matches, with their sizes and a hash that identifies them."""
 
 import functools
 import glob

@@ -21,7 +21,7 @@ _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # UTF-32 begins with the same bytes 
 
 
 class DamagedFile(UserError):
-    """A file that cannot be read, or not to its end."""
+    """A file that cannot be read, or only in part."""
 
 
 class Line(NamedTuple):

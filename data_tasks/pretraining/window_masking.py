@@ -12,7 +12,7 @@ from data_tasks.pretraining.masked_lm import NGRAM_DRAW, ORDER_DRAW, BertMasking
 from data_tasks.vocabularies.special_tokens import word_starts
 from t5x_like.errors import UserError
 
-# Signs of ASCII that are no letter and no digit count as punctuation, as in BERT's tokenizer.
+# ASCII characters that are neither letters nor digits count as punctuation, as in BERT's tokenizer.
 _ASCII_SIGNS = frozenset(chr(code) for code in range(33, 127) if not chr(code).isalnum())
 
 
@@ -73,7 +73,7 @@ class WindowMasking(BertMasking):
         if self.max_words > 1:
             starts = tf.gather(tf.constant(deberta_word_starts(vocabulary)), rows.tokens)
             first = text & (starts | (tf.cumsum(tf.cast(text, tf.int32), axis=1) == 1))
-        word = tf.cumsum(tf.cast(first, tf.int32), axis=1)  # from 1; tokens that are no text are masked out below
+        word = tf.cumsum(tf.cast(first, tf.int32), axis=1)  # from 1; tokens that are not text are excluded below
         draws = fraction(draw(NGRAM_DRAW)), fraction(draw(ORDER_DRAW))
         marked = mark_words(tf.reduce_max(word, axis=1), *draws, self.max_words, self.rate)
         chosen = text & tf.gather(tf.pad(marked, [[0, 0], [1, 0]]), word, batch_dims=1)

@@ -55,7 +55,7 @@ class Adapter(Protocol):
 
 
 class AdapterModule(Protocol):
-    """The module of an adapter. `ProjectionAdapter` has its call in a projection."""
+    """The module of an adapter. `ProjectionAdapter` adds the call of a projection."""
 
     def merged(self, module: Any) -> dict[str, Float[Array, "..."]]:
         """Returns parameters of a module with which it has the same output without the adapter.
@@ -116,8 +116,8 @@ def adapt(model: M, adapters: Sequence[Adapter], key: jax.Array) -> M:
         for index, module in layers:
             if module.adapter is not None:
                 raise UserError(
-                    f"{type(adapter).__name__}.pattern={adapter.pattern!r} matches {name}, which has a prompt. Give "
-                    "one of them."
+                    f"{type(adapter).__name__}.pattern={adapter.pattern!r} matches {name}, which has a prompt or a "
+                    "prefix. Change the pattern, or remove the prompt or the prefix."
                 )
             count = _stacked_layers(module)
             make = functools.partial(adapter.make, name=name)

@@ -13,10 +13,10 @@ from t5x_like.recorded import recorded
 
 
 class LayerBottleneck(Bottleneck):
-    """Adds a block to the sum x of the hidden states of a layer and the update of its last block.
+    """Adds a block to x, the residual sum of the last block of a layer.
 
-    The block reads norm(x) in a layer whose norms follow the sums, and x in other layers. A layer whose norms follow
-    returns norm(x + up(activation(down(norm(x))))), with the same norm twice, as `seq_bn` of the library adapters does.
+    The block reads norm(x) in a post-norm layer, and x in other layers. A post-norm layer returns
+    norm(x + up(activation(down(norm(x))))), with the same norm twice, as `seq_bn` of the library adapters does.
     """
 
     def __call__(
@@ -42,7 +42,7 @@ class PfeifferAdapter(BottleneckAdapter):
     target = TransformerLayer
     # Regular expression of the names of the layers, such as encoder/layers.
     pattern: str = r"layers$"
-    # Size of the bottleneck. The default is a sixteenth of the hidden states of a base model.
+    # Size of the bottleneck. The default is a sixteenth of 768, the width of base models.
     size: int = 48
     # Activation of the block.
     activation: str = "relu"

@@ -1,4 +1,4 @@
-"""Prefix tuning (Li and Liang 2021, arXiv:2101.00190): trained keys and values before those of a frozen model.
+"""Prefix tuning (Li and Liang 2021, arXiv:2101.00190): trained keys and values in the attentions of a frozen model.
 
 Every query of an attention sees the keys of its prefix, in each segment of a packed row. The tokens of a decoder, and
 of a model without decoder, have positions after the prefix, as with peft; those of the encoder of an encoder-decoder
@@ -153,7 +153,7 @@ class FirstLayers(nnx.Module):
 
 
 class Reparametrization(nnx.Module):
-    """The first layers of the MLPs of a stack, by the name of the attention; `layers.stacks.Stack` calls it.
+    """The first layers of the MLPs of a stack, by the name of the attention. `layers.stacks.Stack` calls this module.
 
     Args:
       first: attention, such as `self_attention` -> the first layers of its MLP.
@@ -287,7 +287,7 @@ def _attentions(model: nnx.Module) -> Iterator[tuple[str, list[MultiHeadAttentio
 
 
 def computed(model: M) -> M:
-    """Returns a model with the keys and values that MLPs compute in place of the MLPs; see `Prefix.hidden_size`.
+    """Returns a model whose MLPs are replaced by the keys and values that they compute; see `Prefix.hidden_size`.
 
     Its outputs are the same. `models.construct.collapse` also changes the configuration.
     """
@@ -302,7 +302,7 @@ def computed(model: M) -> M:
 
 
 def fit(prefix: LastLayer, hidden: Float[Array, "length hidden"], target: Keys) -> dict[str, Float[Array, "..."]]:
-    """Returns the kernels with which an MLP computes given keys and values, by name; the smallest changes of 0.
+    """Returns the kernels of minimum norm with which an MLP computes given keys and values, by name.
 
     The code of the paper fits the whole MLP in 500 steps of Adam instead.
 

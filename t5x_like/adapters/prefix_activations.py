@@ -21,8 +21,8 @@ def fill(model: M, base: nnx.Module, token_ids: Sequence[int]) -> M:
     """Returns a model whose prefix has the keys and values of the model without adapters for a row of tokens.
 
     Each stack reads the tokens, so that the prefix of a cross-attention has the keys and values of the tokens in the
-    encoder. A layer that is applied several times has those of its first application. The last layers of MLPs are
-    fitted to them; see `adapters.prefix.fit`.
+    encoder. A layer that is applied several times has the keys and values of its first application. The last layers of
+    MLPs are fitted to the keys and values; see `adapters.prefix.fit`.
 
     Args:
       model: a model with a prefix.
@@ -35,7 +35,10 @@ def fill(model: M, base: nnx.Module, token_ids: Sequence[int]) -> M:
     found, config = prefixes.find(model.config), model.config
     ids, last = found.ids(token_ids), config.vocab_size - 1
     if not 0 <= ids.min() <= ids.max() <= last:
-        raise UserError(f"Prefix.token_ids={tuple(token_ids)}: the model has the ids 0 to {last}. Correct them.")
+        raise UserError(
+            f"Prefix.token_ids={tuple(token_ids)}: the model has the ids 0 to {last}. "
+            "Correct PREFIX_TOKEN_IDS, or give PREFIX_TEXT and the vocabulary of the model."
+        )
     # Rows that the mesh divides, all of them the same.
     batch, rows = {}, partitioning.axis_size("batch")
     for stack in config.stacks:

@@ -28,7 +28,7 @@ INDEX = "prompt_index"
 _EMBEDDER = "token_embedder"
 # Feature of a stack -> its value in the prompt: every token may attend to the prompt.
 _VALUES = {"segment_ids": 1, "prefix": 1, "ranks": 0}
-# Features with numbers of tokens of the encoder.
+# Features that hold positions of encoder tokens.
 _NUMBERS = ("entity_positions",)
 
 
@@ -104,7 +104,7 @@ class Prompt:
 
 
 class Rows(nnx.Module):
-    """Further rows of an embedding table, for the ids from its number of rows.
+    """Additional rows of an embedding table, whose ids follow the ids of the table.
 
     Args:
       embedder: the table.
@@ -135,7 +135,7 @@ class Rows(nnx.Module):
         return jnp.where((ids < size)[..., None], embedder.lookup(ids), own)
 
     def attend(self, hidden: Float[Array, "batch length embed"]) -> float:
-        """Returns what the rows add to logits of the table: nothing, because these have no further entries."""
+        """Returns 0: the prompt has no logits."""
         del hidden
         return 0.0
 

@@ -22,7 +22,7 @@ _ARRAY, _TABLE = ".npy", "token_embedder/embedding"
 
 @dataclasses.dataclass(frozen=True)
 class LoralibSettings:
-    """What files of microsoft/LoRA do not have.
+    """Settings that files of microsoft/LoRA do not contain.
 
     Attributes:
       alpha: α of the updates; None if it is not known.
@@ -47,7 +47,7 @@ def read(
       path: a directory of peft or adapters, a safetensors file of loralib, or a `.npy` file with a prompt.
       config: configuration of the base model, without adapters.
       kernels: stored name -> parameter of the base model, `model/…`. Layers are stacked.
-      settings: what files of loralib do not have.
+      settings: settings that files of loralib do not contain.
 
     Returns:
       The adapters for `config.adapters`, stored name -> their parameters and those of the head of a task, and this

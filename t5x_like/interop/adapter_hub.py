@@ -24,7 +24,7 @@ from t5x_like.models import construct
 from t5x_like.models.base import ModelConfig
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter.safetensors"
-_VERSION = "adapters.1.3.0"  # whose names and settings these are
+_VERSION = "adapters.1.3.0"  # the version that defines the names and settings below
 # Name of a matrix in transformers -> name of the block after it.
 _BLOCKS = (
     (r"(attention\.output|(?<!attention\.)output)\.dense$", r"\1.adapters"),
@@ -66,7 +66,10 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], directory: str, name: 
       UserError: the library does not have these adapters. Nothing has been written.
     """
     if len(config.adapters) != 1 or not isinstance(config.adapters[0], BottleneckAdapter):
-        raise UserError(f"{type(config).__name__}.adapters: not one BottleneckAdapter, which this format has.")
+        raise UserError(
+            f"{type(config).__name__}.adapters: not one BottleneckAdapter, which this format has. "
+            "Give a run of adapters/houlsby.gin or adapters/pfeiffer.gin."
+        )
     (adapter,), bare = config.adapters, construct.without_adapters(config)
     kind = type(adapter)
     family = interop.family_of(bare)

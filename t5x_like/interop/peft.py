@@ -2,7 +2,7 @@
 
 LoRA, DoRA, (IA)³, prompts (`peft_prompt`) and prefixes (`peft_prefix`) are written and read. Where transformers has one
 matrix for several projections, such as GPT-2's `c_attn`, the updates of these projections are written as one update,
-whose rank is the sum of theirs.
+whose rank is the sum of their ranks.
 """
 
 import json

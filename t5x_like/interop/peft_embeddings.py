@@ -12,7 +12,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop.tables import Family
 from t5x_like.models.base import ModelConfig
 
-# The projection to logits, to whose name peft ties the update of a table.
+# Name of the projection to logits, under which peft also stores the tied update of a table.
 LOGITS = "lm_head"
 _TABLE, _SUFFIX = "/embedding", ".weight"
 Tensors = dict[str, Float[np.ndarray, "..."]]

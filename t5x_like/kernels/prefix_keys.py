@@ -14,7 +14,7 @@ class Prefix:
     """Keys and values that all rows share. No mask hides them.
 
     Attributes:
-      key: the keys; each head serves a group of key heads of the attention.
+      key: the keys. Heads are repeated if the attention has copies of its key heads.
       value: the values.
     """
 

@@ -43,7 +43,7 @@ class DebertaConfig(BertConfig):
     vocab_size: int = 50265
     # Number of token types; 0: they are not embedded.
     num_token_types: int = 0
-    # Distance from which all positions on a side share a vector of the table, which has twice as many.
+    # Distance from which all positions on a side share a vector. The table has 2 * max_distance vectors.
     max_distance: int = 512
     # Activations of the feed-forward blocks and of the masked-LM head.
     activations: tuple[str, ...] = ("gelu_exact",)
@@ -120,7 +120,7 @@ class RelativePositions:
         return self.buckets or self.max_distance
 
     def rows(self, distance: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
-        """Returns the row of each distance, the position of a query minus the position of a key."""
+        """Returns the row of each distance, the position of a query minus the position of a key, in traced code."""
         table = jnp.asarray(self.table_rows(np.arange(-self.max_distance, self.max_distance + 1)))
         return table[jnp.clip(distance, -self.max_distance, self.max_distance) + self.max_distance]
 
@@ -130,7 +130,7 @@ class RelativePositions:
         return int(first), int(last)
 
     def table_rows(self, distance: Int[np.ndarray, " distances"]) -> Int[np.ndarray, " distances"]:
-        """Returns the row of each distance; with buckets, as `make_log_bucket_position` of the released code.
+        """Returns the row of each distance, in NumPy; with buckets, as `make_log_bucket_position` of the released code.
 
         With m = buckets / 2, distances up to m have a row each. A larger one has the row
         m + ⌈(m - 1) · ln(distance / m) / ln((max_distance - 1) / m)⌉ of its side.
@@ -148,14 +148,14 @@ class DisentangledBias:
     """The scores of contents against relative positions (He et al., section 3.1). Implements `ScoreBias`.
 
     The score of query i and key j has q_i · W_k r + k_j · W_q r with the same row r of the table, which `positions` has
-    for i - j. Equation 4 has the row for j - i in the second product; the released code has not.
+    for i - j. Equation 4 has the row for j - i in the second product; the released code has the row for i - j.
 
     Attributes:
       relative: table of relative positions, which all layers share.
       query: projects the table to the queries that keys are multiplied with.
       key: projects the table to the keys that queries are multiplied with.
       positions: the rows of the table.
-      length: number of positions, 0, 1, 2 …, from which the distances result; None if they may be any.
+      length: number of positions if they are 0, 1, 2 … in each row; None if positions are arbitrary.
       dropout: dropout of the table.
     """
 
@@ -314,7 +314,7 @@ class Deberta(Bert):
           batch: see `trunk`.
           num_layers: number of layers to apply; 0 for none.
           dropout_key: random key of dropout; None disables dropout.
-          captures: what to capture and to edit in all layers of the model; nothing if only some are applied.
+          captures: what to capture and to edit in all layers of the model; `NO_CAPTURES` if only some are applied.
 
         Returns:
           The hidden states, and the captured arrays by name.

@@ -1,8 +1,9 @@
 """DeBERTa v2 (arXiv:2006.03654, section 5.1.4) and v3 (He et al. 2023, arXiv:2111.09543).
 
-Apart from DeBERTa: the relative positions are in logarithmic buckets, their table is normalized, and it is projected by
-the kernels of the contents. In the larger models of v2, a convolution of the embeddings joins the output of the first
-layer. v3 is v2 without it, with another pretraining (`objectives.decoupled_replaced_tokens`).
+Differences from DeBERTa v1: the relative positions are in logarithmic buckets, their table is normalized, and the
+kernels of queries and keys project it. In the larger models of v2, a convolution of the embeddings is added to the
+output of the first layer. v3 is v2 without the convolution, with another pretraining:
+`objectives.decoupled_replaced_tokens`.
 """
 
 import dataclasses
@@ -35,7 +36,7 @@ class DebertaV2Config(DebertaConfig):
     vocab_size: int = 128100
     # Number of vectors of relative positions per side, an even number. Half of them stand for one distance each.
     position_buckets: int = 256
-    # Distance from which all positions on a side share a vector; larger than half of the buckets.
+    # Distance from which all positions on a side share a vector; larger than position_buckets / 2 + 1.
     max_distance: int = 512
     # Number of tokens that the convolution of the embeddings reads, an odd number; 0: there is no convolution.
     conv_size: int = 0

@@ -67,7 +67,7 @@ class ContextualReplacedTokenHead(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class ContextualReplacedTokens(ReplacedTokens):
-    """As `ReplacedTokens`, with the head of DeBERTa v3."""
+    """Replaced-token detection with the head of DeBERTa v3; see `ReplacedTokens`."""
 
     coefficient = 10.0
 
@@ -115,7 +115,7 @@ class _Networks:
 
 
 class _Generator(Objective):
-    """The first stage: the generator learns masked language modeling, and hands on its samples."""
+    """The first stage: the generator learns masked language modeling, and passes its samples to the second stage."""
 
     draws, features, coefficients = True, _FEATURES, {masked_lm.NAME: 1.0}
 
@@ -145,7 +145,7 @@ class _Generator(Objective):
         return enhanced_outputs(networks[GENERATOR], networks[masked_lm.NAME], rows, dropout_key=keys.dropout)
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
-        """Returns the prediction of the masked tokens, and hands on the text with samples; see `Objective.read`."""
+        """Returns the prediction of the masked tokens, and passes on the text with samples; see `Objective.read`."""
         generator = {"model": params["objective"][GENERATOR], "objective": params["objective"]}
         found = self._reader.read(generator, outputs, rows).predictions[masked_lm.NAME]
         names = {f"{masked_lm.NAME}_loss": "nll", f"{masked_lm.NAME}_accuracy": "correct"}
@@ -155,7 +155,7 @@ class _Generator(Objective):
 
 
 class _Discriminator(Objective):
-    """The second stage: the model says of every token whether the generator has replaced it."""
+    """The second stage: the model classifies each token as original or replaced by the generator."""
 
     features = _FEATURES
 
@@ -187,9 +187,9 @@ class DecoupledReplacedTokens(Staged):
     """DeBERTa v3's pretraining (He et al. 2023, arXiv:2111.09543, sections 3.2 and 3.3, and the released code).
 
     A step has two stages. The generator, as wide as the model, learns masked language modeling with the enhanced mask
-    decoder and is updated. The model then says of every token whether a sample of the generator, drawn before its
-    update, has replaced it. The model's token embeddings are stop_gradient(E) + Δ, where E are those of the generator
-    and Δ is a table of its own, 0 at the start (gradient-disentangled embedding sharing). The released code also has a
+    decoder and is updated. The model then classifies each token as original or replaced by a sample of the generator,
+    drawn before its update. The model's token embeddings are stop_gradient(E) + Δ, where E is the generator's table
+    and Δ the model's own table, 0 at the start (gradient-disentangled embedding sharing). The released code also has a
     Δ of absolute positions, which the model does not read.
 
     The terms are `masked_lm`, the cross-entropy per masked token, and `replaced_tokens`, the binary cross-entropy per

@@ -1,4 +1,4 @@
-"""Initial values of a prefix from the keys and values of real words; see `adapters.prefix.Prefix.text`."""
+"""Initial values of a prefix from the keys and values of given tokens; see `adapters.prefix.Prefix.text`."""
 
 from absl import logging
 

@@ -1,4 +1,4 @@
-"""Formats of files with documents, by the ends of the names of files."""
+"""Formats of files with documents, which the suffix of a file name determines."""
 
 from data_tasks.corpora.compression import COMPRESSIONS, without_suffixes
 from data_tasks.corpora.formats.base import Format
@@ -15,7 +15,7 @@ def format_of(path: str) -> Format:
     """Returns the format of a file.
 
     Raises:
-      UserError: its name ends like no format's.
+      UserError: the suffix of its name is unknown.
     """
     name = without_suffixes(path)
     for known in FORMATS:

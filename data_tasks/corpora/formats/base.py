@@ -45,7 +45,7 @@ class Record(NamedTuple):
 
 
 class BadRecord(Exception):
-    """A record without usable text. The message is what is wrong with it."""
+    """A record without usable text. The message states the problem."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Format(Protocol):
           reading: how documents are read.
 
         Raises:
-          DamagedFile: the file cannot be read, or not to its end.
+          DamagedFile: the file cannot be read, or only in part.
         """
 
     def text(self, raw: Any, reading: Reading) -> bytes:

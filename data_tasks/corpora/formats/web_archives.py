@@ -65,7 +65,7 @@ class WebArchive:
 
 
 class _Stream:
-    """Reads a stream, whose `EOFError` warcio would take for the end of the archive."""
+    """Replaces the `EOFError` of a stream, which warcio treats as the end of the archive."""
 
     def __init__(self, contents: BinaryIO):
         self._contents = contents

@@ -43,15 +43,15 @@ def with_files(tasks: Sequence[seqio.Task], values: Mapping[str, Any], files: Ma
       files: argument name -> value, of `task_arguments.OF_FILES`.
 
     Raises:
-      UserError: none of the tasks reads files.
+      UserError: no task has an argument.
     """
     known = {name for task in tasks for name in task_arguments.names(task.name)}
     for name, value in files.items():
         if name not in known:
             raise UserError(
                 f"{task_arguments.OF_FILES[name].upper()}={value!r}: {', '.join(task.name for task in tasks)} does not "
-                "read files of text. Give a task whose name begins with text_files_, such as "
-                "text_files_span_corruption, or remove the setting."
+                "read files with this setting. Give a task that has it, such as text_files_span_corruption, or remove "
+                "the setting."
             )
     return {**files, **values}
 
