@@ -89,7 +89,7 @@ def inspect(
       UserError: TensorFlow and SeqIO are not installed, `module` is not found, the name is not registered, or the
         settings do not suit the task.
     """
-    from t5x_like.data.seqio_feed import SeqIOSource, task_errors
+    from t5x_like.data.seqio_feed import SeqIOSource
 
     console = console or terminal.console()
     source = SeqIOSource(
@@ -123,6 +123,8 @@ def inspect(
     _print_task(source, console)
     _print_vocabularies(source, console)
     judged = task_feature_lengths is not None  # padding at default lengths is not a problem of the user's settings
+    from t5x_like.data.seqio_feed import task_errors  # after the source, which explains that TensorFlow is missing
+
     with task_errors.explain_errors(source):
         _print_documents(source, sample, found, console)
         _check_source(source, sample, found)

@@ -2,6 +2,7 @@
 
 import importlib.abc
 import io
+import subprocess
 import sys
 
 import pytest
@@ -318,3 +319,16 @@ def test_characters_of_words_are_shown_as_words():
     found, output = run("python_docs_word_characters", split="validation", continuous=True, batch_size=2)
     shown = output.split("characters → decoder_input_characters")[1]
     assert " the " in shown and "┃ " in shown
+
+
+def test_process_ends_after_an_error_of_a_file(tmp_path):
+    """Threads that read files with Python code do not keep the process from ending."""
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"content": ["a text"] * 100}), tmp_path / "bad.parquet")
+    words = ["inspect", "text_files_span_corruption", f"--gin.DATA_FILES={tmp_path}/*.parquet"]
+    result = subprocess.run(
+        [sys.executable, "-m", "t5x_like", *words], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert result.returncode == 2, result.stderr
+    assert "bad.parquet: column 'text' not found" in result.stderr.splitlines()[-1]

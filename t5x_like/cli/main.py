@@ -36,7 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end(code: int) -> None:
-    """Exits at once if the process has work in the background, after the other processes of the run have ended too."""
+    """Exits at once if the process has work in the background, after the other processes of the run have ended too.
+
+    After an error, threads of tf.data may still read files with Python code. At a normal exit, TensorFlow would wait
+    for these threads, and they would wait for the interpreter, which no longer runs them.
+    """
+    may_read = code != protocol.SUCCESS and "tensorflow" in sys.modules
+    if not (background.is_running() or may_read):
+        return
     if background.is_running() and (distributed := sys.modules.get("t5x_like.runtime.distributed")):
         distributed.disconnect()
     background.exit_without_waiting(code)

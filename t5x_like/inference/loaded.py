@@ -99,8 +99,10 @@ class Loaded:
         Raises:
           UserError: A tensor is missing, has another shape, or belongs to another model.
         """
-        like = build.params_shapes(self._stored, self.objective, self.partitioner)
-        return self._load(like, checkpoint_path or self.checkpoint_path)
+        stored = self.shapes
+        if self.prompts is not None:
+            stored = build.params_shapes(self._stored, self.objective, self.partitioner)
+        return self._load(stored, checkpoint_path or self.checkpoint_path)
 
     def read_model(self) -> Model:
         """Reads the parameters of the model alone; see `read`."""

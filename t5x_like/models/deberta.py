@@ -182,7 +182,9 @@ class DisentangledBias:
         dropout_key: jax.Array | None = None,
     ) -> Float[Array, "batch heads q_len kv_len"]:
         """Returns the scores of all pairs of queries and keys; see `ScoreBias.materialize`."""
-        first, last = (0, len(self.relative) - 1) if self.length is None else self.positions.limits(self.length)
+        first, last = 0, len(self.relative) - 1
+        if self.length is not None:
+            first, last = self.positions.limits(max(self.length, k.shape[1]))  # the keys may begin with a prefix
         relative = self.dropout(self.relative[first : last + 1], dropout_key)
         keys, queries = (each(relative, dropout_key=dropout_key) for each in (self.key, self.query))
         rows = self.positions.rows(query_positions[:, :, None] - key_positions[:, None, :])[:, None] - first

@@ -50,15 +50,14 @@ def is_running() -> bool:
 
 
 def exit_without_waiting(code: int) -> None:
-    """Exits the process at once if it has work in the background; otherwise returns.
+    """Exits the process at once.
 
-    A normal exit would wait for it, and a compilation, which nobody needs any more, cannot be interrupted.
+    A normal exit would wait for work in the background, and a compilation, which nobody needs any more, cannot be
+    interrupted.
 
     Args:
       code: the exit code.
     """
-    if not is_running():
-        return
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)

@@ -39,6 +39,7 @@ def plan(tmp_path, monkeypatch):
         tasks=[],
         module=None,
         task_arguments=None,
+        file_arguments={},
         use_cached=False,
         vocabulary_path=None,
         split="train",
