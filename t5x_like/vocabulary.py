@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import heapq
 import os
 import threading
 import time
@@ -115,26 +116,28 @@ def _read(pattern: str, text_column: str, on_bad_record: str, max_bytes: int) ->
     from data_tasks.corpora import matching_files, text_files
 
     files = matching_files.files(pattern)
-    total = matching_files.total_bytes(files)
-    kept_share = min(1.0, max_bytes / max(total, 1))
-    documents: list[str] = []
-    read = kept = 0
+    # The documents with the smallest hashes, as (-hash, number, document): the first one is left out first.
+    kept: list[tuple[float, int, bytes]] = []
+    read = size = 0
     logged = time.monotonic()
-    for document in text_files.documents(files, text_column=text_column, on_bad_record=on_bad_record):
+    documents = text_files.documents(files, text_column=text_column, on_bad_record=on_bad_record)
+    for number, document in enumerate(documents):
         read += len(document)
-        if _hash_fraction(document) < kept_share and kept < max_bytes:
-            documents.append(document.decode())
-            kept += len(document)
+        size += len(document)
+        heapq.heappush(kept, (-_hash_fraction(document), number, document))
+        while size > max_bytes and len(kept) > 1:
+            size -= len(heapq.heappop(kept)[2])
         if time.monotonic() - logged >= PROGRESS_SECONDS:
             logging.info("read %.0f MB of text from %d files", read / 1e6, len(files))
             logged = time.monotonic()
+    sample = [document.decode() for _, _, document in sorted(kept, key=lambda each: each[1])]
     logging.info(
         "%d files of %s: %.1f MB of text, training on %s documents of %.1f MB",
-        *(len(files), pattern, read / 1e6, f"{len(documents):,}", kept / 1e6),
+        *(len(files), pattern, read / 1e6, f"{len(sample):,}", size / 1e6),
     )
-    if not documents:
+    if not sample:
         raise UserError(f"PATTERN={pattern}: no text found in {len(files)} files. Give files with UTF-8 text.")
-    return documents
+    return sample
 
 
 def _hash_fraction(document: bytes) -> float:

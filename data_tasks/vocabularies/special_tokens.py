@@ -37,16 +37,22 @@ def special_tokens(vocabulary: seqio.Vocabulary) -> SpecialTokens:
       The ids.
 
     Raises:
-      UserError: the vocabulary has none of these.
+      UserError: the vocabulary has none of these, or some of the pieces alone.
     """
     names = [f.name for f in dataclasses.fields(SpecialTokens)]
     if all(hasattr(vocabulary, f"{name}_id") for name in names):
         return SpecialTokens(**{name: getattr(vocabulary, f"{name}_id") for name in names})
     model = getattr(vocabulary, "tokenizer", None)
     if hasattr(model, "PieceToId"):
-        ids = {name: model.PieceToId(f"[{name.upper()}]") for name in names}
-        if all(model.IdToPiece(index) == f"[{name.upper()}]" for name, index in ids.items()):
+        pieces = {name: f"[{name.upper()}]" for name in names}
+        ids = {name: model.PieceToId(piece) for name, piece in pieces.items()}
+        if not (missing := [piece for name, piece in pieces.items() if model.IdToPiece(ids[name]) != piece]):
             return SpecialTokens(**ids)
+        if len(missing) < len(names):  # such as the file of DeBERTa v3, whose tokenizer adds [MASK]
+            raise UserError(
+                f"{getattr(vocabulary, 'sentencepiece_model_file', type(vocabulary).__name__)} has no piece "
+                f"{', '.join(missing)}. Give the Hugging Face directory of its tokenizer, which adds it."
+            )
     if vocabulary.extra_ids < len(names):
         raise UserError(
             f"{type(vocabulary).__name__} has neither [CLS], [SEP] and [MASK] nor three sentinels to use in their "

@@ -156,6 +156,12 @@ def _write_lora(
             tensors[f"{module}.lora_magnitude_vector"] = np.concatenate(
                 [_magnitude(matrix, leaves, k) for k in range(matrix.parts)]
             )
+    if not ranks:
+        patterns = ", ".join(repr(adapter.pattern) for adapter in config.adapters if isinstance(adapter, LoRA))
+        raise UserError(
+            f"LoRA.pattern={patterns}: no matrix of transformers has the matched projections, so peft has no updates "
+            "of them. Merge them (MERGE=True)."
+        )
     first, is_tied = next(iter(ranks)), any(getattr(adapter, "tied_logits", False) for adapter in config.adapters)
     settings = {
         "peft_type": "LORA",

@@ -52,10 +52,14 @@ def read(
       file: the file of the tensors, for messages.
 
     Raises:
-      UserError: the tensor is missing, or does not fit the base model.
+      UserError: a setting or the tensor is missing, or does not fit the base model.
     """
     (table,) = (name for name in kernels if name.endswith(_TABLE))
-    count, width = settings["num_virtual_tokens"], kernels[table].shape[1]
+    count, width = settings.get("num_virtual_tokens"), kernels[table].shape[1]
+    if not isinstance(count, int):
+        raise UserError(
+            f"{file}: num_virtual_tokens of its adapter_config.json is not an integer. Save the adapter again."
+        )
     wanted, found = (count * len(config.stacks), width), stored.shapes.get(TENSOR)
     if found != wanted:
         raise UserError(f"{file}: {TENSOR!r} has shape {found}, not {wanted}. Give the base model of this prompt.")

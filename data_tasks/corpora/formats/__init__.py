@@ -15,13 +15,15 @@ def format_of(path: str) -> Format:
     """Returns the format of a file.
 
     Raises:
-      UserError: the suffix of its name is unknown.
+      UserError: the suffix of its name is unknown, or the file is compressed and files of its format may not be.
     """
     name = without_suffixes(path)
-    for known in FORMATS:
-        if known.names.search(name):
-            return known
+    for file_format in FORMATS:
+        if file_format.names.search(name):
+            if name != path and not file_format.may_be_compressed:
+                raise UserError(f"{path}: {file_format.description} is not read from compressed files. Decompress it.")
+            return file_format
     raise UserError(
-        f"{path}: the format of the file is not known. Give {'; '.join(known.description for known in FORMATS)}; text, "
+        f"{path}: the format of the file is not known. Give {'; '.join(each.description for each in FORMATS)}; text, "
         f"JSON lines, TFRecord and WARC also with {' '.join(COMPRESSIONS)}."
     )

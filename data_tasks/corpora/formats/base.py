@@ -67,12 +67,14 @@ class Format(Protocol):
     Attributes:
       description: its name and suffixes, for messages.
       names: matches the ends of the names of its files.
+      may_be_compressed: whether its files may have the suffix of a compression.
       first: number of the first record in messages, 0 or 1.
       place: where a record is, for messages: a template of `path` and `number`.
     """
 
     description: str
     names: re.Pattern[str]
+    may_be_compressed: bool
     first: int
     place: str
 

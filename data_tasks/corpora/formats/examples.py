@@ -56,6 +56,7 @@ class TFRecord(_Examples):
 
     description = "TFRecord of tf.train.Example: .tfrecord .tfrecords"
     names = re.compile(r"\.tfrecords?" + _SHARD)
+    may_be_compressed = True
 
     def records(self, file: fsspec.core.OpenFile, start: Cursor, reading: Reading) -> Iterator[Record]:
         """Yields the records, whose checksums are checked; see `Format`."""
@@ -86,6 +87,7 @@ class ArrayRecord(_Examples):
 
     description = "ArrayRecord of tf.train.Example: .array_record .arrayrecord"
     names = re.compile(r"\.array_?record" + _SHARD)
+    may_be_compressed = False
 
     def records(self, file: fsspec.core.OpenFile, start: Cursor, reading: Reading) -> Iterator[Record]:
         """Yields the records by their number; see `Format`."""

@@ -16,6 +16,7 @@ class JsonLines:
 
     description = "JSON lines: .jsonl .ndjson .json"
     names = re.compile(r"\.(jsonl|ndjson|json)$")
+    may_be_compressed = True
     first = 1
     place = "{path}:{number}"
 
@@ -57,6 +58,7 @@ class TextFiles:
 
     description = "text: .txt"
     names = re.compile(r"\.txt$")
+    may_be_compressed = True
     first = 1
     place = "{path}:{number}"
 

@@ -63,6 +63,7 @@ class Parquet(_Table):
 
     description = "Parquet: .parquet"
     names = re.compile(r"\.parquet$")
+    may_be_compressed = False
 
     def records(self, file: fsspec.core.OpenFile, start: Cursor, reading: Reading) -> Iterator[Record]:
         """Yields the rows; begins at the row group of `start`; see `Format`."""
@@ -90,6 +91,7 @@ class Arrow(_Table):
 
     description = "Arrow: .arrow"
     names = re.compile(r"\.arrow$")
+    may_be_compressed = False
 
     def records(self, file: fsspec.core.OpenFile, start: Cursor, reading: Reading) -> Iterator[Record]:
         """Yields the rows; the batches before `start` are skipped; see `Format`."""

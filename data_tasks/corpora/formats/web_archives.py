@@ -22,6 +22,7 @@ class WebArchive:
 
     description = "WARC and WET: .warc .wet"
     names = re.compile(r"\.(warc|wet)$")
+    may_be_compressed = True
     first = 0
     place = "{path}, record {number} (from 0)"
 

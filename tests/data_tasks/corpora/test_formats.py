@@ -204,3 +204,8 @@ def test_format_is_known_by_the_end_of_the_name():
         "CC-MAIN-2024-00000.warc.wet.gz": "WARC",
     }.items():
         assert format_of(name).description.startswith(start)
+
+
+def test_compressed_file_of_a_format_with_its_own_compression_raises():
+    with pytest.raises(UserError, match=r"part.parquet.gz: .*is not read from compressed files. Decompress it"):
+        format_of("part.parquet.gz")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import types
 import unicodedata
 
 import pytest
@@ -17,6 +18,7 @@ from data_tasks.vocabularies import (
     wordpiece,
 )
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
+from data_tasks.vocabularies.special_tokens import special_tokens
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 from t5x_like.errors import UserError
 
@@ -370,3 +372,18 @@ def test_successive_sentinels_are_ids_and_others_are_characters():
         ids = vocabulary.encode(text)
         assert ids == vocabulary.encode_tf(tf.constant([text])).to_list()[0]
         assert [index for index in ids if index >= 924] == sentinels
+
+
+def test_model_file_with_some_special_pieces_alone_raises():
+    class Model:
+        pieces = ("<unk>", "[CLS]", "[SEP]")
+
+        def PieceToId(self, piece):
+            return self.pieces.index(piece) if piece in self.pieces else 0
+
+        def IdToPiece(self, index):
+            return self.pieces[index]
+
+    vocabulary = types.SimpleNamespace(tokenizer=Model(), extra_ids=100, sentencepiece_model_file="spm.model")
+    with pytest.raises(UserError, match=r"spm.model has no piece \[MASK\]. Give the Hugging Face directory"):
+        special_tokens(vocabulary)
