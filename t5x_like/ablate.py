@@ -3,10 +3,8 @@
 import collections
 import dataclasses
 import difflib
-import io
 import json
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +15,7 @@ from t5x_like import config, metrics, parameters, paths
 from t5x_like.cli import derivations
 from t5x_like.cli.commands import COMMANDS
 from t5x_like.errors import RunStopped, UserError
-from t5x_like.metrics.best import larger_is_better
+from t5x_like.reporting.ablation import Cell, plot, plot_scores, plot_trained, table
 from t5x_like.runtime import compilation_cache, run_files
 from t5x_like.training.runs import run_directory
 
@@ -32,37 +30,18 @@ MEASURED = "ablation.json"  # in the directory of a finished run: counts that it
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
-    """The result of one run of the grid.
+class _Measured:
+    """What the files of a finished run do not say; the contents of `MEASURED`.
 
     Attributes:
-      row: Name of its row.
-      column: Name of its column.
-      seed: Seed of the run; None for the one of its gin files.
-      metric: Name of the compared metric.
-      parameters: Number of parameters, heads included.
-      trained: Number of these parameters that are trained.
-      curve: (step, value) pairs of the compared metric on the evaluation data.
-      values: All metrics of the last evaluation.
-      seconds_per_step: Seconds per step in the last logged interval.
+      parameters: Number of parameters.
+      trained: Number of these that are trained.
       flops: Floating-point operations of the model in the whole run.
     """
 
-    row: str
-    column: str
-    seed: int | None
-    metric: str
     parameters: int
     trained: int
-    curve: tuple[tuple[int, float], ...]
-    values: Mapping[str, float]
-    seconds_per_step: float
     flops: float
-
-    @property
-    def value(self) -> float:
-        """The compared metric at the end of the run."""
-        return self.values[self.metric]
 
 
 def ablate(
@@ -122,7 +101,7 @@ def ablate(
     for number, (row, column, seed, directory, run) in enumerate(runs, 1):
         logging.info("%d/%d: %s, %s%s", number, len(runs), row, column, "" if seed is None else f", seed {seed}")
         if (finished := _read_finished(directory, run.text)) is not None:
-            cells.append(_read(row, column, seed, directory, metrics_of[column], *finished))
+            cells.append(_read(row, column, seed, directory, metrics_of[column], finished))
             continue
         result = run.configured()(run_config=run_directory.RunConfig(run.text))
         if result.stopped_by:
@@ -130,11 +109,14 @@ def ablate(
                 f"stopped by {result.stopped_by} in {row}, {column}. The same command resumes from step {result.step}.",
                 result.stopped_by,
             )
-        measured = parameters.count(result.params), result.num_trained, result.flops_per_step * result.step
-        cells.append(_read(row, column, seed, directory, metrics_of[column], *measured))
+        flops = result.flops_per_step * result.step
+        measured = _Measured(parameters.count(result.params), result.num_trained, flops)
+        cells.append(_read(row, column, seed, directory, metrics_of[column], measured))
         jax.clear_caches()  # the next cell does not use these programs
         with paths.explain_storage_errors("OUTPUT_DIR", output_dir):
-            _write_measured(directory, *measured)
+            if not jax.process_index():
+                text = json.dumps(dataclasses.asdict(measured)) + "\n"
+                paths.write_atomic(paths.join(directory, MEASURED), text)
             _write(cells, output_dir, initial_column, title)
     with paths.explain_storage_errors("OUTPUT_DIR", output_dir):
         _write(cells, output_dir, initial_column, title)
@@ -226,173 +208,6 @@ def _expanded(grid: Grid, columns: Mapping[str, Files]) -> dict[str, dict[str, l
     return found
 
 
-def table(cells: Sequence[Cell], initial_column: str | None = None, title: str = "Ablation") -> str:
-    """Formats the cells as a Markdown table with one line per row of the grid and the best value per column in bold.
-
-    Runs with several seeds are given as mean ± sample standard deviation. Rows of different numbers of steps are
-    followed by their numbers of steps.
-
-    Args:
-      cells: The runs.
-      initial_column: See `ablate`. The table then shows the number of parameters and the time of a step of the runs in
-        this column, and no value of this column is bold, because rows may have different losses.
-      title: Title of the table.
-    """
-    columns, grid = _grid(cells)
-    means = {key: statistics.mean(cell.value for cell in runs) for key, runs in grid.items()}
-    metric_of = {cell.column: cell.metric for cell in cells}
-    seeds = len({cell.seed for cell in cells})
-    over_seeds = f", mean ± standard deviation of {seeds} seeds" if seeds > 1 else ""
-    rows = list(dict.fromkeys(cell.row for cell in cells))
-    steps = {row: " / ".join(dict.fromkeys(f"{c.curve[-1][0]:,}" for c in cells if c.row == row)) for row in rows}
-    same = len(set(steps.values())) == 1
-    after = f"after {steps[rows[0]]} steps" if same else "at the end of training"
-    one_metric = len(set(metric_of.values())) == 1
-    are_frozen = any(cell.trained < cell.parameters for cell in cells)
-    heads = [
-        "parameters",
-        *(["trained"] if are_frozen else []),
-        *(name if one_metric else f"{name}, {metric_of[name].rsplit('/', 1)[-1]}" for name in columns),
-    ]
-    if initial_column is not None:
-        heads.append(f"{initial_column}, ms/step")
-    lines = [
-        f"## {title}",
-        "",
-        f"Held-out {cells[0].metric if one_metric else 'metrics'} {after}{over_seeds}; "
-        "the best value of each column is bold.",
-        "",
-        "| | " + " | ".join(heads) + " |",
-        "|---" * (len(heads) + 1) + "|",
-    ]
-
-    def shown(row, column):
-        if (row, column) not in grid:
-            return ""
-        values = [cell.value for cell in grid[row, column]]
-        text = f"{means[row, column]:.3f}" + (f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else "")
-        of_column = [mean for (_, name), mean in means.items() if name == column]
-        if column == initial_column or len(of_column) == 1:
-            return text
-        best = max(of_column) if larger_is_better(metric_of[column]) else min(of_column)
-        return f"**{text}**" if means[row, column] == best else text
-
-    for row in rows:
-        counted = grid.get((row, initial_column)) or [cell for cell in cells if cell.row == row]
-        numbers = [" / ".join(dict.fromkeys(f"{cell.parameters:,}" for cell in counted))]
-        if are_frozen:
-            numbers.append(" / ".join(dict.fromkeys(f"{_share(cell):.2%}" for cell in counted)))
-        values = [*numbers, *(shown(row, column) for column in columns)]
-        if initial_column is not None:
-            initial = grid.get((row, initial_column))
-            values.append(f"{1000 * initial[0].seconds_per_step:.0f}" if initial else "")
-        lines.append(f"| {row if same else f'{row}, {steps[row]} steps'} | " + " | ".join(values) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def plot(cells: Sequence[Cell], path: str, title: str = "Ablation") -> None:
-    """Draws the curves of all cells, their means over seeds, as a PNG image.
-
-    It has one column of panels per column of the grid: the metric over steps, and below it over the seconds that these
-    steps take without evaluations.
-
-    Args:
-      cells: The runs.
-      path: File to write, local or in a bucket.
-      title: Title of the image.
-    """
-    from matplotlib.figure import Figure  # takes half a second to import
-
-    columns, grid = _grid(cells)
-    figure = Figure(figsize=(5.5 * len(columns), 7))
-    over_steps, over_seconds = figure.subplots(2, len(columns), squeeze=False, sharey="col")
-    for (row, column), runs in grid.items():
-        curves = [dict(cell.curve) for cell in runs]
-        steps = [step for step in curves[0] if all(step in curve for curve in curves)]
-        means = [statistics.mean(curve[step] for curve in curves) for step in steps]
-        seconds_per_step = statistics.mean(cell.seconds_per_step for cell in runs)
-        index = columns.index(column)
-        over_steps[index].plot(steps, means, marker=".", label=row)
-        over_seconds[index].plot([step * seconds_per_step for step in steps], means, marker=".", label=row)
-        over_steps[index].set(title=column, xlabel="step", ylabel=f"held-out {runs[0].metric}")
-        over_seconds[index].set(xlabel="seconds of training", ylabel=f"held-out {runs[0].metric}")
-    for panel in figure.axes:
-        panel.grid(alpha=0.3)
-        panel.legend()
-    _save(figure, path, title)
-
-
-def plot_scores(cells: Sequence[Cell], initial_column: str, path: str, title: str = "Ablation") -> None:
-    """Draws the values of the other columns over the FLOPs of the initial column, a point per row, as a PNG image.
-
-    A bar has the standard deviation over seeds above and below the mean. A row without the initial column is a line.
-
-    Args:
-      cells: The runs.
-      initial_column: See `ablate`.
-      path: File to write, local or in a bucket.
-      title: Title of the image.
-    """
-    flops = {cell.row: cell.flops for cell in cells if cell.column == initial_column}
-    others = [cell for cell in cells if cell.column != initial_column]
-    _plot_points(others, lambda cell: flops.get(cell.row), f"FLOPs of {initial_column}", path, title)
-
-
-def plot_trained(cells: Sequence[Cell], path: str, title: str = "Ablation") -> None:
-    """Draws the values of all columns over the share of the trained parameters, a point per row, as a PNG image.
-
-    It is the form of figure 1 of Houlsby et al. (2019, arXiv:1902.00751). Bars are as in `plot_scores`.
-
-    Args:
-      cells: The runs.
-      path: File to write, local or in a bucket.
-      title: Title of the image.
-    """
-    _plot_points(cells, lambda cell: 100 * _share(cell), "trained parameters, %", path, title, scale="log")
-
-
-def _share(cell: Cell) -> float:
-    return cell.trained / cell.parameters
-
-
-def _plot_points(cells, position, label, path, title, scale="linear"):
-    """Draws a panel per column with a point per row at `position(cell)`, or a line if this is None."""
-    from matplotlib.figure import Figure
-
-    columns, grid = _grid(cells)
-    figure = Figure(figsize=(5.5 * max(len(columns), 1), 4))
-    panels = figure.subplots(1, max(len(columns), 1), squeeze=False)[0]
-    for (row, column), runs in grid.items():
-        panel, values = panels[columns.index(column)], [cell.value for cell in runs]
-        mean, deviation = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-        if (x := position(runs[0])) is None:
-            panel.axhline(mean, linestyle="--", color="gray", label=row)
-        else:
-            panel.errorbar([x], [mean], yerr=[deviation], marker="o", capsize=3, label=row)
-        panel.set(title=column, ylabel=f"held-out {runs[0].metric}", xlabel=label, xscale=scale)
-    for panel in figure.axes:
-        panel.grid(alpha=0.3)
-        if panel.has_data():
-            panel.legend()
-    _save(figure, path, title)
-
-
-def _save(figure, path, title):
-    figure.suptitle(title)
-    figure.tight_layout()
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=100)
-    paths.write_atomic(path, image.getvalue())
-
-
-def _grid(cells: Sequence[Cell]) -> tuple[list[str], dict[tuple[str, str], list[Cell]]]:
-    """Returns the names of the columns, and the runs of each (row, column)."""
-    grid: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        grid.setdefault((cell.row, cell.column), []).append(cell)
-    return list(dict.fromkeys(cell.column for cell in cells)), grid
-
-
 def _metrics(metric: str | Mapping[str, str], columns: set[str]) -> dict[str, str]:
     """Returns column -> metric."""
     if isinstance(metric, str):
@@ -417,34 +232,16 @@ def _resolve(entries, bindings, gin_files, settings):
     )
 
 
-def _read_finished(directory: str, config_text: str) -> tuple[int, int, float] | None:
-    """Returns parameters, trained parameters and FLOPs of a run that finished with the same configuration, or None."""
+def _read_finished(directory: str, config_text: str) -> _Measured | None:
+    """Returns what was measured of a run that finished with the same configuration, or None."""
     if (run_files.read_status(directory) or {}).get("state") != "finished":
         return None
     files = (paths.join(directory, name) for name in (run_files.CONFIG, MEASURED))
     stored, measured = (paths.read_text(file) if paths.exists(file) else None for file in files)
-    if stored != config_text or measured is None:
-        return None
-    measured = json.loads(measured)
-    return measured["parameters"], measured["trained"], measured["flops"]
+    return _Measured(**json.loads(measured)) if stored == config_text and measured is not None else None
 
 
-def _write_measured(directory: str, num_parameters: int, num_trained: int, flops: float) -> None:
-    if not jax.process_index():
-        text = json.dumps({"parameters": num_parameters, "trained": num_trained, "flops": flops}) + "\n"
-        paths.write_atomic(paths.join(directory, MEASURED), text)
-
-
-def _read(
-    row: str,
-    column: str,
-    seed: int | None,
-    directory: str,
-    metric: str,
-    num_parameters: int,
-    num_trained: int,
-    flops: float,
-) -> Cell:
+def _read(row: str, column: str, seed: int | None, directory: str, metric: str, measured: _Measured) -> Cell:
     rows = metrics.read_metrics(directory)
     evaluations = sorted((r for r in rows if r["split"] == "validation"), key=lambda r: r["step"])
     if not evaluations or metric not in evaluations[-1]:
@@ -458,12 +255,12 @@ def _read(
         column=column,
         seed=seed,
         metric=metric,
-        parameters=num_parameters,
-        trained=num_trained,
+        parameters=measured.parameters,
+        trained=measured.trained,
         curve=tuple((r["step"], r[metric]) for r in evaluations),
         values={name: value for name, value in evaluations[-1].items() if name not in ("step", "split")},
         seconds_per_step=trained["seconds_per_step"],
-        flops=flops,
+        flops=measured.flops,
     )
 
 

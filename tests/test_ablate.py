@@ -8,8 +8,8 @@ import types
 import pytest
 
 from t5x_like import ablate, config
-from t5x_like.ablate import Cell, table
 from t5x_like.errors import UserError
+from t5x_like.reporting.ablation import Cell, plot, plot_scores, plot_trained, table
 from t5x_like.runtime import protocol
 
 
@@ -86,9 +86,9 @@ def test_table_of_frozen_rows_has_the_share_of_trained_parameters():
 
 def test_plots_are_pngs(tmp_path):
     cells = [*CELLS, cell("a", "left", 3.0, seed=1), cell("c", "right", 3.0)]
-    ablate.plot(cells, str(tmp_path / "curves.png"))
-    ablate.plot_scores(cells, "left", str(tmp_path / "scores.png"))
-    ablate.plot_trained([CELLS[0], dataclasses.replace(CELLS[2], trained=5)], str(tmp_path / "trained.png"))
+    plot(cells, str(tmp_path / "curves.png"))
+    plot_scores(cells, "left", str(tmp_path / "scores.png"))
+    plot_trained([CELLS[0], dataclasses.replace(CELLS[2], trained=5)], str(tmp_path / "trained.png"))
     for name in ("curves.png", "scores.png", "trained.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
