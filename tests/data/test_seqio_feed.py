@@ -159,6 +159,15 @@ def test_restoring_in_another_pipeline_raises(change, message):
         make(**change).host_iterator(ENCODER_DECODER).restore(state)
 
 
+def test_restoring_with_other_preprocessors_raises(monkeypatch):
+    iterator, changed = (make(shuffle=each).host_iterator(ENCODER_DECODER) for each in (False, True))
+    take(iterator, 2)
+    state = iterator.state()
+    monkeypatch.setattr(changed, "_identity", iterator._identity)  # as if a task of the same name had changed
+    with pytest.raises(UserError, match="another version of its preprocessors or of t5x_like .*--override_config"):
+        changed.restore(state)
+
+
 def test_restoring_with_another_number_of_processes_raises():
     state = make().host_iterator(ENCODER_DECODER, process_index=0, process_count=2).state()
     with pytest.raises(ValueError, match=r"process_count was 2, is 1.*resume with 2\. A run that reads a cache"):

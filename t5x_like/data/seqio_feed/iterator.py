@@ -136,7 +136,7 @@ class SeqIOIterator:
         """Moves to a position that `state()` returned in this process or another one.
 
         Raises:
-          DataMismatchError: the position was saved in another pipeline; the message lists the differences.
+          DataMismatchError: the position was saved in another pipeline; the message lists the known differences.
         """
         position = _Position.from_bytes(state)
         self._check_identity(position.identity)
@@ -148,8 +148,15 @@ class SeqIOIterator:
             with tempfile.TemporaryDirectory() as directory:
                 with zipfile.ZipFile(io.BytesIO(position.files)) as archive:
                     archive.extractall(directory)
-                read = tf.train.Checkpoint(iterator=self._iterator).read(str(Path(directory, "position")))
-                read.assert_consumed()
+                try:
+                    read = tf.train.Checkpoint(iterator=self._iterator).read(str(Path(directory, "position")))
+                    read.assert_consumed()
+                except (tf.errors.OpError, AssertionError) as error:
+                    raise DataMismatchError(
+                        "the data cannot resume from the saved position: the pipeline of the task was another one, in "
+                        f"another version of its preprocessors or of t5x_like ({str(error).splitlines()[0]}). Resume "
+                        "with this version, or read the data from its beginning with --override_config."
+                    ) from error
         else:
             # A new dataset, because the shuffling of the old one would continue from the last iterator.
             self._iterator = iter(self._make_dataset())
