@@ -102,6 +102,9 @@ def ablate(
         logging.info("%d/%d: %s, %s%s", number, len(runs), row, column, "" if seed is None else f", seed {seed}")
         if (finished := _read_finished(directory, run.text)) is not None:
             cells.append(_read(row, column, seed, directory, metrics_of[column], finished))
+            if number == len(runs):
+                with paths.explain_storage_errors("OUTPUT_DIR", output_dir):
+                    _write(cells, output_dir, initial_column, title)
             continue
         result = run.configured()(run_config=run_directory.RunConfig(run.text))
         if result.stopped_by:
@@ -118,8 +121,6 @@ def ablate(
                 text = json.dumps(dataclasses.asdict(measured)) + "\n"
                 paths.write_atomic(paths.join(directory, MEASURED), text)
             _write(cells, output_dir, initial_column, title)
-    with paths.explain_storage_errors("OUTPUT_DIR", output_dir):
-        _write(cells, output_dir, initial_column, title)
     return cells
 
 

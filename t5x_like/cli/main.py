@@ -44,7 +44,7 @@ def _end(code: int) -> None:
     may_read = code != protocol.SUCCESS and "tensorflow" in sys.modules
     if not (background.is_running() or may_read):
         return
-    if background.is_running() and (distributed := sys.modules.get("t5x_like.runtime.distributed")):
+    if distributed := sys.modules.get("t5x_like.runtime.distributed"):
         distributed.disconnect()
     background.exit_without_waiting(code)
 

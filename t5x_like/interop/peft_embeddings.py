@@ -91,7 +91,8 @@ def read(
                 "trained on, with its table, as BASE_PATH."
             )
         if tied_logits:  # the same update, transposed, which peft writes as well
-            find_tensor(f"{LOGITS}.lora_A"), find_tensor(f"{LOGITS}.lora_B")
+            for part in ("A", "B"):
+                find_tensor(f"{LOGITS}.lora_{part}")
         rank = len(down)
         leaves = {f"{name}/{ADAPTER}/down": down.T, f"{name}/{ADAPTER}/up": up.T}
         return (EmbeddingLoRA(rank=rank, alpha=scale(module, rank) * rank, tied_logits=tied_logits),), leaves
