@@ -11,57 +11,31 @@ import pytest
 from adapted_models import bare, base_of, randomized, stacked
 from families import FAMILIES, example_batch
 from numerics import assert_close
+from peft_models import (
+    CLASSES,
+    LENGTH,
+    METHODS,
+    MLP,
+    PREFIX,
+    PROMPT,
+    mlp_weights,
+    outputs,
+    rebuilt,
+    torch_outputs,
+    write_base,
+    write_small,
+)
 
-from t5x_like import interop, optimizers, parameters
+from t5x_like import optimizers, parameters
 from t5x_like.adapters.bottleneck import BottleneckAdapter
-from t5x_like.adapters.dora import DoRA
 from t5x_like.adapters.ia3 import IA3
 from t5x_like.adapters.lora import LoRA
 from t5x_like.adapters.lora_embedding import EmbeddingLoRA
-from t5x_like.adapters.prefix import Prefix
-from t5x_like.adapters.prompt import Prompt
 from t5x_like.errors import UserError
 from t5x_like.interop import peft, safetensors_files
 from t5x_like.models import construct
 
-METHODS = {
-    "lora": (LoRA(rank=2, alpha=3.0), LoRA(pattern="mlp/wo$", rank=3, alpha=2.0, rank_stabilized=True)),
-    "dora": (DoRA(rank=2, alpha=3.0, pattern="attention/(query|value)$"),),
-    "ia3": (IA3(), IA3(pattern="mlp/wo$", of="inputs")),
-}
-LENGTH = 3
-PROMPT = {"prompt": (Prompt(length=LENGTH),)}
-PREFIX = {"prefix": (Prefix(length=LENGTH),)}
-MLP = {"mlp": (Prefix(length=LENGTH, hidden_size=5),)}
-FIRST, LAST = ("vectors", "hidden", "hidden_bias"), ("key", "key_bias", "value", "value_bias")
-SELF_ATTENTION = "^decoder/layers/self_attention$"
 FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
-CLASSES = {
-    "bert": "AutoModel",
-    "gpt2": "AutoModelForCausalLM",
-    "t5_1_1": "AutoModelForSeq2SeqLM",
-    "llama": "AutoModelForCausalLM",
-    "bart": "AutoModelForSeq2SeqLM",
-}
-
-
-def outputs(model, batch, family):
-    hidden = model(batch).hidden
-    return hidden if CLASSES[family] == "AutoModel" else model.unembed(hidden)
-
-
-def torch_outputs(theirs, batch, family):
-    import torch
-
-    inputs = [torch.tensor(x.astype(np.int64)) for x in batch.values()]
-    names = ("input_ids", "decoder_input_ids") if len(inputs) == 2 else ("input_ids",)
-    with torch.no_grad():
-        found = theirs.eval()(**dict(zip(names, inputs, strict=True)))
-    return (found.last_hidden_state if CLASSES[family] == "AutoModel" else found.logits).numpy()
-
-
-def write_base(config, leaves, directory):
-    interop.to_huggingface(bare(leaves), config, str(directory))
 
 
 @pytest.mark.parity
@@ -115,21 +89,6 @@ def test_what_peft_writes_is_read(tmp_path, family, method):
     assert head is None
     found = outputs(model, batch, family)
     assert_close({"output": found}, {"output": torch_outputs(theirs, batch, family)}, 1e-5)
-
-
-def mlp_weights(leaves):
-    """Returns the weights of an MLP by their names in peft, where the last layer has keys and values of all layers."""
-    stack = next(name.split("/")[1] for name in leaves if name.endswith("/vectors"))
-    first = {name: np.asarray(leaves[f"model/{stack}/adapter/attention/{name}"]) for name in FIRST}
-    last = {name: np.asarray(leaves[f"model/{stack}/layers/attention/adapter/{name}"]) for name in LAST}
-    kernels, biases = (np.stack([last[f"key{end}"], last[f"value{end}"]], axis=1) for end in ("", "_bias"))
-    return {
-        "embedding.weight": first["vectors"],
-        "transform.0.weight": first["hidden"].T,
-        "transform.0.bias": first["hidden_bias"],
-        "transform.2.weight": np.moveaxis(kernels, 2, -1).reshape(-1, kernels.shape[2]),
-        "transform.2.bias": biases.reshape(-1),
-    }
 
 
 @pytest.mark.parity
@@ -239,144 +198,6 @@ def test_ten_training_steps_equal_those_of_peft(tmp_path, family, method):
     assert_close({"output": found}, {"output": expected}, 5e-5)
 
 
-@pytest.mark.parity
-@pytest.mark.parametrize("family", CLASSES)
-def test_prompts_have_the_same_outputs_in_peft(tmp_path, family):
-    import torch
-
-    transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
-    config, batch = base_of(family), example_batch(FAMILIES[family])
-    model = randomized(dataclasses.replace(config, adapters=PROMPT["prompt"]))
-    leaves = stacked(model)
-    write_base(config, leaves, tmp_path / "base")
-    peft.write(model.config, leaves, str(tmp_path / "ours"), base=str(tmp_path / "base"))
-    theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
-    theirs = library.PeftModel.from_pretrained(theirs, tmp_path / "ours")
-    expected = outputs(model, batch, family)
-    drop = 0 if len(config.stacks) == 2 else LENGTH
-    assert_close({"output": torch_outputs(theirs, batch, family)[:, drop:]}, {"output": expected}, 1e-5)
-    adapters, read, head = peft.read(str(tmp_path / "ours"), config, bare(leaves))
-    assert head is None and adapters == (Prompt(length=LENGTH, initialization="uniform"),)
-    assert_close(
-        {"output": outputs(rebuilt(config, adapters, leaves, read), batch, family)}, {"output": expected}, 1e-5
-    )
-
-    # A prompt that peft made.
-    torch.manual_seed(0)
-    base = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
-    settings = library.PromptTuningConfig(num_virtual_tokens=LENGTH, task_type=theirs.active_peft_config.task_type)
-    theirs = library.get_peft_model(base, settings)
-    theirs.save_pretrained(tmp_path / "theirs")
-    adapters, read, _ = peft.read(str(tmp_path / "theirs"), config, bare(leaves))
-    found = outputs(rebuilt(config, adapters, leaves, read), batch, family)
-    assert_close({"output": found}, {"output": torch_outputs(theirs, batch, family)[:, drop:]}, 1e-5)
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("family", CLASSES)
-def test_prefixes_have_the_same_outputs_in_peft(tmp_path, family):
-    import torch
-
-    transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
-    config, batch = base_of(family), example_batch(FAMILIES[family])
-    pattern = {"pattern": SELF_ATTENTION} if len(config.stacks) == 2 else {}
-    prefix = Prefix(length=LENGTH, hidden_size=5, **pattern)
-    model = randomized(dataclasses.replace(config, adapters=(prefix,)))
-    leaves = stacked(model)
-    write_base(config, leaves, tmp_path / "base")
-    peft.write(model.config, leaves, str(tmp_path / "ours"), base=str(tmp_path / "base"))
-    theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
-    theirs = library.PeftModel.from_pretrained(theirs, tmp_path / "ours")
-    expected = outputs(model, batch, family)
-    assert_close({"output": torch_outputs(theirs, batch, family)}, {"output": expected}, 1e-5)
-    adapters, read, head = peft.read(str(tmp_path / "ours"), config, bare(leaves))
-    assert head is None and adapters == (dataclasses.replace(prefix, hidden_size=None),)
-    assert_close(
-        {"output": outputs(rebuilt(config, adapters, leaves, read), batch, family)}, {"output": expected}, 1e-5
-    )
-
-    # A prefix that peft made, with fewer keys than layers in an encoder-decoder.
-    torch.manual_seed(0)
-    base = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
-    settings = {"num_virtual_tokens": LENGTH, "task_type": theirs.active_peft_config.task_type}
-    settings["token_dim"] = config.num_heads * config.head_dim if len(config.stacks) == 2 else None
-    theirs = library.get_peft_model(base, library.PrefixTuningConfig(**settings))
-    theirs.save_pretrained(tmp_path / "theirs")
-    adapters, read, _ = peft.read(str(tmp_path / "theirs"), config, bare(leaves))
-    found = outputs(rebuilt(config, adapters, leaves, read), batch, family)
-    assert_close({"output": found}, {"output": torch_outputs(theirs, batch, family)}, 1e-5)
-
-
-@pytest.mark.parity
-def test_peft_reads_a_head_with_a_prefix(tmp_path):
-    import torch
-
-    transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
-    config, batch = base_of("bert"), example_batch(FAMILIES["bert"])
-    model = randomized(dataclasses.replace(config, adapters=PREFIX["prefix"]))
-    leaves, draw, width = stacked(model), np.random.default_rng(1).normal, config.embed_dim
-    write_base(config, leaves, tmp_path / "base")
-    head = {
-        "pooler/kernel": (width, width),
-        "pooler/bias": width,
-        "classifier/kernel": (width, 3),
-        "classifier/bias": 3,
-    }
-    head = {name: draw(size=size).astype(np.float32) for name, size in head.items()}
-    leaves |= {f"objective/sequence_classification/{name}": x for name, x in head.items()}
-    peft.write(model.config, leaves, str(tmp_path / "ours"))
-    base = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=3)
-    theirs = library.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
-    pooled = np.tanh(model(batch).hidden[:, 0] @ head["pooler/kernel"] + head["pooler/bias"])
-    expected = pooled @ head["classifier/kernel"] + head["classifier/bias"]
-    with torch.no_grad():
-        found = theirs(input_ids=torch.tensor(batch["encoder_input_tokens"].astype(np.int64))).logits
-    assert_close({"logits": found.numpy()}, {"logits": expected}, 1e-5)
-
-
-def rebuilt(config, adapters, leaves, read):
-    model = construct.make(dataclasses.replace(config, adapters=adapters), jax.random.key(1))
-    return parameters.unstack({name.removeprefix("model/"): x for name, x in (bare(leaves) | read).items()}, model)
-
-
-def test_prompts_that_do_not_fit_raise(tmp_path):
-    prompt = PROMPT["prompt"]
-    config, leaves = write_small(tmp_path, prompt)
-    table = "model/embeddings/token_embedder/embedding"
-    with pytest.raises(UserError, match=r"'prompt_embeddings' has shape \(3, 12\), not \(3, 5\). Give the base model"):
-        peft.read(str(tmp_path), config, bare(leaves) | {table: leaves[table][:, :5]})
-    head = "objective/token_classification/classifier"
-    leaves |= {f"{head}/kernel": np.ones((config.embed_dim, 3)), f"{head}/bias": np.ones(3)}
-    with pytest.raises(UserError, match="objective/.*: peft's heads read the positions of a prompt"):
-        peft.write(dataclasses.replace(config, adapters=prompt), leaves, str(tmp_path / "other"))
-
-
-def test_prefixes_that_do_not_fit_raise(tmp_path):
-    config, leaves = write_small(tmp_path, PREFIX["prefix"])
-    file = tmp_path / peft.CONFIG
-    settings = json.loads(file.read_text())
-    for changes, message in (
-        ({"num_layers": 3}, "'prompt_embeddings' has shape .* with 3 layers and 2 heads .* do not fit 2 layers"),
-        ({"num_attention_heads": 3}, "with 2 layers and 3 heads .* do not fit"),
-        ({"token_dim": None}, "token_dim of its adapter_config.json is not an integer. Save the adapter again"),
-    ):
-        file.write_text(json.dumps(settings | changes))
-        with pytest.raises(UserError, match=message):
-            peft.read(str(tmp_path), config, bare(leaves))
-    for family, adapters, message in (
-        (
-            "bart",
-            PREFIX["prefix"],
-            r"has a prefix of decoder/layers/self_attention alone, not of decoder/layers/cross_",
-        ),
-        ("distilbert", PREFIX["prefix"], "Prefix is not written for peft: a distilbert takes no prefix there"),
-        ("mistral", PREFIX["prefix"], "Prefix is not written for peft: windows hide it there"),
-    ):
-        config = dataclasses.replace(base_of(family), adapters=adapters)
-        with pytest.raises(UserError, match=message):
-            peft.write(config, stacked(randomized(config)), str(tmp_path / "other"))
-
-
 @pytest.mark.parametrize("method", METHODS | PREFIX)
 def test_convert_reads_and_writes_adapters_with_the_head_of_a_task(tmp_path, run_command, method):
     config = base_of("bert")
@@ -427,13 +248,6 @@ def test_files_of_adapters_apply_to_hugging_face_directories(tmp_path, run_comma
     task = ["--gin.MIXTURE_OR_TASK_NAME=python_docs_masked_lm", "--gin.TRAIN_STEPS=1"]
     code, text = run_command(["train", "--dry_run", f"--gin.HF_PATH={tmp_path / 'base'}", *files, *task])
     assert code == 2 and "vocab_size" in text and "LORA_RANK" not in text, text  # the data has more token ids
-
-
-def write_small(tmp_path, adapters=METHODS["lora"]):
-    config = base_of("bert")
-    leaves = stacked(randomized(dataclasses.replace(config, adapters=adapters)))
-    peft.write(dataclasses.replace(config, adapters=adapters), leaves, str(tmp_path))
-    return config, leaves
 
 
 def test_invalid_directories_raise(tmp_path):
