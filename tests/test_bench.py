@@ -19,8 +19,6 @@ from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.training import flops
 from t5x_like.training.program import make_program
 
-pytestmark = pytest.mark.notf
-
 RECIPE = """
 from __gin__ import dynamic_registration
 from t5x_like.models import t5

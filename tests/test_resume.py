@@ -182,7 +182,14 @@ def test_terminated_run_saves_and_resumes(uninterrupted, tmp_path):
     assert best_checkpoint(tmp_path / "run") == best_checkpoint(uninterrupted)
 
 
-@pytest.mark.parametrize("command", [LIVE, CONTINUOUS, CHARACTERS], ids=["shuffled", "continuous", "characters"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(LIVE, id="shuffled"),
+        pytest.param(CONTINUOUS, id="continuous"),
+        pytest.param(CHARACTERS, id="characters", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_run_on_a_live_pipeline_resumes_with_the_same_losses(command, tmp_path):
     for name, kills in (("whole", 0), ("killed", 1)):
         run_to_the_end(

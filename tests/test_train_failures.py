@@ -21,8 +21,6 @@ from t5x_like.training.loop import TrainingFailed
 from t5x_like.training.runs import run_lock
 from t5x_like.training.runs.run_directory import read_status
 
-pytestmark = pytest.mark.notf
-
 
 def test_non_finite_losses_raise_training_failed(tmp_path):
     class Poisoned(SequenceToSequence):

@@ -9,8 +9,6 @@ from several_processes import finish, output, start_processes
 
 from t5x_like.runtime.background import Background
 
-pytestmark = pytest.mark.notf
-
 # The work never ends, so that a normal exit would not return.
 ENDLESS = """
 import threading

@@ -52,14 +52,18 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(found[name], leaf, err_msg=name)
 
 
-@pytest.fixture(scope="module", params=["run", "Hugging Face"])
-def base(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    """Returns a base as a run and as a Hugging Face directory."""
     directory = tmp_path_factory.mktemp("base")
     params = run(directory / "run", total=3).params
-    if request.param == "run":
-        return directory / "run"
     interop.to_huggingface(params, CONFIG, str(directory / "huggingface"))
-    return directory / "huggingface"
+    return {"run": directory / "run", "Hugging Face": directory / "huggingface"}
+
+
+@pytest.fixture(scope="module")
+def base(bases):
+    return bases["run"]
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +72,11 @@ def trained(base, tmp_path_factory):
     return directory, train(directory, base)
 
 
-def test_checkpoints_store_what_the_base_does_not_have(base, trained):
-    directory, result = trained
+@pytest.mark.parametrize("kind", ["run", "Hugging Face"])
+def test_checkpoints_store_what_the_base_does_not_have(bases, kind, tmp_path):
+    base, directory = bases[kind], tmp_path / "lora"
+    result = train(directory, base)
+    assert_equal(opened(directory).read(), result.params)
     names = set(stacked(result.params))
     of_base = {name for name in names if "/adapter/" not in name}
     assert set(stored(directory, 6)) == names - of_base
