@@ -69,7 +69,7 @@ def table(cells: Sequence[Cell], initial_column: str | None = None, title: str =
     heads = [
         "parameters",
         *(["trained"] if are_frozen else []),
-        *(name if one_metric else f"{name}, {metric_of[name].rsplit('/', 1)[-1]}" for name in columns),
+        *(name if one_metric else f"{name}, {_short(metric_of[name])}" for name in columns),
     ]
     if initial_column is not None:
         heads.append(f"{initial_column}, ms/step")
@@ -107,6 +107,11 @@ def table(cells: Sequence[Cell], initial_column: str | None = None, title: str =
     return "\n".join(lines) + "\n"
 
 
+def _short(metric: str) -> str:
+    """Returns a metric's name without that of its task."""
+    return metric.rsplit("/", 1)[-1]
+
+
 def plot(cells: Sequence[Cell], path: str, title: str = "Ablation") -> None:
     """Draws the curves of all cells, their means over seeds, as a PNG image.
 
@@ -131,8 +136,8 @@ def plot(cells: Sequence[Cell], path: str, title: str = "Ablation") -> None:
         index = columns.index(column)
         over_steps[index].plot(steps, means, marker=".", label=row)
         over_seconds[index].plot([step * seconds_per_step for step in steps], means, marker=".", label=row)
-        over_steps[index].set(title=column, xlabel="step", ylabel=f"held-out {runs[0].metric}")
-        over_seconds[index].set(xlabel="seconds of training", ylabel=f"held-out {runs[0].metric}")
+        over_steps[index].set(title=column, xlabel="step", ylabel=f"held-out {_short(runs[0].metric)}")
+        over_seconds[index].set(xlabel="seconds of training", ylabel=f"held-out {_short(runs[0].metric)}")
     for panel in figure.axes:
         panel.grid(alpha=0.3)
         panel.legend()
@@ -186,7 +191,7 @@ def _plot_points(cells, position, label, path, title, scale="linear"):
             panel.axhline(mean, linestyle="--", color="gray", label=row)
         else:
             panel.errorbar([x], [mean], yerr=[deviation], marker="o", capsize=3, label=row)
-        panel.set(title=column, ylabel=f"held-out {runs[0].metric}", xlabel=label, xscale=scale)
+        panel.set(title=column, ylabel=f"held-out {_short(runs[0].metric)}", xlabel=label, xscale=scale)
     for panel in figure.axes:
         panel.grid(alpha=0.3)
         if panel.has_data():
