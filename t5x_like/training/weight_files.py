@@ -47,7 +47,8 @@ def find_t5x(path: str) -> str | None:
     if any(name.endswith(".index") for name in names):  # a TensorFlow checkpoint, which has a file `checkpoint` as well
         return None
     directories = [path]
-    if "state" in names and "about" not in names:  # a checkpoint of this project has both
+    is_own = "feed" in names or "about" in names  # an incomplete copy of a checkpoint of this project may lack one
+    if "state" in names and not is_own:
         directories.append(paths.join(path, "state"))
     for directory in directories:
         for name in ("checkpoint", "_METADATA"):

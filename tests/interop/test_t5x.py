@@ -363,7 +363,14 @@ def test_newest_checkpoint_is_found(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "files", [[], ["model.bin"], ["checkpoint", "model.ckpt-0.index"], ["state/_METADATA", "about/x"]]
+    "files",
+    [
+        [],
+        ["model.bin"],
+        ["checkpoint", "model.ckpt-0.index"],
+        ["state/_METADATA", "about/x"],
+        ["state/_METADATA", "feed/x"],
+    ],
 )
 def test_other_directories_are_not_t5x(tmp_path, files):
     for name in files:
