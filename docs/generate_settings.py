@@ -43,6 +43,8 @@ def page() -> str:
     runs = [file for file in _shipped("runs/*.gin", "students/*.gin") if file != PRETRAINING]
     lines += ["## Run files", "", "Each run file, with its macros that differ from `runs/pretrain.gin`.", ""]
     lines += _files(runs, without=settings.read([PRETRAINING]).macros)
+    lines += ["## Corpora", "", "The files of `t5x_like clean`, with their macros.", ""]
+    lines += _files(_shipped("corpora/*.gin"))
     lines += ["## Objectives, optimizers, losses of distillation, and data", ""]
     lines += _files(_shipped("objectives/*.gin", "optimizers/*.gin", "distillation/*.gin", "data/*.gin"))
     lines += ["## Checkpoints", "", *_files(_shipped("checkpoints/*.gin"))]

@@ -316,6 +316,26 @@ def check_writable(setting: str, directory: str | os.PathLike) -> None:
         raise UserError(f"{setting}={os.fspath(directory)}: {existing} is not writable. Give another path.")
 
 
+def check_new_directory(setting: str, directory: str | os.PathLike, *, overwrite: bool) -> None:
+    """Checks that a directory to write to is writable, and empty unless it may be overwritten.
+
+    Args:
+      setting: name of the setting, such as `OUTPUT_PATH`.
+      directory: its value.
+      overwrite: whether the directory may have entries.
+
+    Raises:
+      UserError: it is not.
+    """
+    check_writable(setting, directory)
+    names = listdir(directory) if exists(directory) else []
+    if names and not overwrite:
+        raise UserError(
+            f"{setting}={os.fspath(directory)}: not empty ({', '.join(names[:3])}). Give another directory, or "
+            "--overwrite."
+        )
+
+
 def check_output_file(setting: str, path: str | os.PathLike, *, overwrite: bool = True) -> None:
     """Checks that a file can be written. Creates nothing; of a URL, only `overwrite` is checked.
 

@@ -68,7 +68,7 @@ def vocabulary(
             raise UserError(f"{macro}={value} is not positive. Give a positive integer.")
     trainers.check_installed(kind)
     directory = output or os.path.join(DEFAULT_DIRECTORY, kind)
-    _check_output(directory, overwrite)
+    paths.check_new_directory("OUTPUT_PATH", directory, overwrite=overwrite)  # before minutes of work
 
     # ---- text --------------------------------------------------------------------------------------------------------
     documents = _read(pattern, text_column, on_bad_record, max_bytes)
@@ -86,16 +86,6 @@ def vocabulary(
     print(f"tasks: {TASKS[kind]}, with DATA_FILES = {pattern!r}, VOCABULARY_PATH = {path!r}")
     print(f"model: {trainers.models_for(kind, size)}")
     return path
-
-
-def _check_output(directory: str, overwrite: bool) -> None:
-    """Checks that the output directory is empty and writable, before minutes of work."""
-    paths.check_writable("OUTPUT_PATH", directory)
-    names = paths.listdir(directory) if paths.exists(directory) else []
-    if names and not overwrite:
-        raise UserError(
-            f"OUTPUT_PATH={directory}: not empty ({', '.join(names[:3])}). Give another directory, or --overwrite."
-        )
 
 
 def _write(directory: str, files: Mapping[str, bytes]) -> None:

@@ -29,7 +29,11 @@ SMOKE = re.compile(
     r"|test_train\.py::test_(run_writes|first_loss|resume_in_another|every_rule_set.*fsdp_tp_sp|evaluation_results))"
 )
 # Marker -> packages that its tests import, which are not in the extra `test`, and the extra that installs them.
-NEEDED = {"parity": (("torch", "transformers"), "parity"), "beam": (("apache_beam",), "cache")}
+NEEDED = {
+    "parity": (("torch", "transformers"), "parity"),
+    "beam": (("apache_beam",), "cache"),
+    "clean": (("datasketch", "gcld3", "langdetect", "langdetect_rs", "punkt", "tldextract"), "clean"),
+}
 # Number of configurations per family that are compared with the reference by default; `-m parity` compares all.
 PARITY_CONFIGURATIONS = 3
 

@@ -71,7 +71,21 @@ def test_wheel_declares_entry_point_and_python_versions(wheel):
     assert set(pythons.split(",")) == {">=3.11", "<3.14"}
     extras = set(re.findall(r"^Provides-Extra: (.*)$", declared, re.MULTILINE))
     assert extras == {
-        *("tpu", "cuda", "plan", "cache", "vocabulary", "corpora", "eval", "docs", "test", "parity", "wandb", "mlflow")
+        *(
+            "tpu",
+            "cuda",
+            "plan",
+            "cache",
+            "vocabulary",
+            "corpora",
+            "clean",
+            "eval",
+            "docs",
+            "test",
+            "parity",
+            "wandb",
+            "mlflow",
+        )
     }
 
 

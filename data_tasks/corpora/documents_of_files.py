@@ -19,7 +19,7 @@ from absl import logging
 
 from data_tasks.corpora.documents import held_out
 from data_tasks.corpora.formats import format_of
-from data_tasks.corpora.formats.base import BadRecord, Cursor, Reading, Record, where
+from data_tasks.corpora.formats.base import BadRecord, Cursor, Reading, Record, check_text, where
 from data_tasks.corpora.text_lines import DamagedFile
 from t5x_like.errors import UserError
 
@@ -260,23 +260,6 @@ def parts_of_shard(number_of_files: int, index: int, count: int) -> list[Part]:
         return [Part(file) for file in range(index, number_of_files, count)]
     file = index % number_of_files
     return [Part(file, index // number_of_files, len(range(file, count, number_of_files)))]
-
-
-def check_text(text: bytes) -> bytes:
-    """Returns a text that is UTF-8 without NUL characters.
-
-    Raises:
-      BadRecord: it is not.
-    """
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadRecord(
-            f"the text is not valid UTF-8 (byte {error.start:,} of the text is {text[error.start]:#04x})"
-        ) from error
-    if (nul := text.find(b"\0")) >= 0:
-        raise BadRecord(f"the text has a NUL character (byte {nul:,} of the text)")
-    return text
 
 
 def documents_of(text: bytes, rules: Rules) -> Iterator[bytes]:

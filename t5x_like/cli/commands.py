@@ -272,6 +272,28 @@ COMMANDS = {
             "MAX_BYTES": "bytes of text to train on (default: 256 MiB)",
         },
     ),
+    "clean": Command(
+        "t5x_like.clean.clean",
+        "remove boilerplate, duplicates and other languages from web pages, by the rules of C4",
+        "corpora/c4_en.gin",
+        flags={
+            "input": ("DATA_FILES", "the files to read: WET files, such as 'crawl/*.wet.gz', or another format"),
+            "output": ("OUTPUT_PATH", "the directory to write to, local or in a bucket"),
+            "overwrite": ("OVERWRITE", "write to a directory that is not empty"),
+        },
+        flag_defaults={"overwrite": "True"},
+        settings={
+            "STEPS": "the steps; set by corpora/c4_en.gin (the default) and other files of corpora/",
+            "BAD_WORDS": "files with words whose pages are removed, such as \"{'en': 'words.txt'}\"",
+            "DETECTOR": "library that detects languages: langdetect (default), langdetect_rs or cld3",
+            "ON_BAD_RECORD": "error (default), or skip to skip and count records that cannot be read",
+            "NUM_SHARDS": "number of files (default: 8)",
+            "OUTPUT_FORMAT": "jsonl.zst (default), jsonl.gz or parquet",
+            "BEAM": "options of Apache Beam (default: run in this process)",
+        },
+        base_gin_file="commands/clean.gin",
+        paths=("OUTPUT_PATH",),
+    ),
     "convert": Command(
         "t5x_like.convert.convert",
         "convert weights from and to Hugging Face directories, and from T5X checkpoints",

@@ -1,7 +1,6 @@
 """The page of a report: one HTML file that loads nothing."""
 
 import base64
-import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,8 @@ from t5x_like import config
 from t5x_like.metrics.goodput import CATEGORIES
 from t5x_like.metrics.progress import duration
 from t5x_like.metrics.starts import changes
-from t5x_like.reporting.plots import Curve, plot_curves, plot_goodput, printable
+from t5x_like.reporting.html_document import document, table, text
+from t5x_like.reporting.plots import Curve, plot_curves, plot_goodput
 from t5x_like.reporting.reader import explain
 from t5x_like.reporting.runs import Run
 
@@ -33,17 +33,6 @@ _RUN_DIRECTORY = ("t5x_like.training.recipe.Storage.model_dir",)
 # Not metrics.
 _KEYS = ("step", "split", "time")
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ccc; }
-table { border-collapse: collapse; margin: .6rem 0; display: block; overflow-x: auto; }
-th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid #e4e4e4; vertical-align: top; }
-td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
-pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: .85rem; }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1rem; }
-figure { margin: 0; } figcaption { font-weight: 600; font-size: .9rem; } img { width: 100%; height: auto; }
-"""
-
 
 def render(runs: Sequence[Run], created: str) -> str:
     """Returns the page.
@@ -66,13 +55,8 @@ def render(runs: Sequence[Run], created: str) -> str:
     }
     contents = {name: _section(make, runs) for name, make in sections.items()}
     body = "\n".join(f"<h2>{name}</h2>\n{content}" for name, content in contents.items() if content)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{_text(title)}</h1>\n<p>Written {_text(created)} by <code>t5x_like report</code>.</p>\n"
-        f"{body}\n</body>\n</html>\n"
-    )
+    lead = f"Written {text(created)} by <code>t5x_like report</code>."
+    return document(title, lead, body)
 
 
 def _section(make: Callable[[Sequence[Run]], str], runs: Sequence[Run]) -> str:
@@ -80,12 +64,12 @@ def _section(make: Callable[[Sequence[Run]], str], runs: Sequence[Run]) -> str:
     try:
         return make(runs)
     except Exception as error:  # values of other types than those that a run writes may raise any error
-        return f"<p>This section cannot be shown: {_text(explain(error))}</p>"
+        return f"<p>This section cannot be shown: {text(explain(error))}</p>"
 
 
 def _problems(runs: Sequence[Run]) -> str:
     """Returns a line per file that could not be read."""
-    return "".join(f"<p>{_text(run.name)}: {_text(problem)}</p>" for run in runs for problem in run.problems)
+    return "".join(f"<p>{text(run.name)}: {text(problem)}</p>" for run in runs for problem in run.problems)
 
 
 def _overview(runs: Sequence[Run]) -> str:
@@ -144,7 +128,7 @@ def _stored_evaluations(run: Run) -> str:
         for each in run.evaluations
         for title, values in each.evaluations.items()
     ]
-    return f"<h3>t5x_like eval, {_text(run.name)}</h3>" + _table(["task", "checkpoint", *names], rows)
+    return f"<h3>t5x_like eval, {text(run.name)}</h3>" + table(["task", "checkpoint", *names], rows)
 
 
 def _goodput(runs: Sequence[Run]) -> str:
@@ -160,12 +144,12 @@ def _goodput(runs: Sequence[Run]) -> str:
         ]
         for name, spent in known.items()
     ]
-    return _image(plot_goodput(known), "goodput") + _table(["run", "goodput", *CATEGORIES, "total"], rows)
+    return _image(plot_goodput(known), "goodput") + table(["run", "goodput", *CATEGORIES, "total"], rows)
 
 
 def _predictions(runs: Sequence[Run]) -> str:
     return "".join(
-        f"<h3>{_text(run.name)}: {_text(file)}</h3><pre>{_text(lines)}</pre>"
+        f"<h3>{text(run.name)}: {text(file)}</h3><pre>{text(lines)}</pre>"
         for run in runs
         for file, lines in run.samples.items()
     )
@@ -183,8 +167,8 @@ def _configuration(runs: Sequence[Run]) -> str:
         parts.append(_transposed(values, runs) if values else "<p>The runs have the same settings.</p>")
     for run in runs:
         if run.config:
-            summary = f"config.gin of {_text(run.name)}"
-            parts.append(f"<details><summary>{summary}</summary><pre>{_text(run.config)}</pre></details>")
+            summary = f"config.gin of {text(run.name)}"
+            parts.append(f"<details><summary>{summary}</summary><pre>{text(run.config)}</pre></details>")
     return "\n".join(parts)
 
 
@@ -206,7 +190,7 @@ def _starts(runs: Sequence[Run]) -> str:
         for run in runs
         for start in run.starts
     ]
-    return _table(["run", "time", "from step", "host", "devices", "code", "command"], rows) if rows else ""
+    return table(["run", "time", "from step", "host", "devices", "code", "command"], rows) if rows else ""
 
 
 def _shown(value: Any) -> Any:
@@ -240,7 +224,7 @@ def _plot(curves: Mapping[tuple[int, str, bool], Curve], ylabel: str) -> str | N
 
 def _plots(plots: Iterable[tuple[str, str | None]]) -> str:
     figures = "\n".join(
-        f"<figure><figcaption>{_text(name)}</figcaption>{_image(svg, name) if svg else 'cannot be drawn'}</figure>"
+        f"<figure><figcaption>{text(name)}</figcaption>{_image(svg, name) if svg else 'cannot be drawn'}</figure>"
         for name, svg in plots
     )
     return f'<div class="plots">\n{figures}\n</div>' if figures else ""
@@ -249,33 +233,14 @@ def _plots(plots: Iterable[tuple[str, str | None]]) -> str:
 def _image(svg: str, alt: str) -> str:
     """Returns an image. As data of its own it shares no ids with other images of the page."""
     data = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="{_text(alt)}" src="data:image/svg+xml;base64,{data}">'
+    return f'<img alt="{text(alt)}" src="data:image/svg+xml;base64,{data}">'
 
 
 def _transposed(rows: Mapping[str, Sequence[Any]], runs: Sequence[Run]) -> str:
     """Returns a table with a column per run, without rows that are empty in all runs."""
     kept = [[name, *values] for name, values in rows.items() if any(value is not None for value in values)]
-    return _table(["", *(run.name for run in runs)], kept)
-
-
-def _table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [_row(head, "th"), *(_row(row, "td") for row in rows)]
-    return "<table>\n" + "\n".join(lines) + "\n</table>"
-
-
-def _row(cells: Sequence[Any], tag: str) -> str:
-    return "<tr>" + "".join(f"<{tag}>{_text(_number(cell))}</{tag}>" for cell in cells) + "</tr>"
-
-
-def _number(cell: Any) -> str:
-    if isinstance(cell, float):
-        return f"{cell:,.0f}" if abs(cell) >= 1e5 else f"{cell:,.5g}"
-    return "" if cell is None else str(cell)
+    return table(["", *(run.name for run in runs)], kept)
 
 
 def _percentage(fraction: float | None) -> str | None:
     return None if fraction is None else f"{fraction:.1%}"
-
-
-def _text(text: Any) -> str:
-    return html.escape(printable(str(text)))

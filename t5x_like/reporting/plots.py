@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from t5x_like import metrics
-from t5x_like.runtime import terminal
+from t5x_like.reporting.html_document import printable
 
 # A longer curve is reduced to this many points, the means of consecutive rows.
 _POINTS = 500
@@ -60,11 +60,6 @@ def plot_goodput(spent: Mapping[str, metrics.Goodput]) -> str:
     axes.set(xlabel="% of the wall time", xlim=(0, 100))
     axes.legend(ncols=len(_COLORS), loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize="small", frameon=False)
     return _svg(figure)
-
-
-def printable(text: str) -> str:
-    """Returns a text that can be written as UTF-8, without control characters."""
-    return terminal.visible(text.encode("utf-8", "backslashreplace").decode())
 
 
 def _label(text: str) -> str:

@@ -114,6 +114,11 @@ RUNS = {
         ],
     ),
     "inspect": ("inspect", ["commands/inspect.gin"], [("MIXTURE_OR_TASK_NAME", "a_task")]),
+    "clean": (
+        "clean",
+        ["commands/clean.gin", "corpora/c4_en.gin"],
+        [("DATA_FILES", "crawl/*.wet.gz"), ("OUTPUT_PATH", "cleaned")],
+    ),
     "vocabulary": ("vocabulary", ["commands/vocabulary.gin"], [("PATTERN", "books/*.txt")]),
     "cache": (
         "cache",

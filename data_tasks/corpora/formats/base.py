@@ -55,10 +55,12 @@ class Reading:
     Attributes:
       text_column: the column, or the field of a record, that holds the text.
       lines_per_document: lines of a text file per document; None for documents that are separated by blank lines.
+      fields: other columns, fields or headers that `Format.fields` returns, if a record has them.
     """
 
     text_column: str = "text"
     lines_per_document: int | None = 64
+    fields: tuple[str, ...] = ()
 
 
 class Format(Protocol):
@@ -103,6 +105,26 @@ class Format(Protocol):
         Raises:
           BadRecord: the record has no text.
         """
+
+    def fields(self, raw: Any, reading: Reading) -> dict[str, str]:
+        """Returns those of `reading.fields` that a record with a text has, by name."""
+
+
+def check_text(text: bytes) -> bytes:
+    """Returns a text that is UTF-8 without NUL characters.
+
+    Raises:
+      BadRecord: it is not.
+    """
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRecord(
+            f"the text is not valid UTF-8 (byte {error.start:,} of the text is {text[error.start]:#04x})"
+        ) from error
+    if (nul := text.find(b"\0")) >= 0:
+        raise BadRecord(f"the text has a NUL character (byte {nul:,} of the text)")
+    return text
 
 
 def where(known: Format, path: str, number: int) -> str:

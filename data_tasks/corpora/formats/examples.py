@@ -2,12 +2,11 @@
 
 import re
 import struct
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
 
 import fsspec
 import google_crc32c
-import tensorflow as tf
 from array_record.python.array_record_module import ArrayRecordReader
 
 from data_tasks.corpora import text_lines
@@ -36,10 +35,7 @@ class _Examples:
         """Returns the value of the feature of an example; see `Format`."""
         if raw is None:
             raise BadRecord(text_lines.too_long("record"))
-        try:
-            features = tf.train.Example.FromString(raw).features.feature
-        except Exception as error:  # the decoders of protobuf raise errors of their own
-            raise BadRecord("the record is not a tf.train.Example") from error
+        features = _features(raw)
         if reading.text_column not in features:
             names = ", ".join(map(repr, sorted(features))) or "none"
             raise BadRecord(
@@ -49,6 +45,12 @@ class _Examples:
         if len(values) != 1:
             raise BadRecord(f"the feature {reading.text_column!r} has {len(values)} strings instead of one")
         return values[0]
+
+    def fields(self, raw: bytes, reading: Reading) -> dict[str, str]:
+        """Returns other features of an example that are one string; see `Format`."""
+        features = _features(raw) if reading.fields else {}
+        found = {name: features[name].bytes_list.value for name in reading.fields if name in features}
+        return {name: values[0].decode("utf-8", "replace") for name, values in found.items() if len(values) == 1}
 
 
 class TFRecord(_Examples):
@@ -105,6 +107,20 @@ class ArrayRecord(_Examples):
             reader.close()
         except (ValueError, RuntimeError, IndexError) as error:
             raise DamagedFile(f"{path}: not a complete ArrayRecord file ({error}). Copy the file again.") from error
+
+
+def _features(raw: bytes) -> Mapping[str, Any]:
+    """Returns the features of a serialized example.
+
+    Raises:
+      BadRecord: it is not one.
+    """
+    from tensorflow.core.example.example_pb2 import Example  # TensorFlow is imported for these formats alone
+
+    try:
+        return Example.FromString(raw).features.feature
+    except Exception as error:  # the decoders of protobuf raise errors of their own
+        raise BadRecord("the record is not a tf.train.Example") from error
 
 
 def _read(contents: BinaryIO, size: int) -> bytes | None:

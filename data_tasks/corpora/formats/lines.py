@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import fsspec
 
@@ -33,15 +34,7 @@ class JsonLines:
 
     def text(self, raw: bytes, reading: Reading) -> bytes:
         """Returns the text of a line; see `Format`."""
-        if raw is None:
-            raise BadRecord(text_lines.too_long("line"))
-        try:
-            record = json.loads(raw)
-        except UnicodeDecodeError as error:
-            raise BadRecord(f"the line is not valid UTF-8 (byte {error.start} of the line)") from error
-        except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or thousands of brackets
-            raise BadRecord(f"the line is not JSON: {error}") from error
-        column = reading.text_column
+        record, column = self._parse(raw), reading.text_column
         if not isinstance(record, dict):
             raise BadRecord(f"the line has no field {column!r}, but is a JSON {type(record).__name__}")
         if column not in record:
@@ -51,6 +44,22 @@ class JsonLines:
         text = record[column].removeprefix(BYTE_ORDER_MARK.decode()).replace("\r\n", "\n").replace("\r", "\n")
         # JSON may contain a lone surrogate, which is not valid UTF-8.
         return text.encode("utf-8", errors="surrogatepass")
+
+    def fields(self, raw: bytes, reading: Reading) -> dict[str, str]:
+        """Returns other fields of a line; see `Format`."""
+        record = self._parse(raw) if reading.fields else {}
+        return {name: str(record[name]) for name in reading.fields if record.get(name) is not None}
+
+    @staticmethod
+    def _parse(raw: bytes | None) -> Any:
+        if raw is None:
+            raise BadRecord(text_lines.too_long("line"))
+        try:
+            return json.loads(raw)
+        except UnicodeDecodeError as error:
+            raise BadRecord(f"the line is not valid UTF-8 (byte {error.start} of the line)") from error
+        except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or thousands of brackets
+            raise BadRecord(f"the line is not JSON: {error}") from error
 
 
 class TextFiles:
@@ -83,6 +92,10 @@ class TextFiles:
         if raw is None:
             raise BadRecord(text_lines.too_long("document"))
         return raw
+
+    def fields(self, raw: bytes, reading: Reading) -> dict[str, str]:
+        """Returns nothing: lines have no other fields."""
+        return {}
 
 
 class _Block:

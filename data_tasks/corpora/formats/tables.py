@@ -16,7 +16,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class _Table:
-    """What both kinds of tables share: a record is a value of the column, or its row number if it is not text."""
+    """What both kinds of tables share: a record is the value of the column and the values of the other fields."""
 
     first = 0
     place = "{path}, row {number} (from 0)"
@@ -27,9 +27,13 @@ class _Table:
 
     def text(self, raw: Any, reading: Reading) -> bytes:
         """Returns the value of a row; see `Format`."""
-        if raw is None:
+        if raw[0] is None:
             raise BadRecord(f"the column {reading.text_column!r} is null")
-        return raw
+        return raw[0]
+
+    def fields(self, raw: Any, reading: Reading) -> dict[str, str]:
+        """Returns the values of other columns; see `Format`."""
+        return {name: str(value) for name, value in raw[1].items() if value is not None}
 
     @staticmethod
     def _check_column(path: str, schema: Any, column: str) -> None:
@@ -47,14 +51,20 @@ class _Table:
             )
 
     @staticmethod
-    def _values(batch: Any, column: str, number: int, skipped: int) -> Iterator[Record]:
+    def _values(batch: Any, reading: Reading, number: int, skipped: int) -> Iterator[Record]:
         import pyarrow as pa
 
-        values = batch.column(batch.schema.get_field_index(column)).slice(skipped)
-        for value in values.cast(pa.large_binary()) if not pa.types.is_dictionary(values.type) else values:
+        def column(name: str) -> Any:
+            return batch.column(batch.schema.get_field_index(name)).slice(skipped)
+
+        values = column(reading.text_column)
+        values = values.cast(pa.large_binary()) if not pa.types.is_dictionary(values.type) else values
+        others = {name: column(name) for name in reading.fields if name in batch.schema.names}
+        for index, value in enumerate(values):
             raw = value.as_py()
             raw = raw.encode() if isinstance(raw, str) else raw
-            yield Record(number, Cursor(number + 1), raw, len(raw or b""))
+            fields = {name: found[index].as_py() for name, found in others.items()}
+            yield Record(number, Cursor(number + 1), (raw, fields), len(raw or b""))
             number += 1
 
 
@@ -78,9 +88,10 @@ class Parquet(_Table):
                         break
                     number, group = number + rows, group + 1
                 groups = range(group, table.num_row_groups)
-                for batch in table.iter_batches(_BATCH_ROWS, groups, [column], use_threads=False):
+                columns = [column, *(name for name in reading.fields if name in table.schema_arrow.names)]
+                for batch in table.iter_batches(_BATCH_ROWS, groups, columns, use_threads=False):
                     skipped = min(max(start.record - number, 0), len(batch))
-                    yield from self._values(batch, column, number + skipped, skipped)
+                    yield from self._values(batch, reading, number + skipped, skipped)
                     number += len(batch)
         except (require("pyarrow", "Parquet").ArrowException, OSError) as error:
             raise _damaged(file.path, error, number) from error
@@ -101,7 +112,7 @@ class Arrow(_Table):
                 for batch in self._batches(pyarrow, stored, file.path, column):
                     if number + len(batch) > start.record:
                         skipped = max(start.record - number, 0)
-                        yield from self._values(batch, column, number + skipped, skipped)
+                        yield from self._values(batch, reading, number + skipped, skipped)
                     number += len(batch)
         except (pyarrow.ArrowException, OSError) as error:
             raise _damaged(file.path, error, number) from error

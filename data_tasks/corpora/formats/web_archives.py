@@ -3,7 +3,7 @@
 import gzip
 import re
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import fsspec
 
@@ -15,6 +15,20 @@ from data_tasks.corpora.text_lines import DamagedFile
 # Records with plain text: conversions, such as in WET files, and resources of this type. Others are HTML or metadata.
 _TEXT_TYPES = ("conversion", "resource")
 _PLAIN = "text/plain"
+_HEADERS = {
+    "url": "WARC-Target-URI",
+    "timestamp": "WARC-Date",
+    "content-type": "Content-Type",
+    "content-length": "Content-Length",
+}
+"""Field -> header of a record."""
+
+
+class TextRecord(NamedTuple):
+    """The content of a record, None if it is too long, and its headers."""
+
+    content: bytes | None
+    headers: Any
 
 
 class WebArchive:
@@ -33,24 +47,25 @@ class WebArchive:
     def records(self, file: fsspec.core.OpenFile, start: Cursor, reading: Reading) -> Iterator[Record]:
         """Yields the records of plain text; records before `start` are skipped; see `Format`."""
         warcio, failures = require("warcio", "WARC"), require("warcio.exceptions", "WARC")
-        number = texts = 0
+        number = texts = position = 0
         try:
             with file as stored:
                 archive = warcio.ArchiveIterator(_Stream(decompress(stored, file.path)), no_record_parse=True)
                 for number, record in enumerate(archive):
+                    position = stored.tell()
                     if record.rec_type not in _TEXT_TYPES or _PLAIN not in (record.content_type or ""):
                         continue
                     texts += 1
                     if number < start.record:
                         continue
-                    raw = _content(record)
-                    yield Record(number, Cursor(number + 1), raw, len(raw or b""))
+                    raw = TextRecord(_content(record), record.rec_headers)
+                    yield Record(number, Cursor(number + 1), raw, len(raw.content or b""))
         except Exception as error:
             if not is_damage(error) and not isinstance(error, failures.ArchiveLoadFailed):
                 raise
             raise DamagedFile(
-                f"{file.path}: the archive is damaged or not complete at record {number:,} ({error}). Copy the "
-                "file again."
+                f"{file.path}: the archive is damaged or not complete after record {number:,}, near byte {position:,} "
+                f"of the file ({error}). Copy the file again."
             ) from error
         if not texts and number:
             raise DamagedFile(
@@ -58,18 +73,26 @@ class WebArchive:
                 "pages to text."
             )
 
-    def text(self, raw: bytes, reading: Reading) -> bytes:
+    def text(self, raw: TextRecord, reading: Reading) -> bytes:
         """Returns the text of a record; see `Format`."""
-        if raw is None:
+        if raw.content is None:
             raise BadRecord(text_lines.too_long("record"))
-        return raw
+        return raw.content
+
+    def fields(self, raw: TextRecord, reading: Reading) -> dict[str, str]:
+        """Returns the headers `url`, `timestamp`, `content-type` and `content-length`; see `Format`."""
+        found = {name: raw.headers.get_header(_HEADERS[name]) for name in reading.fields if name in _HEADERS}
+        return {name: value.strip() for name, value in found.items() if value}
 
 
 class _Stream:
-    """Replaces the `EOFError` of a stream, which warcio treats as the end of the archive."""
+    """Replaces the `EOFError` of a stream, which warcio treats as the end of the archive.
+
+    It reads what one call of the decompressor returns, so that the records before a damaged place are read first.
+    """
 
     def __init__(self, contents: BinaryIO):
-        self._contents = contents
+        self._read = getattr(contents, "read1", contents.read)
 
     def read(self, size: int = -1) -> bytes:
         """Reads at most `size` bytes.
@@ -78,7 +101,7 @@ class _Stream:
           BadGzipFile: the stream is not complete.
         """
         try:
-            return self._contents.read(size)
+            return self._read(size)
         except EOFError as error:
             raise gzip.BadGzipFile(str(error)) from error
 

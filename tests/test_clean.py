@@ -1,0 +1,211 @@
+"""`t5x_like clean` from web archives to files that tasks read, with a page about what each rule removed."""
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import web_archives
+
+from t5x_like import clean as command
+from t5x_like.cleaning import bad_words, lengths, lines, pages, urls
+from t5x_like.errors import UserError
+
+pytest.importorskip("warcio")
+
+
+def clean(directory, output, *, steps=(), **settings):
+    settings = {"validation_fraction": 0.0} | settings
+    return command.clean(data_files=f"{directory}/*", output=str(output), steps=list(steps), **settings)
+
+
+@pytest.fixture
+def crawl(tmp_path):
+    directory = tmp_path / "crawl"
+    directory.mkdir()
+    web_archives.write(directory / "a.warc.wet.gz", web_archives.PAGES)
+    return directory
+
+
+@pytest.mark.beam
+@pytest.mark.clean
+def test_page_about_lemons(crawl, tmp_path, run_command):
+    (tmp_path / "words.txt").write_text("dratted\n")
+    words = f"--gin.BAD_WORDS={{'en': '{tmp_path}/words.txt'}}"
+    code, printed = run_command(["clean", f"--input={crawl}/*.gz", f"--output={tmp_path / 'out'}", words])
+    assert code == 0 and "kept 2 of 7 pages" in printed, printed
+    counters, kept = web_archives.read_cleaned(tmp_path / "out")
+    shop, lemon = kept
+    assert lemon["text"].splitlines() == [
+        "The lemon, Citrus limon, is a small evergreen tree of the family Rutaceae. It is grown for juice.",
+        "The juice is used for cooking, and also for cleaning brass and copper.",
+        "The juice of the lemon is about five percent citric acid.",
+        "The origin of the lemon is unknown, although it may have first grown in Assam.",
+        "A study of the genes of lemons found that they are a cross of two fruits.",
+    ]
+    place = {"source": str(crawl / "a.warc.wet.gz"), "record": 1, "timestamp": "2026-01-02T03:04:05Z", "language": "en"}
+    assert lemon | place | {"url": "https://www.example.org/lemon/"} == lemon
+    # The page whose URL has the smallest hash keeps the line that both have.
+    assert not shop["text"].startswith("The juice") and len(shop["text"].splitlines()) == 3
+    cleaning = counters["clean-page"]
+    assert {name.partition(":")[2]: number for name, number in cleaning.items() if "filtered:" in name and number} == {
+        "no_endmark": 11,
+        "too_short": 1,
+        "javascript": 1,
+        "policy": 1,
+        "loremipsum": 1,
+        "squigglybracket": 1,
+        "too_few_sentences": 1,
+    }
+    assert counters["english-filter"]["filtered:ignored_language-de"] == 1
+    assert counters["badwords-filter"]["filtered"] == 1
+    report = (tmp_path / "out" / "report.html").read_text()
+    for shown in ("<td>Menu</td>", "Please enable JavaScript", "Lorem ipsum dolor", "dratted", "uses cookies"):
+        assert shown in report
+    assert not re.search(r"<(script|link|img)|src=|href=", report)
+
+
+@pytest.mark.beam
+def test_result_depends_on_the_pages_alone(crawl, tmp_path):
+    """Another division of the same pages into files gives the same shards."""
+    split = tmp_path / "split"
+    split.mkdir()
+    for number, (url, text) in enumerate(reversed(web_archives.PAGES.items())):
+        rows = [{"url": url, "text": text.replace("\n\n", "\n").strip(), "timestamp": "2026-01-02T03:04:05Z"}]
+        (split / f"{number}.jsonl").write_text(json.dumps(rows[0]))
+    settings = {"steps": [urls.NewestPage()], "shards": 3, "validation_fraction": 0.25}
+    first = clean(crawl, tmp_path / "first", **settings)
+    second = clean(split, tmp_path / "second", **settings)
+    assert first.splits == second.splits
+    assert set(first.splits) == {"train", "validation"} and len(first.splits["train"]) > 1
+    texts = [
+        [(page["url"], page["text"].split()) for page in web_archives.read_cleaned(tmp_path / name)[1]]
+        for name in ("first", "second")
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.beam
+def test_tasks_read_parquet_and_gzip(crawl, tmp_path):
+    pytest.importorskip("pyarrow")
+    from data_tasks.corpora import matching_files, text_files
+
+    found = {}
+    for kind in ("parquet", "jsonl.gz", "jsonl.zst"):
+        cleaned = clean(crawl, tmp_path / kind, output_format=kind, shards=2)
+        files = matching_files.files(f"{tmp_path / kind}/train-*.{kind}")
+        found[kind] = list(text_files.documents(files))
+        assert len(found[kind]) == sum(cleaned.splits["train"].values()) == len(web_archives.PAGES)
+    assert found["parquet"] == found["jsonl.gz"] == found["jsonl.zst"]
+
+
+BAD_FILES = {
+    "truncated": (lambda data: data[:-200], r"b.warc.wet.gz: the archive is damaged or not complete", "damaged-file"),
+    "wrong member": (lambda data: data + b"rubbish" * 9, r"b.warc.wet.gz: the archive is damaged", "damaged-file"),
+    "encoding": (
+        lambda data: b"\xff\xfe A lemon.",
+        r"b.warc.wet.gz, record 1 .*UTF-8 \(byte 0",
+        "bad-record",
+    ),
+    "NUL": (lambda data: b"A \0 lemon.", r"b.warc.wet.gz, record 1 .*NUL character \(byte 2", "bad-record"),
+}
+
+
+@pytest.mark.beam
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_input_is_named_and_skipped_only_on_request(name, crawl, tmp_path):
+    change, message, counter = BAD_FILES[name]
+    path = crawl / "b.warc.wet.gz"
+    if counter == "bad-record":
+        web_archives.write(path, {"http://a.example": change(b""), "http://b.example": "Good."})
+    else:
+        web_archives.write(path, {"http://b.example": "Good.", "http://c.example": "lemon " * 999})
+        path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(UserError, match=message) as error:
+        clean(crawl, tmp_path / "out")
+    assert "ON_BAD_RECORD=skip" in str(error.value) and "while running" not in str(error.value)
+    cleaned = clean(crawl, tmp_path / "out", on_bad_record="skip")
+    assert cleaned.counters["split-wet-file"][counter] == 1
+    assert "http://b.example" in {page["url"] for page in web_archives.read_cleaned(tmp_path / "out")[1]}
+    assert [each.text for each in cleaned.examples if each.rule == counter and re.search(message, each.text)]
+
+
+@pytest.mark.beam
+def test_overwriting_removes_other_shards(crawl, tmp_path):
+    clean(crawl, tmp_path / "out", shards=7)
+    with pytest.raises(UserError, match="not empty"):
+        clean(crawl, tmp_path / "out")
+    (tmp_path / "out" / "mine.txt").write_text("stays")
+    clean(crawl, tmp_path / "out", shards=1, overwrite=True)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"train-00000-of-00001.jsonl.zst", "report.html", "counters.json", "mine.txt"}
+
+
+def test_missing_packages_and_files_raise(crawl, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    with pytest.raises(UserError, match=r"Apache Beam is not installed. Run `pip install -e '.\[clean\]'"):
+        clean(crawl, tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "punkt", None)
+    with pytest.raises(UserError, match="counting sentences needs punkt, which is not installed"):
+        lines.sentences.splitter.__wrapped__()
+    with pytest.raises(UserError, match=r"none.txt \(en\): file not found"):
+        bad_words.BadWords(files={"en": f"{tmp_path}/none.txt"}).check()
+    with pytest.raises(UserError, match="file not found. Give a JSON file"):
+        urls.Domains(f"{tmp_path}/none.json").check()
+
+
+@pytest.mark.clean
+def test_detectors_agree_on_clear_texts():
+    """CLD3 cannot be loaded in a process with TensorFlow, so the detectors run in another one."""
+    program = (
+        "import web_archives; from t5x_like.cleaning.detectors import NAMES, detector\n"
+        "for name in NAMES:\n"
+        "    print(name, *(detector(name)(text).language for text in (web_archives.SHOP, web_archives.GERMAN)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parent, timeout=60
+    )
+    assert done.stdout.split("\n")[:3] == ["langdetect en de", "langdetect_rs en de", "cld3 en de"], done.stderr
+
+
+def kept(step, text, **fields):
+    """Returns the texts that a step keeps, and its counters."""
+    record = pages.Record(step.namespace)
+    found = [page.text for page in step.process(pages.Page("http://example.org/a", text, **fields), record)]
+    return found, {name: number for name, number in record.counts.items() if number}
+
+
+def test_lengths():
+    assert kept(lengths.MaxCharacters(characters=3), "abc") == (["abc"], {"passed": 1})
+    assert kept(lengths.MaxCharacters(characters=3), "abcd") == ([], {"filtered": 1})
+    assert kept(lengths.Paragraphs(paragraphs=2, characters=3), "abc\na\nabcd")[1] == {"passed": 1}
+    assert kept(lengths.Paragraphs(paragraphs=2, characters=3), "abc\nab")[1] == {"filtered": 1}
+
+
+def test_bad_words(tmp_path):
+    (tmp_path / "en.txt").write_text("bad\nworse word\n")
+    (tmp_path / "ja.txt").write_text("レモン\n")
+    step = bad_words.BadWords(files={"en": f"{tmp_path}/en.txt", "ja": f"{tmp_path}/ja.txt"})
+    step.check()
+    assert kept(step, "BAD", language="en")[1] == {"filtered": 1, "en:filtered": 1}
+    assert kept(step, "badly a worse\nword", language="en")[1] == {"passed": 1, "en:passed": 1}
+    assert kept(step, "青いレモンの", language="ja")[1] == {"filtered": 1, "ja:filtered": 1}
+    assert kept(step, "bad", language="de")[1] == {"passed": 1}
+    soft = bad_words.BadWords(files={"en": f"{tmp_path}/en.txt"}, fraction=0.0)
+    assert kept(soft, "bad", language="en")[1] == {"soft-passed": 1, "en:soft-passed": 1}
+
+
+def test_truncated_plain_archive_ends_with_an_error(tmp_path):
+    """An archive that is cut in the middle of a record, as a whole in one gzip member."""
+    from t5x_like.cleaning.reading import ReadPages
+
+    web_archives.write(tmp_path / "a.wet", web_archives.PAGES)
+    data = (tmp_path / "a.wet").read_bytes()
+    (tmp_path / "b.wet.gz").write_bytes(gzip.compress(data[: len(data) // 2]))
+    record = pages.Record("read")
+    with pytest.raises(UserError, match=r"b.wet.gz: the archive is damaged or not complete after record \d"):
+        list(ReadPages().process(str(tmp_path / "b.wet.gz"), record))
+    assert 0 < record.counts["passed"] < len(web_archives.PAGES)
