@@ -31,6 +31,8 @@ DEFAULT_PREDICTIONS = 20
 # Fractions above these are problems: unknown tokens are noise, and padding wastes compute.
 UNKNOWN_FRACTION = 0.001
 PADDING_FRACTION = 0.5
+# Documents that `find` prints.
+MOST_ORIGINS = 10
 
 
 def inspect(
@@ -54,6 +56,7 @@ def inspect(
     continuous: bool = False,
     batch_size: int = 1,
     spec: FeatureSpec | str | None = None,
+    find: str | None = None,
     console: Console | None = None,
 ) -> Inspection:
     """Prints the rows that a model reads from a task or mixture, with statistics and problems.
@@ -80,6 +83,8 @@ def inspect(
       batch_size: Rows of a batch, on which the rows of continuous data depend.
       spec: Features that the objective reads, or their name in `t5x_like.data.specs`, such as PREFIX_LM. By default
         the spec that reads most of the task's features.
+      find: Text, such as a part of a row. Only the documents of files that contain it are printed, with the file, the
+        record, and its URL and date.
       console: Console to print to; by default the terminal.
 
     Returns:
@@ -120,6 +125,9 @@ def inspect(
         pack=spec.packable and not continuous if pack is None else pack,
     )
     found = Inspection()
+    if find is not None:
+        _print_origins(source, find, found, console)
+        return found
     _print_task(source, console)
     _print_vocabularies(source, console)
     judged = task_feature_lengths is not None  # padding at default lengths is not a problem of the user's settings
@@ -154,6 +162,20 @@ def default_lengths(spec: FeatureSpec, tasks: Sequence[Any]) -> dict[str, int]:
         ]
         return lengths | {"targets": max(span_lengths(DEFAULT_LENGTH, **rate).targets for rate in rates)}
     return lengths
+
+
+def _print_origins(source: "SeqIOSource", text: str, found: Inspection, console: Console) -> None:
+    """Prints where the documents with a text come from."""
+    for task in source.tasks:
+        if not hasattr(task.source, "origins"):
+            raise UserError(f"FIND: {task.name} does not read files of documents. Give a task text_files_….")
+        for place, fields in itertools.islice(task.source.origins(source.split, text), MOST_ORIGINS):
+            found.origins.append((place, dict(fields)))
+    for place, fields in found.origins:
+        console.print(Text("  ".join([place, *(f"{name}: {value}" for name, value in fields.items())])), soft_wrap=True)
+    if not found.origins:
+        found.problems.append(f"no document of the split {source.split!r} contains {text!r}. Copy a part of a row.")
+    _print_problems(found, console)
 
 
 # ---- sections of the output, in the order of the data ----------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import importlib.abc
 import io
+import json
 import subprocess
 import sys
 
@@ -332,3 +333,16 @@ def test_process_ends_after_an_error_of_a_file(tmp_path):
     )
     assert result.returncode == 2, result.stderr
     assert "bad.parquet: column 'text' not found" in result.stderr.splitlines()[-1]
+
+
+def test_find_prints_where_documents_come_from(tmp_path, run_command):
+    rows = [{"text": f"Text {number} about lemons.", "url": f"http://a.example/{number}"} for number in range(30)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = [f"--gin.DATA_FILES={tmp_path}/*.jsonl", "--gin.TASK_ARGUMENTS={'validation_fraction': 0.0}"]
+    code, output = run_command(["inspect", "text_files_causal_lm", *files, "--find=Text 7 about"])
+    assert code == 0 and f"{tmp_path}/a.jsonl:8  url: http://a.example/7" in output
+    assert "a.jsonl:9" not in output and "no problems found" in output
+    code, output = run_command(["inspect", "text_files_causal_lm", *files, "--find=oranges"])
+    assert "no document of the split 'train' contains 'oranges'" in output
+    code, output = run_command(["inspect", "python_docs_causal_lm", "--find=oranges"])
+    assert code == 2 and "python_docs_causal_lm does not read files of documents" in output

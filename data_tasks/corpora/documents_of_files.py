@@ -11,7 +11,7 @@ import re
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import fsspec
@@ -45,10 +45,12 @@ class Document(NamedTuple):
     Attributes:
       text: UTF-8 text.
       record: number of its record in the file, from 0; of a text file, the number of its first line.
+      fields: other fields of its record, see `Reading.fields`.
     """
 
     text: bytes
     record: int
+    fields: Mapping[str, str] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,13 +216,14 @@ class BlockReader:
                 continue
             try:
                 text = check_text(known.text(record.raw, self._rules.reading))
+                fields = known.fields(record.raw, self._rules.reading)
             except BadRecord as error:
                 skip(BAD, f"{where(known, file.path, record.number)}: {error}. Correct the record.")
                 continue
             found = list(documents_of(text, self._rules))
             if not found:
                 skip(EMPTY)
-            documents.extend(Document(text, record.number) for text in found if self._is_wanted(text))
+            documents.extend(Document(text, record.number, fields) for text in found if self._is_wanted(text))
         if is_last:
             if counts:
                 self._skipped.end(file.path, part, end.record)

@@ -5,9 +5,10 @@ Positions in the data can be saved and restored exactly, although Python reads t
 at their cursors, and decompresses compressed files up to the cursor.
 """
 
+import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import fsspec
@@ -16,7 +17,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.corpora.documents import TEXT, TRAIN, VALIDATION, epoch_seeds
-from data_tasks.corpora.documents_of_files import Block, BlockReader, Part, Rules, Skipped, parts_of_shard
+from data_tasks.corpora.documents_of_files import Block, BlockReader, Part, Rules, Skipped, iterate, parts_of_shard
 from data_tasks.corpora.formats import format_of
 from data_tasks.corpora.formats.base import Cursor, where
 from data_tasks.corpora.matching_files import path_of
@@ -24,6 +25,8 @@ from t5x_like.errors import UserError
 
 FILE, RECORD = "file", "record"
 """Features with the place of a document; see `FileSource.get_dataset`."""
+PROVENANCE = ("url", "timestamp", "source", "record")
+"""Fields of a record that say where its text comes from, as `t5x_like clean` writes them."""
 
 # Shuffled data comes from this many files at the same time, in random order within blocks of this size.
 _FILES_AT_ONCE = 8
@@ -81,6 +84,25 @@ class FileSource(seqio.DataSource):
         (row,) = ds.skip(number).take(1)
         path = row[FILE].numpy().decode()
         return where(format_of(path), path, int(row[RECORD]))
+
+    def origins(self, split: str, text: str = "") -> Iterator[tuple[str, Mapping[str, str]]]:
+        """Yields where the documents of a split come from, in order.
+
+        Args:
+          split: the split.
+          text: a part of the documents to yield; every document contains the empty text.
+
+        Yields:
+          The file and the record, and those of `PROVENANCE` that the record has.
+        """
+        files, rules = self._split(split)
+        rules = dataclasses.replace(rules, reading=dataclasses.replace(rules.reading, fields=PROVENANCE))
+        reader = BlockReader(files, rules, Skipped(), block_bytes=_BLOCK_BYTES)
+        for part in map(Part, range(len(files))):
+            path = path_of(files[part.file])
+            for document in iterate(reader, part, counts=False):
+                if text.encode() in document.text:
+                    yield where(format_of(path), path, document.record), document.fields
 
     def take_error(self) -> Exception | None:
         """Returns the last error of reading, once. TensorFlow raises an error with its text instead."""

@@ -25,27 +25,30 @@ def emit(results: Iterable[Any], record: Record) -> Iterator[Any]:
 
 
 class _PerElement(beam.DoFn):
-    """Calls a function of an element and a `Record`."""
+    """Calls a function of an element, a `Record` and side inputs."""
 
     def __init__(self, function: Callable[[Any, Record], Iterable[Any]], namespace: str):
         self._function, self._namespace = function, namespace
 
-    def process(self, element):
+    def process(self, element, *sides):
         record = Record(self._namespace)
         # The counts are complete when all results have been produced.
-        yield from emit(self._function(element, record), record)
+        yield from emit(self._function(element, record, *sides), record)
 
 
-def apply(elements: beam.PCollection, label: str, function: Callable[..., Iterable[Any]], namespace: str) -> Stage:
-    """Applies a function of an element and a `Record` to each element.
+def apply(
+    elements: beam.PCollection, label: str, function: Callable[..., Iterable[Any]], namespace: str, *sides: Any
+) -> Stage:
+    """Applies a function of an element, a `Record` and side inputs to each element.
 
     Args:
       elements: the elements.
       label: name of the transform.
       function: yields pages.
       namespace: namespace of the counters.
+      *sides: side inputs of Beam, such as `beam.pvalue.AsSingleton(…)`.
     """
-    both = elements | label >> beam.ParDo(_PerElement(function, namespace)).with_outputs(_REMOVED, main=_KEPT)
+    both = elements | label >> beam.ParDo(_PerElement(function, namespace), *sides).with_outputs(_REMOVED, main=_KEPT)
     return Stage(both[_KEPT], [both[_REMOVED]])
 
 

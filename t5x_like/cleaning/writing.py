@@ -89,11 +89,15 @@ class WritePages:
         split, index = shard
         count = 1 if split.endswith(VALIDATION) else self.shards
         name = f"{split}-{index:05d}-of-{count:05d}.{self.file_format}"
-        ordered = sorted(pages, key=lambda page: (text_hash(page.normalized_url), page.source, page.record))
+        ordered = sorted(pages, key=_order)
         rows = (page.row() for page in ordered)
         encode = _parquet if self.file_format == "parquet" else _json_lines
         paths.write_output("OUTPUT_PATH", paths.join(self.directory, *name.split("/")), encode(rows, self.file_format))
         return split, name, len(ordered)
+
+
+def _order(page: Page) -> tuple[str, str, int, str]:
+    return text_hash(page.normalized_url), page.source, page.record, page.text  # pieces of a page differ in their texts
 
 
 def _json_lines(rows: Iterator[dict], file_format: str) -> bytes:

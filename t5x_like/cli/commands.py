@@ -240,7 +240,9 @@ COMMANDS = {
         flags={
             "split": ("SPLIT", "split to read (default: train)"),
             "examples": ("NUM_EXAMPLES", "number of rows to print (default: 2)"),
+            "find": ("FIND", "a part of a row: print file, record, URL and date of the documents with this text"),
         },
+        text_flags=("find",),
         settings=_MODULE
         | {
             "DATA_FILES": "files of a text_files_* task, such as 'data/*.parquet'",

@@ -20,6 +20,7 @@ class Inspection:
       examples_per_row: Mean number of examples per row.
       skipped: Reason -> number of documents that are skipped for it, among the inspected `documents`.
       documents: Number of inspected documents; 0 without the shipped `documents` preprocessor.
+      origins: File and record, and other fields such as the URL, of documents with a text.
     """
 
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -31,3 +32,4 @@ class Inspection:
     examples_per_row: float = 0.0
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     documents: int = 0
+    origins: list[tuple[str, dict[str, str]]] = dataclasses.field(default_factory=list)
