@@ -17,7 +17,7 @@ class OneLanguage(PageStep):
 
     Attributes:
       language: code of the language.
-      detector: a library; see `detectors.NAMES`.
+      detector: a library: `langdetect`, `langdetect_rs` or `cld3`; see `detectors.NAMES`.
       min_probability: smallest probability of the language.
     """
 
@@ -59,7 +59,7 @@ class Languages(PageStep):
 
     Attributes:
       languages: codes of the languages.
-      detector: a library; see `detectors.NAMES`.
+      detector: a library: `langdetect`, `langdetect_rs` or `cld3`; see `detectors.NAMES`.
       min_probability: smallest probability of a language; otherwise, the language is `UNKNOWN`.
     """
 
