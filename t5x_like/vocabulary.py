@@ -1,12 +1,10 @@
 """`t5x_like vocabulary`: trains a vocabulary on text files."""
 
 import contextlib
-import hashlib
-import heapq
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from absl import logging
@@ -20,6 +18,11 @@ TASKS = {
     "sentencepiece": "text_files_span_corruption, text_files_causal_lm, text_files_masked_lm",
     "wordpiece": "text_files_sentence_pairs, text_files_masked_lm",
     "byte_bpe": "text_files_causal_lm, text_files_causal_lm_byte_bpe",
+    "bytes": "text_files_span_corruption, text_files_causal_lm",
+    "albert": "text_files_sentence_order, text_files_masked_lm",
+    "xlnet": "text_files_masked_lm, text_files_causal_lm",
+    "bigbird": "text_files_masked_lm",
+    "mt5": "text_files_span_corruption",
 }
 PROGRESS_SECONDS = 15.0
 
@@ -27,13 +30,15 @@ PROGRESS_SECONDS = 15.0
 def vocabulary(
     *,
     pattern: str,
-    kind: Literal["sentencepiece", "wordpiece", "byte_bpe"] = "sentencepiece",
-    size: int = 32000,
+    kind: str = "sentencepiece",
+    size: int | None = None,
     output: str | None = None,
     lower_case: bool | None = None,
     text_column: str = "text",
     on_bad_record: Literal["error", "skip"] = "error",
     max_bytes: int = 256 << 20,
+    domains: Mapping[str, str] | None = None,
+    beam: Sequence[str] | None = None,
     overwrite: bool = False,
 ) -> str:
     """Trains a vocabulary and writes the files that `VOCABULARY_PATH` of a task refers to.
@@ -41,13 +46,16 @@ def vocabulary(
     Args:
       pattern: Files to train on, in a format that the tasks text_files_* read: a local path or bucket URL that may
         contain *, ** and ?.
-      kind: Kind of vocabulary: `sentencepiece` (T5), `wordpiece` (BERT) or `byte_bpe` (GPT-2).
-      size: Number of pieces, including special ones.
+      kind: Kind of vocabulary: `sentencepiece` (T5), `wordpiece` (BERT), `byte_bpe` (GPT-2) or `bytes` (ByT5), or a
+        SentencePiece model with the special pieces of `albert`, `xlnet`, `bigbird` or `mt5`.
+      size: Number of pieces, including special ones; by default 32,000, and 384 for `bytes`.
       output: Directory to write to; by default `vocabulary/KIND`.
-      lower_case: For `wordpiece` only: whether to lower-case and strip accents, by default True.
+      lower_case: For `wordpiece`, `albert` and `xlnet`: whether to lower-case, by default as the published models.
       text_column: Column, or field of a record, that contains the text.
       on_bad_record: What to do with a record whose text cannot be read: raise an error, or skip and count it.
       max_bytes: Maximum size of the text. Larger text is reduced to a uniform sample of its documents.
+      domains: Languages or domains with their files, for which coverage and fertility are printed.
+      beam: Options of an Apache Beam pipeline that draws the sample; None to read the files in this process.
       overwrite: Whether to write to a directory that is not empty.
 
     Returns:
@@ -58,11 +66,12 @@ def vocabulary(
         writable.
       RunFailed: the storage of the directory is full or cannot be written.
     """
-    from data_tasks.vocabularies import trainers
+    from data_tasks.vocabularies import sample, trainers
 
     # ---- settings ----------------------------------------------------------------------------------------------------
     if kind not in trainers.KINDS:
         raise UserError(f"KIND={kind}: unknown kind of vocabulary. Give one of {', '.join(trainers.KINDS)}.")
+    size = trainers.default_size(kind) if size is None else size
     for macro, value in (("SIZE", size), ("MAX_BYTES", max_bytes)):
         if value < 1:
             raise UserError(f"{macro}={value} is not positive. Give a positive integer.")
@@ -71,7 +80,8 @@ def vocabulary(
     paths.check_new_directory("OUTPUT_PATH", directory, overwrite=overwrite)  # before minutes of work
 
     # ---- text --------------------------------------------------------------------------------------------------------
-    documents = _read(pattern, text_column, on_bad_record, max_bytes)
+    reading = {"text_column": text_column, "on_bad_record": on_bad_record}
+    documents = sample.draw(pattern, max_bytes, beam=beam, directory=directory, **reading).documents
 
     # ---- training ----------------------------------------------------------------------------------------------------
     options = {} if lower_case is None else {"lower_case": lower_case}
@@ -80,11 +90,13 @@ def vocabulary(
 
     # ---- writing -----------------------------------------------------------------------------------------------------
     _write(directory, files)
-    path = directory if len(files) > 1 else paths.join(directory, next(iter(files)))
+    path = trainers.path_of(directory, files)
     path = str(paths.local(path).absolute()) if paths.is_local(path) else path
     print(f"wrote {size:,} pieces: {', '.join(paths.join(directory, name) for name in files)}")
     print(f"tasks: {TASKS[kind]}, with DATA_FILES = {pattern!r}, VOCABULARY_PATH = {path!r}")
     print(f"model: {trainers.models_for(kind, size)}")
+    if domains:
+        _print_coverage(path, domains, **reading)
     return path
 
 
@@ -101,38 +113,15 @@ def _write(directory: str, files: Mapping[str, bytes]) -> None:
         raise
 
 
-def _read(pattern: str, text_column: str, on_bad_record: str, max_bytes: int) -> list[str]:
-    """Reads the documents of the files, or a uniform sample of them."""
-    from data_tasks.corpora import matching_files, text_files
+def _print_coverage(path: str, domains: Mapping[str, str], **reading: str) -> None:
+    """Prints a table with the coverage and the fertility of the vocabulary in each domain."""
+    from data_tasks.vocabularies import coverage
 
-    files = matching_files.files(pattern)
-    # The documents with the smallest hashes, as (-hash, number, document): the first one is left out first.
-    kept: list[tuple[float, int, bytes]] = []
-    read = size = 0
-    logged = time.monotonic()
-    documents = text_files.documents(files, text_column=text_column, on_bad_record=on_bad_record)
-    for number, document in enumerate(documents):
-        read += len(document)
-        size += len(document)
-        heapq.heappush(kept, (-_hash_fraction(document), number, document))
-        while size > max_bytes and len(kept) > 1:
-            size -= len(heapq.heappop(kept)[2])
-        if time.monotonic() - logged >= PROGRESS_SECONDS:
-            logging.info("read %.0f MB of text from %d files", read / 1e6, len(files))
-            logged = time.monotonic()
-    sample = [document.decode() for _, _, document in sorted(kept, key=lambda each: each[1])]
-    logging.info(
-        "%d files of %s: %.1f MB of text, training on %s documents of %.1f MB",
-        *(len(files), pattern, read / 1e6, f"{len(sample):,}", size / 1e6),
-    )
-    if not sample:
-        raise UserError(f"PATTERN={pattern}: no text found in {len(files)} files. Give files with UTF-8 text.")
-    return sample
-
-
-def _hash_fraction(document: bytes) -> float:
-    """Hashes a document to [0, 1), so that the sample is the same each time."""
-    return int.from_bytes(hashlib.blake2b(document, digest_size=4, person=b"vocabulary").digest()) / 2**32
+    names = coverage.Coverage._fields
+    print("  ".join([f"{'domain':16}", *(name.replace("_", " ") for name in names)]))
+    for domain, found in coverage.of_domains(path, domains, **reading).items():
+        shown = (f"{value:{len(name)}.3f}" for name, value in zip(names, found, strict=True))
+        print("  ".join([f"{domain:16}", *shown]))
 
 
 @contextlib.contextmanager

@@ -6,10 +6,11 @@ import random
 import sys
 
 import pytest
+import sentencepiece
 import seqio
 
 import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
-from data_tasks.vocabularies import trainers
+from data_tasks.vocabularies import late, sample, trainers
 from t5x_like import cli, config, paths
 from t5x_like.data import task_arguments
 from t5x_like.errors import RunFailed, UserError
@@ -213,3 +214,55 @@ def test_missing_tokenizers_raises_before_reading_text(kind, tmp_path, monkeypat
     with pytest.raises(UserError, match="tokenizers: not installed"):
         vocabulary(pattern="nothing/*.txt", kind=kind, output=str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+SPECIAL_PIECES = {
+    "albert": {0: "<pad>", 1: "<unk>", 2: "[CLS]", 3: "[SEP]", 4: "[MASK]"},
+    "xlnet": dict(enumerate(("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"))),
+    "bigbird": {0: "<pad>", 1: "</s>", 2: "<s>", 65: "[CLS]", 66: "[SEP]", 67: "[MASK]", 100: "<unk>"},
+    "mt5": {0: "<pad>", 1: "</s>", 2: "<unk>", 3: "<0x00>", 258: "<0xFF>"},
+}
+
+
+@pytest.mark.parametrize("kind", SPECIAL_PIECES)
+def test_special_pieces_have_the_ids_of_published_models(kind, texts, tmp_path):
+    path = vocabulary(pattern=f"{texts}/*", kind=kind, size=335, output=str(tmp_path))
+    found = late.LateVocabulary(lambda: path).vocabulary
+    (name,) = tmp_path.glob("*.model")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(name))
+    assert {index: model.id_to_piece(index) for index in SPECIAL_PIECES[kind]} == SPECIAL_PIECES[kind]
+    assert model.get_piece_size() == 335 and found.vocab_size == 335 + found.extra_ids
+    assert found.decode(found.encode("bamitur lo.")) == "bamitur lo."
+    symbols = {index for index, piece in SPECIAL_PIECES[kind].items() if "CLS" in piece or "cls" in piece}
+    assert not set(model.encode("[CLS] <cls>")) & symbols  # no text contains them
+    assert (found.encode("BA") == found.encode("ba")) == (kind == "albert")
+
+
+def test_vocabulary_of_bytes(texts, tmp_path):
+    path = vocabulary(pattern=f"{texts}/*", kind="bytes", output=str(tmp_path / "out"))
+    found = late.LateVocabulary(lambda: path).vocabulary
+    assert found.vocab_size == 384 and found.encode("aé") == [100, 198, 172]
+    assert found.decode(found.encode(TEXT)) == TEXT
+    with pytest.raises(UserError, match="KIND=bytes has 384 ids"):
+        vocabulary(pattern=f"{texts}/*", kind="bytes", size=500, output=str(tmp_path / "500"))
+    with pytest.raises(UserError, match="not supported by KIND=mt5"):
+        vocabulary(pattern=f"{texts}/*", kind="mt5", lower_case=True, output=str(tmp_path / "mt5"))
+
+
+def test_coverage_of_domains_is_printed(texts, tmp_path, capsys):
+    (tmp_path / "other.txt").write_text("dé dé x\n")
+    domains = {"other": f"{tmp_path}/other.txt", "same": f"{texts}/a.txt"}
+    vocabulary(pattern=f"{texts}/*", kind="bytes", output=str(tmp_path / "out"), domains=domains)
+    header, other, same = capsys.readouterr().out.splitlines()[-3:]
+    assert header.split("  ")[-5:] == ["tokens per word", "bytes per token", "whole words", "unknown", "used"]
+    # 10 bytes in 3 words, of which one is a byte; 6 of 384 ids.
+    assert other.split() == ["other", "3.333", "1.000", "0.333", "0.000", f"{6 / 384:.3f}"]
+    assert same.split()[0] == "same"
+
+
+@pytest.mark.beam
+def test_beam_draws_the_same_sample(texts, tmp_path):
+    alone = sample.draw(f"{texts}/*", 8_000)
+    with_beam = sample.draw(f"{texts}/*", 8_000, beam=[], directory=str(tmp_path))
+    assert with_beam == alone and 0 < len(alone.documents) < 300
+    assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from google.protobuf import message
 
 from data_tasks.vocabularies import byte_bpe, sentencepiece_json, text_rules, tokenizer_json, wordpiece
-from data_tasks.vocabularies.base import Vocabulary
+from data_tasks.vocabularies.base import ByteVocabulary, Vocabulary
 from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
 from data_tasks.vocabularies.hugging_face_sentencepiece import (
@@ -42,13 +42,15 @@ _LLAMA_TOKENS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
 # The number of sentinels of T5Tokenizer if tokenizer_config.json has none.
 _T5_EXTRA_IDS = 100
 _SENTINEL = sentencepiece_json.SENTINEL
+BYTE_SENTINELS = 125
+"""The number of sentinels of ByT5Tokenizer if tokenizer_config.json has none."""
 
 
 def from_folder(path: str | os.PathLike) -> Vocabulary:
     """Returns the vocabulary of a Hugging Face model directory.
 
     Supported are WordPiece (BERT, DistilBERT, ELECTRA), byte-level BPE (GPT-2, RoBERTa, BART, DeBERTa, Llama 3), BPE of
-    words (GPT-1) and SentencePiece (T5, Llama 1 and 2, Mistral, ALBERT, DeBERTa v2 and v3).
+    words (GPT-1), bytes (ByT5) and SentencePiece (T5, Llama 1 and 2, Mistral, ALBERT, DeBERTa v2 and v3).
 
     Args:
       path: the directory, with at least the vocabulary (`vocab.txt`; `vocab.json` and `merges.txt`; `spiece.model`,
@@ -136,6 +138,10 @@ def _word_bpe(files: TokenizerFiles) -> WordBPEVocabulary:
 
 def _t5(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
     return _sentencepiece(files, "spiece.model", _T5_TOKENS, files.config.get("extra_ids", _T5_EXTRA_IDS))
+
+
+def _bytes(files: TokenizerFiles) -> ByteVocabulary:
+    return ByteVocabulary(extra_ids=files.config.get("extra_ids", BYTE_SENTINELS))
 
 
 def _llama(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
@@ -249,9 +255,15 @@ _BUILDERS: dict[str, Callable[[TokenizerFiles], Vocabulary]] = {
     "BartTokenizer": _byte_bpe(byte_bpe.ROBERTA_ROLES),
     "OpenAIGPTTokenizer": _word_bpe,
     "T5Tokenizer": _t5,
+    "ByT5Tokenizer": _bytes,
     "LlamaTokenizer": _llama,
     "AlbertTokenizer": _albert,
     "DebertaTokenizer": _byte_bpe(_DEBERTA_TOKENS),
     "DebertaV2Tokenizer": _deberta_v2,
     GENERIC_CLASS: _generic,
 }
+
+
+def is_readable(tokenizer_class: str) -> bool:
+    """Returns whether `from_folder` reads directories with a class of tokenizers."""
+    return tokenizer_class in _BUILDERS

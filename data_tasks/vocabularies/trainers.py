@@ -1,27 +1,36 @@
 """Trains vocabularies on text and returns the files that tasks read.
 
-A SentencePiece model is for T5, a WordPiece list for BERT, byte-level BPE for GPT-2. The last two are the files of a
-Hugging Face directory.
+A SentencePiece model is for T5, a WordPiece list for BERT, byte-level BPE for GPT-2, and `sentencepiece_layouts` has
+SentencePiece models for others. All but the first are the files of a Hugging Face directory.
 """
 
+import contextlib
+import functools
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 
-from data_tasks.vocabularies import SENTINELS, byte_bpe, train, wordpiece
+from data_tasks.vocabularies import SENTINELS, byte_bpe, sentencepiece_layouts, train, wordpiece
 from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
+from data_tasks.vocabularies.from_folder import BYTE_SENTINELS, is_readable
+from data_tasks.vocabularies.sentencepiece_layouts import LAYOUTS
 from data_tasks.vocabularies.tokenizer_files import CONFIG
+from t5x_like import paths
 from t5x_like.errors import UserError
 
 MERGES_HEADER = "#version: 0.2\n"
+_SIZE = 32_000
 # Merges and pieces that occur only once are not worth an id.
 _MIN_FREQUENCY = 2
 # WordPiece needs two pieces per character, `x` and `##x`. In text with many characters, such as Chinese, the alphabet
 # is limited to the most frequent ones, a third of the vocabulary; rarer characters become [UNK].
 _SMALL_ALPHABET, _ALPHABET_SHARE = 1000, 1 / 3
 _SPECIAL = [wordpiece.PAD, wordpiece.UNKNOWN, wordpiece.CLS, wordpiece.SEP, wordpiece.MASK]
+
+BYTES_SIZE = 259 + BYTE_SENTINELS
+"""Ids of a vocabulary of bytes: padding, EOS, unknown, 256 bytes, and sentinels."""
 
 Files = dict[str, bytes]
 
@@ -42,15 +51,50 @@ def sentencepiece(documents: Sequence[str], size: int, lower_case: bool = False)
     """
     if lower_case:
         raise UserError("LOWER_CASE=True: not supported by SentencePiece. Remove it, or use KIND=wordpiece.")
-    try:
-        model = train.train(documents, size, threads=os.cpu_count() or 1)
-    except RuntimeError as error:
-        if match := re.search(r"too high \(\d+\)\. Please set it to a value <= (\d+)", str(error)):
-            raise too_large(size, int(match[1])) from error
-        if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
-            raise too_small(size, int(match[1])) from error
-        raise
-    return {"sentencepiece.model": model}
+    with _explain_size(size):
+        return {"sentencepiece.model": train.train(documents, size, threads=os.cpu_count() or 1)}
+
+
+def with_layout(kind: str, documents: Sequence[str], size: int, lower_case: bool | None = None) -> Files:
+    """Trains a unigram model with the special pieces of a published model.
+
+    Args:
+      kind: the name of a layout.
+      documents: text to train on.
+      size: number of pieces, including special pieces.
+      lower_case: whether to lower-case the text; None for the default of the layout.
+
+    Returns:
+      The model and `tokenizer_config.json`.
+
+    Raises:
+      UserError: the size is too large or too small for the text, or the layout cannot be lower-cased.
+    """
+    layout = LAYOUTS[kind]
+    if lower_case and layout.lower_case is None:
+        raise UserError(f"LOWER_CASE=True: not supported by KIND={kind}. Remove it, or use KIND=albert.")
+    with _explain_size(size):
+        chosen = layout.lower_case if lower_case is None else lower_case
+        return sentencepiece_layouts.train(documents, size, layout, bool(chosen), os.cpu_count() or 1)
+
+
+def bytes_vocabulary(documents: Sequence[str], size: int = BYTES_SIZE, lower_case: bool = False) -> Files:
+    """Returns the vocabulary of ByT5 (Xue et al. 2022): 3 special tokens, 256 bytes and 125 sentinels.
+
+    Args:
+      documents: not read, since a vocabulary of bytes is not trained.
+      size: 384, the number of ids.
+      lower_case: not supported.
+
+    Returns:
+      `tokenizer_config.json`, which makes a directory of transformers' ByT5Tokenizer.
+
+    Raises:
+      UserError: another size.
+    """
+    if size != BYTES_SIZE or lower_case:
+        raise UserError(f"KIND=bytes has {BYTES_SIZE} ids and keeps case. Remove SIZE and LOWER_CASE.")
+    return {CONFIG: _tokenizer_config("ByT5Tokenizer", extra_ids=BYTE_SENTINELS)}
 
 
 def word_pieces(documents: Sequence[str], size: int, lower_case: bool = True) -> Files:
@@ -145,12 +189,27 @@ KINDS: dict[str, Callable[..., Files]] = {
     "sentencepiece": sentencepiece,
     "wordpiece": word_pieces,
     "byte_bpe": byte_pairs,
+    "bytes": bytes_vocabulary,
+    **{kind: functools.partial(with_layout, kind) for kind in LAYOUTS},
 }
 
 
-def _tokenizer_config(tokenizer_class: str, **settings: bool) -> bytes:
+def _tokenizer_config(tokenizer_class: str, **settings: bool | int) -> bytes:
     """Returns the file that makes a directory one that Hugging Face's `AutoTokenizer` loads."""
     return (json.dumps({"tokenizer_class": tokenizer_class, **settings}, indent=2) + "\n").encode()
+
+
+@contextlib.contextmanager
+def _explain_size(size: int) -> Iterator[None]:
+    """Explains errors of SentencePiece about the size of a vocabulary."""
+    try:
+        yield
+    except RuntimeError as error:
+        if match := re.search(r"too high \(\d+\)\. Please set it to a value <= (\d+)", str(error)):
+            raise too_large(size, int(match[1])) from error
+        if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
+            raise too_small(size, int(match[1])) from error
+        raise
 
 
 def too_large(size: int, most: int) -> UserError:
@@ -163,12 +222,26 @@ def too_small(size: int, least: int) -> UserError:
     return UserError(f"SIZE={size}: too small for the alphabet of this text. Give at least {least}.")
 
 
+def default_size(kind: str) -> int:
+    """Returns the number of pieces of a kind of vocabulary if the user gives none."""
+    return BYTES_SIZE if kind == "bytes" else _SIZE
+
+
+def path_of(directory: str, files: Files) -> str:
+    """Returns the value for VOCABULARY_PATH: the directory if the tasks read it, otherwise its only model."""
+    if CONFIG in files and is_readable(json.loads(files[CONFIG])["tokenizer_class"]):
+        return directory
+    return paths.join(directory, next(name for name in files if name.endswith(".model")))
+
+
 def models_for(kind: str, size: int) -> str:
     """Describes the settings that a model needs for a vocabulary of this kind and size."""
     if kind == "sentencepiece":
         return f"vocab_size = {size + SENTINELS} or more: {size} pieces and the {SENTINELS} sentinels that tasks add"
     if kind == "byte_bpe":
         return f"vocab_size = {size} or more, and BOS_ID = {size - 1} ({byte_bpe.END_OF_TEXT})"
+    if kind == "mt5":
+        return f"vocab_size = {size + SENTINELS} or more: {size} pieces and {SENTINELS} sentinels"
     return f"vocab_size = {size} or more"
 
 
@@ -178,7 +251,7 @@ def check_installed(kind: str) -> None:
     Raises:
       UserError: the library is missing.
     """
-    if kind != "sentencepiece":
+    if kind in ("wordpiece", "byte_bpe"):
         _tokenizers()
 
 

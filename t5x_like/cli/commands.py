@@ -262,16 +262,21 @@ COMMANDS = {
         "commands/vocabulary.gin",
         flags={
             "pattern": ("PATTERN", "the files to train on, such as 'books/*.txt' or 'data/*.parquet'"),
-            "kind": ("KIND", "sentencepiece (T5; the default), wordpiece (BERT) or byte_bpe (GPT-2)"),
+            "kind": (
+                "KIND",
+                "sentencepiece (default), wordpiece, byte_bpe, bytes, albert, xlnet, bigbird or mt5",
+            ),
             "size": ("SIZE", "number of tokens, including special tokens (default: 32000)"),
             "output": ("OUTPUT_PATH", "the directory to write to (default: vocabulary/KIND)"),
-            "lower_case": ("LOWER_CASE", "wordpiece only: lower-case and strip accents (default: True)"),
+            "lower_case": ("LOWER_CASE", "wordpiece, albert, xlnet: lower-case (default: as published)"),
             "overwrite": ("OVERWRITE", "write to a directory that is not empty"),
         },
         flag_defaults={"overwrite": "True"},
         settings={
             "TEXT_COLUMN": "column, or field of a record, with the text (default: text)",
             "MAX_BYTES": "bytes of text to train on (default: 256 MiB)",
+            "DOMAINS": "languages or domains with their files, whose coverage and fertility are printed",
+            "BEAM": "options of Apache Beam, which draws the sample (default: in this process)",
         },
     ),
     "clean": Command(

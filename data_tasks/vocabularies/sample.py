@@ -1,0 +1,150 @@
+"""A uniform sample of the documents of files, drawn in this process or by Beam, with the same result."""
+
+import functools
+import hashlib
+import heapq
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import fsspec
+from absl import logging
+
+from data_tasks.corpora import matching_files, text_files
+from t5x_like import paths
+from t5x_like.errors import UserError
+
+PROGRESS_SECONDS = 15.0
+# Beam keeps a few more documents than fit, because it decides for each document by itself.
+_MARGIN = 1.2
+_SHARDS = ".sample"
+
+
+class Sample(NamedTuple):
+    """Documents, and the size of the text from which they were drawn, in bytes."""
+
+    documents: list[str]
+    read_bytes: int
+
+
+class _Place(NamedTuple):
+    """A document and its position: number of the file, number in the file."""
+
+    file: int
+    number: int
+    text: bytes
+
+
+def draw(
+    pattern: str,
+    max_bytes: int,
+    *,
+    text_column: str = "text",
+    on_bad_record: str = "error",
+    beam: Sequence[str] | None = None,
+    directory: str = "",
+) -> Sample:
+    """Reads the documents of files, or as many of those with the smallest hashes as fit.
+
+    Args:
+      pattern: the files; see `matching_files.files`.
+      max_bytes: size of the sample. Memory holds the sample and one document.
+      text_column: column, or field of a record, with the text.
+      on_bad_record: `error` or `skip`.
+      beam: options of an Apache Beam pipeline that reads the files, twice; None to read them in this process, once.
+      directory: directory for the files with which the workers of Beam return the sample.
+
+    Returns:
+      The documents in the order of the files. They do not depend on `beam`.
+
+    Raises:
+      UserError: no file matches, a record is bad, the files have no text, or Beam is not installed.
+    """
+    files = [matching_files.path_of(file) for file in matching_files.files(pattern)]
+    read = functools.partial(_read, text_column=text_column, on_bad_record=on_bad_record)
+    if beam is None:
+        found = _smallest((place for item in enumerate(files) for place in read(item)), max_bytes, len(files))
+    else:
+        found = _with_beam(files, read, max_bytes, beam, directory)
+    documents = [place.text.decode() for place in sorted(found[0])]
+    size = sum(len(place.text) for place in found[0])
+    counts = f"{len(documents):,} documents of {size / 1e6:.1f} MB"
+    logging.info("%d files of %s: %.1f MB of text, training on %s", len(files), pattern, found[1] / 1e6, counts)
+    if not documents:
+        raise UserError(f"PATTERN={pattern}: no text found in {len(files)} files. Give files with UTF-8 text.")
+    return Sample(documents, found[1])
+
+
+def _read(item: tuple[int, str], *, text_column: str, on_bad_record: str) -> Iterator[_Place]:
+    index, path = item
+    filesystem, inner = fsspec.url_to_fs(path)
+    file = fsspec.core.OpenFile(filesystem, inner, "rb")
+    documents = text_files.documents([file], text_column=text_column, on_bad_record=on_bad_record)
+    for number, document in enumerate(documents):
+        yield _Place(index, number, document)
+
+
+def _smallest(places: Iterator[_Place], max_bytes: int, files: int) -> tuple[list[_Place], int]:
+    """Returns the documents with the smallest hashes, and the size of all documents."""
+    kept: list[tuple[float, _Place]] = []  # (-hash, document): the first one is left out first
+    read = size = 0
+    logged = time.monotonic()
+    for place in places:
+        read += len(place.text)
+        size += len(place.text)
+        heapq.heappush(kept, (-_hash_fraction(place.text), place))
+        while size > max_bytes and len(kept) > 1:
+            size -= len(heapq.heappop(kept)[1].text)
+        if time.monotonic() - logged >= PROGRESS_SECONDS:
+            logging.info("read %.0f MB of text from %d files", read / 1e6, files)
+            logged = time.monotonic()
+    return [place for _, place in kept], read
+
+
+def _with_beam(files, read, max_bytes: int, options: Sequence[str], directory: str) -> tuple[list[_Place], int]:
+    """Draws a slightly larger sample with Beam, and reduces it as without Beam."""
+    try:
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "BEAM: Apache Beam is not installed. Run `pip install -e '.[cache]' -c constraints.txt`, or omit BEAM."
+        ) from error
+    prefix, total = paths.join(directory, f"{_SHARDS}-text"), paths.join(directory, f"{_SHARDS}-bytes")
+    with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
+        places = pipeline | beam.Create(list(enumerate(files))) | beam.Reshuffle() | beam.FlatMap(read)
+        size = places | "sizes" >> beam.Map(lambda place: len(place.text)) | beam.CombineGlobally(sum)
+        wanted = beam.pvalue.AsSingleton(size)
+        chosen = places | "sample" >> beam.Filter(_is_wanted, max_bytes, wanted)
+        _ = chosen | beam.Map(_to_json) | "write sample" >> beam.io.WriteToText(prefix)
+        _ = size | "write size" >> beam.Map(lambda found: paths.write_atomic(total, str(found)))
+    read_bytes = int(paths.read_text(total))
+    names = [name for name in paths.listdir(directory) if name.startswith(_SHARDS)]
+    lines = (line for name in names if name != f"{_SHARDS}-bytes" for line in _lines(paths.join(directory, name)))
+    kept, _ = _smallest(map(_from_json, lines), max_bytes, len(files))
+    for name in names:
+        paths.remove(paths.join(directory, name))
+    return kept, read_bytes
+
+
+def _is_wanted(place: _Place, max_bytes: int, total: int) -> bool:
+    return _hash_fraction(place.text) * total <= max_bytes * _MARGIN
+
+
+def _to_json(place: _Place) -> str:
+    return json.dumps([place.file, place.number, place.text.decode()])
+
+
+def _from_json(line: str) -> _Place:
+    file, number, text = json.loads(line)
+    return _Place(file, number, text.encode())
+
+
+def _lines(path: str) -> Iterator[str]:
+    return iter(paths.read_text(path).split("\n")[:-1])
+
+
+def _hash_fraction(document: bytes) -> float:
+    """Hashes a document to [0, 1), so that the sample is the same each time."""
+    return int.from_bytes(hashlib.blake2b(document, digest_size=4, person=b"vocabulary").digest()) / 2**32
