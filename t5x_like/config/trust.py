@@ -24,6 +24,7 @@ BUILDERS = (
     "t5x_like.data.cached.mixture.CachedMixture",
     "t5x_like.data.cached.source.CachedSource",
     "t5x_like.data.mixing.Rates",
+    "t5x_like.data.mixing.Stages",
     "t5x_like.data.seqio_feed.source.SeqIOSource",
     "t5x_like.decoding.settings.Decoding",
     "t5x_like.distillation",

@@ -139,6 +139,10 @@ class PrefetchingFeed:
     def _is_decided(self) -> bool:
         return bool(self._ready) or self._error is not None or self._stopping
 
+    def epochs(self, batches: int) -> Mapping[str, float]:
+        """Returns source of a mixture -> passes over its rows in the first batches; empty if they are not known."""
+        return getattr(self._source, "epochs", lambda batches: {})(batches)
+
     def state(self) -> bytes:
         """Returns the position after the last batch that was returned."""
         with self._moving:

@@ -20,7 +20,8 @@ class Rates:
       maximum: Number of examples above which a task counts as a task of this size (K in the paper), so that a large
         task does not crowd out the others; None for no limit.
       temperature: 1 mixes in proportion to the limited numbers of examples; the rates of larger temperatures are
-        closer to each other. The paper takes 2 and a maximum of 2**21.
+        closer to each other. The paper takes 2 and a maximum of 2**21. mT5's exponent alpha = 0.3 for languages (Xue
+        et al. 2021, section 3.2) is the temperature 1 / 0.3.
     """
 
     tasks: Sequence[str] | None = None
@@ -57,8 +58,54 @@ def _is_rate(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
-# Rates by task name, rates computed from the numbers of examples, or None for the rates of a registered mixture.
-MixingRates = Rates | Mapping[str, float] | None
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stages:
+    """Rates that change: each stage holds from its step until the next stage. Only `CachedMixture` supports them.
+
+    Attributes:
+      stages: First step of the stage, counted from 0 -> its rates: task name -> rate, or `Rates`.
+    """
+
+    stages: Mapping[int, "Rates | Mapping[str, float]"]
+
+    def __post_init__(self):
+        steps = list(self.stages) if isinstance(self.stages, Mapping) else []
+        if 0 not in steps or not all(isinstance(step, int) and step >= 0 for step in steps):
+            raise UserError(
+                f"Stages.stages={self.stages!r} does not map the first steps of stages, one of which is 0, to rates. "
+                "Give such as {0: {'a': 3, 'b': 1}, 1000: {'a': 1, 'b': 1}}."
+            )
+        names = [task_names(rates) for rates in self.stages.values()]  # raises if a rate is invalid
+        if len({frozenset(each) for each in names if each is not None}) > 1:
+            raise UserError("Stages.stages: the stages name different tasks. Give each task a rate in each stage.")
+
+    @property
+    def first(self) -> "Rates | Mapping[str, float]":
+        """The rates of step 0."""
+        return self.stages[0]
+
+    @property
+    def in_order(self) -> "list[tuple[int, Rates | Mapping[str, float]]]":
+        """The stages by their first step."""
+        return sorted(self.stages.items())
+
+
+# Rates by task name, rates computed from the numbers of examples, rates that change, or None for the rates of a
+# registered mixture.
+MixingRates = Rates | Stages | Mapping[str, float] | None
+
+
+def refuse_stages(rates: MixingRates, source: str) -> None:
+    """Checks that rates do not change.
+
+    Raises:
+      UserError: they do, and the source of the data does not support it.
+    """
+    if isinstance(rates, Stages):
+        raise UserError(
+            f"RATES=@mixing.Stages(): {source} does not change its rates. Write a cache of each task with `t5x_like "
+            "cache`, and read them with data/cached_mixture.gin."
+        )
 
 
 def task_names(rates: MixingRates) -> list[str] | None:
@@ -67,6 +114,8 @@ def task_names(rates: MixingRates) -> list[str] | None:
     Raises:
       UserError: a rate is not a nonnegative number, or no rate is positive.
     """
+    if isinstance(rates, Stages):
+        return task_names(rates.first)
     if rates is None or isinstance(rates, Rates):
         return None if rates is None or rates.tasks is None else list(rates.tasks)
     if not isinstance(rates, Mapping):

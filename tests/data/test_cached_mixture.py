@@ -7,9 +7,9 @@ import pytest
 
 from t5x_like.data import specs
 from t5x_like.data.cached import CachedMixture, CachedSource, MixtureFile
-from t5x_like.data.cached.mixture import MixedOrder
+from t5x_like.data.cached.mixed_order import MixedOrder
 from t5x_like.data.feed import DataMismatchError
-from t5x_like.data.mixing import Rates
+from t5x_like.data.mixing import Rates, Stages
 from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
 
@@ -106,11 +106,53 @@ def test_each_task_follows_its_own_shuffled_passes(cache_dir):
 
 def test_golden_order():
     # Golden values, because a version of Grain that mixes or shuffles otherwise would change every resumed run.
-    order = MixedOrder({"a": [5], "b": [3]}, {"a": 0.7, "b": 0.3}, shuffle=True, seed=0)
+    order = MixedOrder({"a": [5], "b": [3]}, [(0, {"a": 0.7, "b": 0.3})], shuffle=True, seed=0)
     positions = [order[position] for position in range(12)]
     assert "".join(task for task, _ in positions) == "aaabaabaabaa"
     assert [row for _, row in positions] == [2, 1, 4, 1, 0, 3, 0, 2, 3, 2, 4, 1]
     assert order.rows == 10  # all rows of `b` are read after 3 / 0.3 positions, rows of `a` earlier
+
+
+STAGES = Stages(stages={0: {"large": 1, "small": 0}, 5: {"large": 1, "small": 3}, 40: Rates(temperature=2)})
+
+
+def test_rates_change_at_the_steps_of_stages(cache_dir):
+    source = make(cache_dir, rates=STAGES)
+    batches = take(source.host_iterator(SPEC), 290)
+    assert set(sum(batches[:5], [])) <= set(range(1, 31))
+    assert fraction_of_examples(sum(batches[5:40], [])) == pytest.approx(0.25, abs=0.02)
+    assert fraction_of_examples(sum(batches[40:], [])) == pytest.approx(60**0.5 / (60**0.5 + 15**0.5), abs=0.01)
+    rows = sum(batches, [])
+    large = [row for row in rows if row < FIRST["small"]]
+    for start in range(0, len(large) - 30, 30):  # no row is repeated or left out where a stage begins
+        assert sorted(large[start : start + 30]) == list(range(1, 31))
+    assert source.describe()[2].startswith("from step 5: mixture the cache") and "large 25.00%" in source.describe()[2]
+    resumed = make(cache_dir, rates=STAGES).host_iterator(SPEC)
+    first = source.host_iterator(SPEC)
+    take(first, 38)
+    resumed.restore(first.state())
+    assert take(resumed, 6) == batches[38:44]
+    earlier = Stages(stages={**STAGES.stages, 40: {"large": 1, "small": 1}})
+    with pytest.raises(DataMismatchError, match="stages was .*40.* is .*40"):
+        make(cache_dir, rates=earlier).host_iterator(SPEC).restore(first.state())
+
+
+def test_epochs_count_the_rows_of_each_task(cache_dir):
+    iterator = make(cache_dir, rates=STAGES).host_iterator(SPEC)
+    rows = []
+    for number in range(1, 60):
+        rows += numbers(next(iterator))
+        large = sum(row < FIRST["small"] for row in rows)
+        assert iterator.epochs(number) == {"large": large / 30, "small": (len(rows) - large) / 15}
+    assert iterator.epochs(0) == {"large": 0, "small": 0}
+
+
+@pytest.mark.parametrize(
+    "stages", [{}, {1: Rates()}, {0: Rates(), -1: Rates()}, {0: {"large": 1}, 5: {"small": 1}}, [1]]
+)
+def test_invalid_stages_raise(stages):
+    with pytest.raises(UserError, match="Stages.stages"):
+        Stages(stages=stages)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 2), (4, 2)])

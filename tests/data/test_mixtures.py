@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from t5x_like.data import blocked, specs, task_arguments
 from t5x_like.data.feed import DataMismatchError
-from t5x_like.data.mixing import Rates
+from t5x_like.data.mixing import Rates, Stages
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import UserError
 
@@ -253,3 +253,9 @@ def test_source_that_blocks_is_reported(caplog, monkeypatch):
     finally:
         seqio.TaskRegistry.remove("mixed_blocked")
     assert "mixed_blocked, split 'train': no data for 0 s, still waiting" in caplog.text
+
+
+def test_rates_that_change_need_caches():
+    stages = Stages(stages={0: {"mixed_large": 1, "mixed_small": 1}})
+    with pytest.raises(UserError, match=r"RATES=@mixing.Stages\(\): mixed, which is read live, .*cached_mixture.gin"):
+        make(rates=stages)

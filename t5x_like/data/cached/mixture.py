@@ -2,20 +2,17 @@
 
 import dataclasses
 import functools
-import hashlib
 import itertools
-import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import grain
 import numpy as np
 
 from t5x_like import paths
 from t5x_like.data import batches, mixing, vocabulary_digest, vocabulary_kind
-from t5x_like.data.cached.iterator import CachedIterator, RowOrder
+from t5x_like.data.cached.iterator import CachedIterator
 from t5x_like.data.cached.manifest import Manifest
+from t5x_like.data.cached.mixed_order import MixedOrder
 from t5x_like.data.cached.mixture_file import MixtureFile
 from t5x_like.data.cached.source import CachedSource, RowReader, number_of_threads
 from t5x_like.data.features import FeatureSpec
@@ -38,8 +35,8 @@ class CachedMixture:
       shuffle: Whether the training rows of each task are shuffled; evaluation batches never are.
       seed: Seed of the order.
       mixture_or_task_name: Mixture that the directory must contain, or a name for a list of caches; None for any.
-      rates: Task -> rate, or `mixing.Rates`, which reads the numbers of examples in the manifests; None for the rates
-        with which the mixture was cached.
+      rates: Task -> rate, or `mixing.Rates`, which reads the numbers of examples in the manifests, or `mixing.Stages`
+        of both; None for the rates with which the mixture was cached.
       task_feature_lengths: Lengths for which the caches must be written; None for any.
       pack: Whether the rows must be packed; None for either.
       verify_checksums: Whether to read every file before the first batch to find altered ones.
@@ -123,32 +120,43 @@ class CachedMixture:
         return CachedSource(**shared | {"cache_dir": directory, "mixture_or_task_name": task})
 
     def mixing_fractions(self) -> dict[str, float]:
-        """Returns task -> fraction of the examples.
+        """Returns task -> fraction of the examples, of the first stage if the rates change.
 
         Raises:
           UserError: the rates are missing or do not suit the tasks.
         """
-        if self.rates is None and self._stored is None:
+        return self._stages()[0][1]
+
+    def _stages(self) -> list[tuple[int, dict[str, float]]]:
+        """Returns the first step and the fractions of each stage; one stage if the rates do not change."""
+        if isinstance(self.rates, mixing.Stages):
+            return [(step, self._fractions(rates)) for step, rates in self.rates.in_order]
+        return [(0, self._fractions(self.rates))]
+
+    def _fractions(self, rates: mixing.MixingRates) -> dict[str, float]:
+        if rates is None and self._stored is None:
             raise UserError(
                 "RATES: missing. Give the rates of the caches, such as --gin.RATES=@mixing.Rates() for rates in "
                 "proportion to their numbers of examples."
             )
         tasks = self._stored.tasks if self._stored is not None else tuple(self.sources)
-        mixing.check_names(self.rates, tasks, self.name)
-        if isinstance(self.rates, mixing.Rates):
-            rates = {task: self.rates.rate(_examples(source)) for task, source in self.sources.items()}
+        mixing.check_names(rates, tasks, self.name)
+        if isinstance(rates, mixing.Rates):
+            by_task = {task: rates.rate(_examples(source)) for task, source in self.sources.items()}
         else:
-            given = self._stored.rates if self.rates is None else self.rates
-            rates = {task: given.get(task, 0.0) for task in self.sources}
-        return mixing.fractions(rates, self.name)
+            given = self._stored.rates if rates is None else rates
+            by_task = {task: given.get(task, 0.0) for task in self.sources}
+        return mixing.fractions(by_task, self.name)
 
     def describe(self) -> list[str]:
         """Returns a line for the mixture, one for its rates, and one for each cache."""
-        fractions, rows = self.mixing_fractions(), self._row_fractions()
+        (_, fractions), *others = self._stages()
+        rows = self._row_fractions(fractions)
         lines = [
             f"data: caches of {len(fractions)} tasks, split {self.split}, batches of {self.batch_size} rows, "
             f"seed {self.seed}",
             mixing.describe(fractions, self.name),
+            *(f"from step {step:,}: {mixing.describe(later, self.name)}" for step, later in others),
         ]
         for task, share in rows.items():
             source = self.sources[task]
@@ -225,11 +233,12 @@ class CachedMixture:
         """
         mine = batches.rows_of_process(self.batch_size, process_index, process_count)
         self.check(spec)
-        fractions = self._row_fractions()
-        readers = {task: RowReader(self.sources[task], spec) for task in fractions}
+        stages = self._stages()
+        tasks = list(dict.fromkeys(task for _, fractions in stages for task in fractions))
+        readers = {task: RowReader(self.sources[task], spec) for task in tasks}
         order = MixedOrder(
-            {task: self.sources[task].manifest.rows_of_passes for task in fractions},
-            fractions,
+            {task: self.sources[task].manifest.rows_of_passes for task in tasks},
+            [(step * self.batch_size, self._row_fractions(fractions)) for step, fractions in stages],
             shuffle=self.shuffle,
             seed=self.seed,
         )
@@ -240,15 +249,17 @@ class CachedMixture:
         return CachedIterator(
             read,
             identity={
-                "caches": {task: self.sources[task].manifest.fingerprint for task in fractions},
+                "caches": {task: self.sources[task].manifest.fingerprint for task in tasks},
                 **_identity(readers),
                 "rates": self.mixing_fractions(),
+                "stages": {str(step): fractions for step, fractions in stages[1:]} or None,
                 "batch_size": self.batch_size,
                 "shuffle": self.shuffle,
                 "seed": self.seed,
             },
             batches_without_repeating=order.rows // self.batch_size,
             threads=number_of_threads(self.threads, next(iter(self.sources.values())).cache_dir),
+            epochs=lambda batches: order.epochs(batches * self.batch_size),
         )
 
     def eval_batches(
@@ -269,63 +280,14 @@ class CachedMixture:
         in_turn = (batch for turn in itertools.zip_longest(*left) for batch in turn if batch is not None)
         yield from itertools.islice(in_turn, num_batches)
 
-    def _row_fractions(self) -> dict[str, float]:
+    def _row_fractions(self, fractions: Mapping[str, float]) -> dict[str, float]:
         """Returns task -> fraction of the rows that gives its fraction of the examples."""
         rates = {}
-        for task, fraction in self.mixing_fractions().items():
+        for task, fraction in fractions.items():
             shards = self.sources[task].manifest.shards
             rows, examples = sum(shard.rows for shard in shards), sum(shard.examples for shard in shards)
             rates[task] = fraction * rows / max(examples, 1)
         return mixing.fractions(rates, self.name)
-
-
-class MixedOrder:
-    """The order in which the rows of several caches are read, with random access.
-
-    Grain interleaves the tasks as evenly as their fractions allow, so every long section of the order has these
-    fractions. The rows of a task follow its own `RowOrder`.
-
-    Args:
-      rows_of_passes: Task -> number of rows of each pass.
-      fractions: Task -> fraction of the rows, positive.
-      shuffle: Whether to read the rows of a pass in random order.
-      seed: Seed of the random order.
-
-    Attributes:
-      rows: Number of positions until every row of every task has been read.
-    """
-
-    def __init__(
-        self,
-        rows_of_passes: Mapping[str, Sequence[int]],
-        fractions: Mapping[str, float],
-        *,
-        shuffle: bool,
-        seed: int,
-    ):
-        self._orders = {
-            task: RowOrder(rows, shuffle=shuffle, seed=_seed(seed, task)) for task, rows in rows_of_passes.items()
-        }
-        numbers = grain.MapDataset.range(sys.maxsize)
-        self._mixed = grain.MapDataset.mix(
-            [numbers.map(functools.partial(_with_name, task)) for task in self._orders],
-            [fractions[task] for task in self._orders],
-        )
-        self.rows = max(math.ceil(order.rows / fractions[task]) for task, order in self._orders.items())
-
-    def __getitem__(self, position: int) -> tuple[str, int]:
-        """Returns the task and the number of its row at a position, starting at 0."""
-        task, number = self._mixed[position]
-        return task, self._orders[task][number]
-
-
-def _with_name(task: str, number: int) -> tuple[str, int]:
-    return task, number
-
-
-def _seed(seed: int, task: str) -> int:
-    """Returns a seed for the rows of a task, so that tasks of equal size have different orders."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {task}".encode(), digest_size=4).digest())
 
 
 def _read_mixed(readers: Mapping[str, RowReader], rows: Sequence[tuple[str, int]]) -> dict[str, np.ndarray]:

@@ -79,6 +79,7 @@ class SeqIOSource:
 
     def __post_init__(self):
         mixing.task_names(self.rates)  # raises if a rate is invalid
+        mixing.refuse_stages(self.rates, f"{self.mixture_or_task_name}, which is read live,")
         if self.batch_size < 1:
             raise UserError(f"BATCH_SIZE={self.batch_size} is not a positive integer. Give the rows of a batch.")
         if self.continuous:
