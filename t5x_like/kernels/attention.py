@@ -13,12 +13,13 @@ from jaxtyping import Array, Float, Int
 
 from t5x_like import partitioning
 from t5x_like.axis_rules import ATTENTION_HEADS, HEADS
-from t5x_like.kernels import cudnn_attention, head_exchange, score_products
+from t5x_like.kernels import cudnn_attention, gathered_attention, head_exchange, score_products
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.fused_attention import backend as tpu
 from t5x_like.kernels.masks import MASK_VALUE, Mask
 from t5x_like.kernels.prefix_keys import Prefix
 from t5x_like.kernels.score_bias import DenseBias, ScoreBias
+from t5x_like.kernels.softmax import softmax
 
 # Queries of a block and blocks of a row in `_by_blocks`.
 _SMALLEST_BLOCK = 128
@@ -193,30 +194,6 @@ def _has_blocks(q: Array, k: Array, mask: Mask) -> bool:
     )
 
 
-@jax.custom_jvp
-def softmax(scores: Float[Array, "*rows kv_len"]) -> Float[Array, "*rows kv_len"]:
-    """Computes a softmax over the last dimension and saves only its result for the backward pass.
-
-    `jax.nn.softmax` also saves scores, exponentials and sums: 1 GB for T5 1.1 small on 8 rows of 512 tokens, a quarter
-    of all activations.
-
-    Args:
-      scores: unnormalized log-probabilities.
-
-    Returns:
-      Probabilities that sum to 1 along the last dimension.
-    """
-    exponentials = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    return exponentials / jnp.sum(exponentials, axis=-1, keepdims=True)
-
-
-@softmax.defjvp
-def _softmax_jvp(primals, tangents):
-    probabilities, tangent = softmax(*primals), tangents[0]
-    mean = jnp.sum(probabilities * tangent, axis=-1, keepdims=True)
-    return probabilities, probabilities * (tangent - mean)
-
-
 class Backend(Protocol):
     """A fused implementation of attention: a module with these names.
 
@@ -235,10 +212,12 @@ class Backend(Protocol):
         """Computes the attention, if it is supported; see `attention`."""
 
 
-BACKENDS: dict[str, Backend] = {"fused": tpu, "cudnn": cudnn_attention}
+BACKENDS: dict[str, Backend] = {"fused": tpu, "cudnn": cudnn_attention, "gathered": gathered_attention}
 
 # Platform -> the backends to ask, in this order. XLA's plain products compute what none of them supports.
-BACKENDS_OF_PLATFORM: dict[str, tuple[str, ...]] = {"tpu": ("fused",), "gpu": ("cudnn",)}
+BACKENDS_OF_PLATFORM: dict[str, tuple[str, ...]] = {"tpu": ("fused", "gathered"), "gpu": ("cudnn", "gathered")}
+# The backends to ask on other platforms, and without a bound partitioner.
+OTHER_BACKENDS = ("gathered",)
 
 # Names of the results of a fused kernel. A rematerialization policy that saves them does not repeat its forward pass.
 FUSED_OUTPUT, FUSED_LOG_SUM_EXP = "fused_attention_output", "fused_attention_log_sum_exp"
@@ -257,7 +236,7 @@ def backend_for(
     """Returns the name of the implementation for a mesh, a mask and a bias.
 
     The choice depends on the mesh and never on JAX's default backend, because a program may be compiled on a host
-    without the devices that it runs on. On TPUs and GPUs, it is logged.
+    without the devices that it runs on. On TPUs and GPUs, it is logged; on other devices, if the mask is sparse.
 
     `mesh` is the mesh that the program is compiled for, or None if no partitioner is bound; `attention` describes the
     other arguments, of which `q` and `k` may be shapes.
@@ -265,9 +244,11 @@ def backend_for(
     Returns:
       A key of `BACKENDS`, or `xla`.
     """
-    names = () if mesh is None else BACKENDS_OF_PLATFORM.get(mesh.devices.flat[0].platform, ())
+    platform = None if mesh is None else mesh.devices.flat[0].platform
+    names = BACKENDS_OF_PLATFORM.get(platform, OTHER_BACKENDS)
+    is_logged = platform in BACKENDS_OF_PLATFORM or not mask.conditions.isdisjoint(gathered_attention.SPARSE)
     partitioner = partitioning.bound_partitioner()
-    if not names or (partitioner is not None and partitioner.attention == "xla"):
+    if partitioner is not None and partitioner.attention == "xla":
         return "xla"
     (_, q_len, heads, head_dim), (kv_len, kv_heads) = q.shape, k.shape[1:3]
     problem = (
@@ -278,11 +259,17 @@ def backend_for(
         reason = _unsupported_shapes(q, k) or (None if prefix is None else "a prefix adds keys and values")
         reason = reason or BACKENDS[name].unsupported_reason(mesh, q, k, mask=mask, bias=bias, dropout=dropout)
         if reason is None:
-            _log_once(f"{problem}: {BACKENDS[name].TITLE}")
+            if is_logged:
+                _log_once(f"{problem}: {BACKENDS[name].TITLE}{_because(reasons)}")
             return name
         reasons.append(reason)
-    _log_once(f"{problem}: XLA, because {', and '.join(dict.fromkeys(reasons))}")
+    if is_logged:
+        _log_once(f"{problem}: XLA{_because(reasons)}")
     return "xla"
+
+
+def _because(reasons: list[str]) -> str:
+    return f", because {', and '.join(dict.fromkeys(reasons))}" if reasons else ""
 
 
 def _unsupported_shapes(q, k) -> str | None:

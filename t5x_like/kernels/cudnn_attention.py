@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
+from t5x_like.kernels import gathered_attention
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.head_exchange import heads_axis
 from t5x_like.kernels.masks import Mask
@@ -32,6 +33,9 @@ TITLE = "cuDNN flash attention"
 DTYPES = (jnp.bfloat16, jnp.float16)
 # Compute capability of Ampere, the first generation with flash attention in cuDNN.
 MIN_CAPABILITY = (8, 0)
+# Gathered keys are preferred where a query visits one of this many keys. Their scores are stored, so that each takes
+# longer than in a flash kernel.
+SKIPPED = 4
 # Largest heads whose backward pass cuDNN computes: 256 on Hopper, and 128 on all other generations.
 HOPPER, HOPPER_HEAD_DIM, HEAD_DIM = 9, 256, 128
 
@@ -70,6 +74,9 @@ def unsupported_reason(
         return "cuDNN would drop the same attention weights in every step"
     if mask.blocks is not None:
         return "its mask has lists of blocks, whose matrix differs per head and may count a key several times"
+    if mask.window is not None and not mask.causal and SKIPPED * gathered_attention.visited_keys(mask) <= lengths[1]:
+        if gathered_attention.unsupported_reason(mesh, q, k, mask=mask, bias=bias, dropout=dropout) is None:
+            return "it would compute the scores of keys outside of the window"
     if _Split.of(mask, *lengths).has_matrix and any(length % 2 for length in lengths):
         return f"its mask becomes a matrix, whose sides cuDNN requires to be even, not {lengths[0]} x {lengths[1]}"
     return None

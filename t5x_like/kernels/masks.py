@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Int
 MASK_VALUE = -1e10
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["keys"], meta_fields=["size"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["keys"], meta_fields=["size", "all_keys"])
 @dataclasses.dataclass(frozen=True)
 class BlockLists:
     """The blocks of keys that each block of queries sees (BigBird, Zaheer et al. 2020, section 2).
@@ -25,10 +25,12 @@ class BlockLists:
       keys: indices of blocks of keys; negative entries are none. A block that a list has n times counts n times in the
         softmax, as if its keys were repeated.
       size: number of positions of a block.
+      all_keys: blocks of queries that see all keys, whatever their lists are.
     """
 
     keys: Int[Array, "heads query_blocks listed"]
     size: int
+    all_keys: tuple[int, ...] = ()
 
     def counts(self, q_len: int, kv_len: int) -> Int[Array, "heads q_len kv_len"]:
         """Returns how often each query sees each key.
@@ -43,11 +45,17 @@ class BlockLists:
         Raises:
           ValueError: there are fewer lists than blocks of queries.
         """
-        if self.keys.shape[1] * self.size < q_len:
-            raise ValueError(f"{self.keys.shape[1]} lists of blocks of {self.size} do not cover {q_len} queries")
+        self.check(q_len)
         blocks = jnp.arange(-(-kv_len // self.size))
         counts = jnp.sum(self.keys[..., None] == blocks, axis=2, dtype=jnp.int32)
+        if self.all_keys:
+            counts = counts.at[:, list(self.all_keys)].set(1)
         return jnp.repeat(jnp.repeat(counts, self.size, axis=1), self.size, axis=2)[:, :q_len, :kv_len]
+
+    def check(self, q_len: int) -> None:
+        """Raises ValueError if there are fewer lists than blocks of queries."""
+        if self.keys.shape[1] * self.size < q_len:
+            raise ValueError(f"{self.keys.shape[1]} lists of blocks of {self.size} do not cover {q_len} queries")
 
 
 @functools.partial(
@@ -56,7 +64,7 @@ class BlockLists:
         *("query_segments", "key_segments", "key_valid", "prefix", "dense"),
         *("query_ranks", "key_ranks", "global_keys", "blocks"),
     ],
-    meta_fields=["causal", "window", "strict_ranks"],
+    meta_fields=["causal", "window", "strict_ranks", "max_global_keys"],
 )
 @dataclasses.dataclass(frozen=True)
 class Mask:
@@ -75,6 +83,7 @@ class Mask:
       key_ranks: rank of each key; required with `query_ranks`.
       strict_ranks: whether a query sees keys of lower ranks only.
       global_keys: True for keys that are visible regardless of `window` and `blocks`.
+      max_global_keys: how many keys of a row can be global; further ones are not. None for no limit.
       blocks: the blocks of keys that each block of queries sees.
     """
 
@@ -89,6 +98,7 @@ class Mask:
     key_ranks: Int[Array, "batch kv_len"] | None = None
     strict_ranks: bool = False
     global_keys: Bool[Array, "batch kv_len"] | None = None
+    max_global_keys: int | None = None
     blocks: BlockLists | None = None
 
     def __post_init__(self):
@@ -100,6 +110,8 @@ class Mask:
             raise ValueError("strict_ranks requires query_ranks and key_ranks")
         if self.global_keys is not None and self.window is None and self.blocks is None:
             raise ValueError("global_keys requires window or blocks: without them, all keys are global")
+        if self.max_global_keys is not None and self.global_keys is None:
+            raise ValueError(f"max_global_keys={self.max_global_keys} requires global_keys")
         if self.window is not None and self.window < 1:
             raise ValueError(
                 f"window={self.window} is not a positive integer. A window of 1 masks all keys but the query's own."
@@ -158,5 +170,13 @@ class Mask:
             conditions.append(listed)
         return functools.reduce(operator.and_, conditions) if conditions else None
 
+    @property
+    def limited_global_keys(self) -> Bool[Array, "batch kv_len"] | None:
+        """The global keys up to the limit of their number."""
+        if self.global_keys is None or self.max_global_keys is None:
+            return self.global_keys
+        return self.global_keys & (jnp.cumsum(self.global_keys, axis=1) <= self.max_global_keys)
+
     def _or_global(self, visible: Bool[Array, "rows q_len kv_len"]) -> Bool[Array, "rows q_len kv_len"]:
-        return visible if self.global_keys is None else visible | self.global_keys[:, None, :]
+        shared = self.limited_global_keys
+        return visible if shared is None else visible | shared[:, None, :]

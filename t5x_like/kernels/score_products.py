@@ -62,7 +62,7 @@ def averages(
     batch, kv_heads, group, q_len, kv_len = weights.shape
     if not _heads_first(group * q_len, v.shape[-1], platform):
         return jnp.einsum("bhgqk,bkhd->bqhgd", weights, v)
-    rows = _average(weights.reshape(batch, kv_heads, group * q_len, kv_len), v.swapaxes(1, 2))
+    rows = average(weights.reshape(batch, kv_heads, group * q_len, kv_len), v.swapaxes(1, 2))
     return rows.reshape(batch, kv_heads, group, q_len, -1).transpose(0, 3, 1, 2, 4)
 
 
@@ -107,21 +107,35 @@ def _heads_first(queries: int, size: int, platform: str | None) -> bool:
 
 
 @jax.custom_vjp
-def _average(weights: Array, v: Array) -> Array:
-    """Returns weights `[batch, heads, q, k]` times values `[batch, heads, k, kv]`."""
-    return lax.dot_general(weights, v, (((3,), (2,)), _BATCH))
+def average(weights: Float[Array, "*rows q k"], v: Float[Array, "*rows k kv"]) -> Float[Array, "*rows q kv"]:
+    """Averages the values of each row, with a gradient that transposes nothing of the size of the weights.
+
+    Args:
+      weights: attention weights in the dtype of the values.
+      v: values.
+
+    Returns:
+      Averages.
+    """
+    return _product(weights, v, (1, 0))
+
+
+def _product(x: Array, y: Array, contracted: tuple[int, int]) -> Array:
+    """Contracts one of the last two dimensions of `x`, 0 or 1, with one of `y`, for each row of both."""
+    rows = tuple(range(x.ndim - 2))
+    dims = tuple((len(rows) + dim,) for dim in contracted)
+    return lax.dot_general(x, y, (dims, (rows, rows)))
 
 
 def _average_forward(weights: Array, v: Array) -> tuple[Array, Any]:
-    return _average(weights, v), (weights, v)
+    return average(weights, v), (weights, v)
 
 
 def _average_backward(residuals: Any, dy: Array) -> tuple[Array, Array]:
     weights, v = residuals
-    dweights = lax.dot_general(dy, v, (((3,), (3,)), _BATCH))
+    dweights = _product(dy, v, (1, 1))
     # The transpose of weightsᵀ · dy, which JAX derives: it is as small as the values, the weights are not.
-    dv = lax.dot_general(dy, weights, (((2,), (2,)), _BATCH))
-    return dweights, dv.swapaxes(2, 3)
+    return dweights, jnp.swapaxes(_product(dy, weights, (0, 0)), -1, -2)
 
 
-_average.defvjp(_average_forward, _average_backward)
+average.defvjp(_average_forward, _average_backward)

@@ -189,7 +189,7 @@ SEGMENTS = jnp.repeat(jnp.array([[1, 2, 0]]), 100, axis=1).repeat(2, axis=0)
         (129, Mask(causal=True), None),
         (257, Mask(causal=True), None),
         (300, Mask(causal=True, query_segments=SEGMENTS, key_segments=SEGMENTS), None),
-        (1100, Mask(causal=True, window=70), None),
+        (1100, Mask(causal=True, window=700), None),
         (200, Mask(causal=True), RelativeBias(jnp.sin(jnp.arange(4.0)[:, None] * jnp.arange(399)))),
         (200, Mask(causal=True), DenseBias(jnp.cos(jnp.arange(200.0))[None, None, None].repeat(4, axis=1))),
     ],
@@ -303,11 +303,16 @@ def test_structured_masks_equal_dense_ones(seed):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-6 * max(1, np.abs(wanted).max()))
 
 
-@pytest.mark.parametrize("condition", ["ranks", "global_keys", "blocks"])
-def test_kernels_leave_new_conditions_to_the_reference(condition):
-    mask = {
-        "ranks": Mask(query_ranks=jnp.zeros((2, 128), int), key_ranks=jnp.zeros((2, 128), int)),
-        "global_keys": Mask(window=3, global_keys=jnp.zeros((2, 128), bool)),
-        "blocks": Mask(blocks=BlockLists(jnp.zeros((4, 2, 1), int), 64)),
-    }[condition]
-    assert backend_for(tpu_mesh(), *shapes(), mask=mask) == "xla"
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (Mask(query_ranks=jnp.zeros((2, 128), int), key_ranks=jnp.zeros((2, 128), int)), "xla"),
+        (Mask(window=3, global_keys=jnp.zeros((2, 128), bool)), "xla"),
+        (Mask(window=3, global_keys=jnp.zeros((2, 128), bool), max_global_keys=4), "gathered"),
+        (Mask(blocks=BlockLists(jnp.zeros((4, 2, 1), int), 64)), "gathered"),
+        (Mask(blocks=BlockLists(jnp.zeros((4, 2, 2), int), 64)), "xla"),
+    ],
+    ids=["ranks", "global keys", "limited global keys", "some blocks", "all blocks"],
+)
+def test_kernels_leave_other_conditions_to_xla(mask, expected):
+    assert backend_for(tpu_mesh(), *shapes(), mask=mask) == expected

@@ -192,6 +192,13 @@ def test_gpus_use_cudnn(options, mask):
         assert backend_for(mesh, *shapes(**options), mask=mask) == "xla"
 
 
+def test_long_rows_with_windows_are_gathered():
+    given = {"mask": Mask(window=65, key_valid=jnp.ones((2, 640), bool))}
+    assert backend_for(gpu_mesh("9.0"), *shapes(q_len=640, kv_len=640), **given) == "gathered"
+    assert backend_for(gpu_mesh("9.0"), *shapes(q_len=638, kv_len=638), **given) == "cudnn"
+    assert backend_for(gpu_mesh("9.0"), *shapes(q_len=640, kv_len=640), mask=Mask(causal=True, window=65)) == "cudnn"
+
+
 @pytest.mark.parametrize(
     ("options", "given", "reason"),
     [
@@ -203,7 +210,7 @@ def test_gpus_use_cudnn(options, mask):
         ({"q_len": 64}, {}, "few queries"),
         ({}, {"bias": RelativeBias(jnp.zeros((4, 255)))}, "cuDNN would round the bias to bfloat16"),
         ({}, {"bias": DenseBias(jnp.zeros((1, 4, 128, 128)))}, "cuDNN would round the bias to bfloat16"),
-        ({}, {"mask": Mask(blocks=BlockLists(jnp.zeros((4, 2, 1), int), 64))}, "its mask has lists of blocks"),
+        ({}, {"mask": Mask(blocks=BlockLists(jnp.zeros((4, 2, 2), int), 64))}, "its mask has lists of blocks"),
         ({}, {"dropout": Dropout(0.1)}, "cuDNN would drop the same attention weights in every step"),
         ({"kv_len": 129}, {"mask": Mask(key_valid=jnp.ones((2, 129), bool))}, "to be even, not 128 x 129"),
         ({}, {"sharded": {"sequence": 8}}, "positions are sharded"),
