@@ -19,7 +19,7 @@ from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 
-_NAMES = {
+NAMES = {
     # field of the configuration: key of config.json
     "vocab_size": "vocab_size",
     "embed_dim": "hidden_size",
@@ -79,11 +79,11 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> BertConfig:
     """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
     model_type = hf_config["model_type"]
     hf_config = fields.with_defaults(hf_config, _DEFAULTS, {"pad_token_id": _PADDING[model_type]})
-    found = fields.values(hf_config, _NAMES, BertConfig)
+    found = fields.values(hf_config, NAMES, BertConfig)
     fields.check_fixed(hf_config, _FIXED)
     activation = fields.choice(hf_config, "hidden_act", ACTIVATIONS)
     if "RobertaForMaskedLM" in fields.strings(hf_config, "architectures"):
-        _check_head(activation, f"hidden_act {hf_config['hidden_act']!r}")
+        check_head(activation, f"hidden_act {hf_config['hidden_act']!r}")
     padding = hf_config["pad_token_id"]
     offset = padding + 1 if model_type == "roberta" else 0
     return BertConfig(
@@ -114,7 +114,7 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
         )
     architecture = _architecture(model_type, heads)
     if architecture == "RobertaForMaskedLM":
-        _check_head(config.activations[0], f"activations {config.activations}")
+        check_head(config.activations[0], f"activations {config.activations}")
     return {
         "architectures": [architecture],
         "model_type": model_type,
@@ -123,7 +123,7 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
         "torch_dtype": "float32",
         **_FIXED,
         **special_tokens(config, _PADDING[model_type], _SPECIAL_TOKENS[model_type]),
-        **{key: getattr(config, field) for field, key in _NAMES.items()},
+        **{key: getattr(config, field) for field, key in NAMES.items()},
     }
 
 
@@ -160,7 +160,7 @@ def special_tokens(
     return tokens
 
 
-def _check_head(activation: str, source: str) -> None:
+def check_head(activation: str, source: str) -> None:
     """Checks that RoBERTa's masked-LM head uses exact GELU; `source` says where the activation was set."""
     if activation != "gelu_exact":
         raise UserError(
@@ -172,6 +172,18 @@ def _check_head(activation: str, source: str) -> None:
 def table(config: BertConfig) -> list[TensorMapping]:
     """Returns the mapping of every tensor of the model and of the heads."""
     model_type = _model_type(config)
+    return [
+        *encoder(model_type),
+        *(roberta_heads() if model_type == "roberta" else pretraining_heads(model_type)),
+    ]
+
+
+def encoder(model_type: str) -> list[TensorMapping]:
+    """Maps the embeddings and the layers.
+
+    Args:
+      model_type: `bert` or a model type with the same layers, such as `roberta`.
+    """
     embeddings, hf_layer, layer = (
         f"{model_type}.embeddings",
         f"{model_type}.encoder.layer.{{i}}",
@@ -186,7 +198,6 @@ def table(config: BertConfig) -> list[TensorMapping]:
         *dense(f"{layer}/mlp/wi", f"{hf_layer}.intermediate.dense"),
         *dense(f"{layer}/mlp/wo", f"{hf_layer}.output.dense"),
         *norm(f"{layer}/mlp_norm", f"{hf_layer}.output.LayerNorm"),
-        *(_roberta_heads() if model_type == "roberta" else pretraining_heads(model_type)),
     ]
 
 
@@ -221,7 +232,8 @@ def pretraining_heads(model_type: str) -> list[TensorMapping]:
     ]
 
 
-def _roberta_heads() -> list[TensorMapping]:
+def roberta_heads() -> list[TensorMapping]:
+    """Maps the masked-LM head of RoBERTa."""
     return [
         *dense(f"{MASKED_LM}/dense", "lm_head.dense"),
         *norm(f"{MASKED_LM}/norm", "lm_head.layer_norm"),

@@ -150,6 +150,22 @@ class MultiHeadAttention(nnx.Module):
         return KeyValueCache(key=jnp.swapaxes(key, 1, 2), value=jnp.swapaxes(value, 1, 2))
 
     def __call__(
+        self, x: Float[Array, "batch q_len embed"], *, dropout_key: jax.Array | None = None, **options
+    ) -> tuple[Float[Array, "batch q_len out_embed"], dict[str, Array]]:
+        """Computes attention from `x` to `source`, to `keys_values`, or to `x` itself if neither is given.
+
+        Args:
+          x: activations that the queries are computed from.
+          dropout_key: random key for dropout of weights and of adapters; None disables dropout.
+          **options: see `attend`.
+
+        Returns:
+          The output, and the captured arrays by name.
+        """
+        output, captured = self.attend(x, dropout_key=dropout_key, **options)
+        return self.out(output, dropout_key=dropout_key), captured
+
+    def attend(
         self,
         x: Float[Array, "batch q_len embed"],
         *,
@@ -163,8 +179,8 @@ class MultiHeadAttention(nnx.Module):
         dropout_key: jax.Array | None = None,
         capture: frozenset[str] = frozenset(),
         edits: LayerEdits = NO_EDITS,
-    ) -> tuple[Float[Array, "batch q_len out_embed"], dict[str, Array]]:
-        """Computes attention from `x` to `source`, to `keys_values`, or to `x` itself if neither is given.
+    ) -> tuple[Float[Array, "batch q_len heads kv"], dict[str, Array]]:
+        """Computes the averages of the values of each head, which the output projection reads; see `__call__`.
 
         Args:
           x: activations that the queries are computed from.
@@ -182,7 +198,7 @@ class MultiHeadAttention(nnx.Module):
           edits: edits of arrays in `CAPTURABLE`. Those of scores or probabilities select it as well.
 
         Returns:
-          The output, and the captured arrays by name.
+          The averages, and the captured arrays by name.
         """
         query = shard_activation(self._apply_rope(self.query(x, dropout_key=dropout_key), positions), "heads", "kv")
         if keys_values is None:
@@ -210,7 +226,7 @@ class MultiHeadAttention(nnx.Module):
         else:
             output = kernels.attention(query, key, value, **options)
         output = shard_activation(output.reshape(rows), "heads", "kv")
-        return self.out(output, dropout_key=dropout_key), {name: available[name] for name in capture}
+        return output, {name: available[name] for name in capture}
 
     def step(
         self,

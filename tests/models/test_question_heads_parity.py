@@ -37,6 +37,7 @@ _ENCODER = _SIZES | dict(
     hidden_size=15, intermediate_size=22, num_attention_heads=3, num_hidden_layers=2, max_position_embeddings=20
 )
 _ROBERTA = _ENCODER | {"type_vocab_size": 1, "pad_token_id": 1}
+_LONGFORMER = _ROBERTA | {"attention_window": 4}
 _DISTILBERT = _SIZES | dict(dim=15, hidden_dim=22, n_heads=3, n_layers=2, max_position_embeddings=20)
 _MOBILEBERT = _ENCODER | dict(
     embedding_size=7,
@@ -59,6 +60,7 @@ _LLAMA = _ENCODER | dict(hidden_size=16, num_attention_heads=4, num_key_value_he
 CASES = {
     "BertForQuestionAnswering": _ENCODER | {"type_vocab_size": 2},
     "RobertaForQuestionAnswering": _ROBERTA,
+    "LongformerForQuestionAnswering": _LONGFORMER,
     "DebertaForQuestionAnswering": _DEBERTA,
     "ElectraForQuestionAnswering": _ENCODER | {"embedding_size": 7},
     "DistilBertForQuestionAnswering": _DISTILBERT | {"qa_dropout": 0.3},
@@ -69,6 +71,7 @@ CASES = {
     "MistralForQuestionAnswering": _LLAMA | {"sliding_window": 5},
     "BertForMultipleChoice": _ENCODER | {"type_vocab_size": 2, "classifier_dropout": 0.3},
     "RobertaForMultipleChoice": _ROBERTA,
+    "LongformerForMultipleChoice": _LONGFORMER,
     "DistilBertForMultipleChoice": _DISTILBERT,
     "MobileBertForQuestionAnswering": _MOBILEBERT,
     "MobileBertForMultipleChoice": _MOBILEBERT | {"classifier_activation": True, "classifier_dropout": 0.2},
@@ -133,6 +136,9 @@ def make_batch(objective, reference, name):
     shape = (ROWS, CHOICES, LENGTH) if has_choices else (ROWS, LENGTH)
     valid = np.broadcast_to(np.arange(LENGTH) < (LENGTHS[:, None, None] if has_choices else LENGTHS[:, None]), shape)
     inputs = rng.integers(3, VOCABULARY, shape)
+    if hf_config.model_type == "longformer":  # of which transformers requires three separators per row
+        inputs[..., 1:3] = hf_config.sep_token_id
+        inputs[np.arange(ROWS), ..., LENGTHS - 1] = hf_config.sep_token_id
     types = rng.integers(0, getattr(hf_config, "type_vocab_size", 1) or 1, shape) * valid
     arrays, counts = {"targets": LABELS if has_choices else SPANS}, {}
     for index in range(CHOICES) if has_choices else [None]:
