@@ -24,6 +24,7 @@ from t5x_like.interop import (
     adapter_hub,
     generation,
     json_files,
+    long_rows,
     peft,
     t5x,
     tensorflow_checkpoints,
@@ -33,6 +34,7 @@ from t5x_like.interop import (
 from t5x_like.interop.adapter_files import LoralibSettings
 from t5x_like.models import networks, special_tokens
 from t5x_like.models.base import ModelConfig
+from t5x_like.models.longformer import LongformerConfig
 from t5x_like.models.networks import MODEL
 from t5x_like.objectives.heads import HeadForm
 from t5x_like.objectives.sequence_regression import SequenceRegression
@@ -63,6 +65,7 @@ def convert(
     base_path: str | None = None,
     lora_alpha: float | None = None,
     lora_pattern: str = LoralibSettings.pattern,
+    long: int | None = None,
     allow_nonfinite: bool = False,
 ) -> str:
     """Converts weights of other libraries to a run directory, or a run to a Hugging Face directory.
@@ -105,6 +108,8 @@ def convert(
       lora_alpha: α of the updates in a file of microsoft/LoRA, which does not have it.
       lora_pattern: Regular expression of the names of the projections that have an update in a file of microsoft/LoRA,
         where one matrix has several projections (`enable_lora`).
+      long: Makes a Longformer with this number of positions of a RoBERTa: its positions are repeated, and the projections
+        of global tokens are copies of the others. A Longformer gets these copies anew, as after its pretraining.
       allow_nonfinite: Whether to convert weights with infinite values or NaN, which are an error otherwise.
 
     Returns:
@@ -123,7 +128,7 @@ def convert(
     # ---- Tensors: from any of the formats ----------------------------------------------------------------------------
     is_run = False
     if weight_files.is_huggingface(checkpoint_path):
-        model, leaves, described = _read_huggingface(checkpoint_path, model, heads)
+        model, leaves, described = _read_huggingface(checkpoint_path, model, heads, long)
     elif weight_files.is_adapter(checkpoint_path):
         settings = LoralibSettings(lora_alpha, lora_pattern)
         model, leaves, described = _read_adapters(checkpoint_path, base_path, heads, settings)
@@ -138,7 +143,10 @@ def convert(
             _check_finite(leaves, checkpoint_path, allow_nonfinite)
             return _write_adapters(model, leaves, checkpoint_path, base_path, output_path)
         model, leaves = interop.merge_adapters(model, leaves)
+        model, leaves = (model, leaves) if long is None else long_rows.lengthen(model, leaves, long)
         leaves = _exportable(leaves, model)
+    if long is not None and not isinstance(model, LongformerConfig):
+        raise UserError(f"LONG={long}: {given} is neither a Hugging Face directory nor a run. Convert it first.")
     if network not in (None, MODEL) and not is_run:
         raise UserError(f"NETWORK={network!r}: {given} is not a run. Convert all of it to a run, and give the run.")
     leaves = interop.fold_norms(model, leaves) if fold_norms else leaves
@@ -171,7 +179,9 @@ def convert(
     return output_path
 
 
-def _read_huggingface(path: str, model: ModelConfig | None, heads: str) -> tuple[ModelConfig, dict[str, Any], str]:
+def _read_huggingface(
+    path: str, model: ModelConfig | None, heads: str, long: int | None
+) -> tuple[ModelConfig, dict[str, Any], str]:
     """Returns the model of a Hugging Face directory, its tensors, and the configuration of its run."""
     stored = interop.config_from_huggingface(path)
     leaves = _select(interop.read(path, model or stored), heads)
@@ -180,6 +190,8 @@ def _read_huggingface(path: str, model: ModelConfig | None, heads: str) -> tuple
         config, vocab_size=stored.vocab_size, special_tokens=config.special_tokens or stored.special_tokens
     )
     _log_class(path, config, leaves)
+    if long is not None:
+        config, leaves = long_rows.lengthen(config, leaves, long)
     return config, leaves, describe(config, interop.task_head(path) if heads == "all" else None)
 
 

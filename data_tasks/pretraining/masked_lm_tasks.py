@@ -75,3 +75,8 @@ add_masked_lm_task(
     examples=full_sentences,
     masking=RobertaMasking(),
 )
+# Long documents for Longformer: pieces of one document each, with RoBERTa's masks.
+add_masked_lm_task("python_docs_long_documents", *_PYTHON_DOCS, masking=RobertaMasking())
+add_masked_lm_task(
+    "text_files_long_documents", *text_files.declare("text_files_long_documents"), masking=RobertaMasking()
+)

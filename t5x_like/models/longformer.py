@@ -193,7 +193,8 @@ class LongformerAttention(MultiHeadAttention):
     def __init__(self, config: LongformerConfig, *, key: jax.Array):
         local_key, *global_keys = jax.random.split(key, 4)
         super().__init__(key=local_key, scale=config.head_dim**-0.5, **bert.attention_options(config))
-        for name, axis, own_key in zip(("query", "key", "value"), ("heads", "kv_heads", "kv_heads"), global_keys):
+        axes = {"query": "heads", "key": "kv_heads", "value": "kv_heads"}
+        for (name, axis), own_key in zip(axes.items(), global_keys, strict=True):
             projection = Projection(
                 (config.embed_dim,),
                 (config.num_heads, config.head_dim),
@@ -242,7 +243,7 @@ class Longformer(Bert):
     make_attention = staticmethod(LongformerAttention)
 
     def attention_inputs(self, batch: Batch) -> dict[str, Any]:
-        """Returns the mask and the queries of the global tokens, which all layers share; see `Bert.attention_inputs`."""
+        """Returns what all layers share: the mask, and the queries of global tokens; see `Bert.attention_inputs`."""
         config = self.config
         mask = dataclasses.replace(super().attention_inputs(batch)["mask"], window=config.window + 1)
         tokens, given = batch["encoder_input_tokens"], batch.get(GLOBAL_TOKENS)

@@ -98,6 +98,36 @@ def linear(peak: float, *, total_steps: int, warmup_steps: Warmup = 0, floor: fl
 
 
 @recorded
+def polynomial(
+    peak: float, *, total_steps: int, power: float, warmup_steps: Warmup = 0, floor: float = 0.0
+) -> Schedule:
+    """Creates a schedule that rises linearly to `peak`, then falls as a power of the remaining steps.
+
+    Longformer's pretraining has power 3 (Beltagy et al., 2020, appendix C).
+
+    Args:
+      peak: The maximum learning rate.
+      total_steps: The step from which the learning rate is `floor`.
+      power: The power; 1 is `linear`.
+      warmup_steps: Number of steps over which the learning rate rises from 0, or a fraction of `total_steps`.
+      floor: The final and minimum learning rate.
+
+    Returns:
+      The schedule.
+
+    Raises:
+      UserError: An argument is negative, `floor` exceeds `peak`, or the warmup lasts until `total_steps`.
+    """
+    warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
+    _check(peak, floor)
+    _check_span(warmup_steps, total_steps)
+    if power <= 0:
+        raise UserError(f"power={power} of the schedule is not positive. Give 1 for a linear decay, or 3.")
+    decay = optax.polynomial_schedule(peak, floor, power, total_steps - warmup_steps)
+    return _bounded(_after_warmup(decay, peak, warmup_steps), floor)
+
+
+@recorded
 def cosine(peak: float, *, total_steps: int, warmup_steps: Warmup = 0, floor: float = 0.0) -> Schedule:
     """Creates a schedule that rises linearly to `peak`, then falls to `floor` along half a cosine.
 

@@ -177,6 +177,17 @@ RUNS = {
         ["models/deberta_v3/base.gin", "runs/finetune_deberta.gin"],
         [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
+    "longformer": ("train", ["models/longformer/base.gin", "runs/longformer.gin"], TASK),
+    "finetune_longformer": (
+        "train",
+        ["models/longformer/base.gin", "runs/finetune_longformer.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
+    "finetune_longformer_squad": (
+        "train",
+        ["models/longformer/base.gin", "runs/finetune_longformer_squad.gin"],
+        [*TASK, ("TRAIN_STEPS", "2000"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "spanbert": ("train", ["models/spanbert/base.gin", "runs/spanbert.gin"], TASK),
     "roberta": ("train", ["models/roberta/base.gin", "runs/roberta.gin"], TASK),
     "mobilebert": ("train", ["models/mobilebert/base.gin", "runs/mobilebert.gin"], TASK),

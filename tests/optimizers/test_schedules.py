@@ -46,6 +46,13 @@ def test_linear_values():
     assert at(schedule, 0, 1, 2, 7, 12, 50) == approx(0.1, 0.5, 1.0, 0.55, 0.1, 0.1)
 
 
+def test_polynomial_values():
+    schedule = schedules.polynomial(1.0, total_steps=12, power=3, warmup_steps=2, floor=0.1)
+    assert at(schedule, 0, 1, 2, 7, 12, 50) == approx(0.1, 0.5, 1.0, 0.1 + 0.9 * 0.5**3, 0.1, 0.1)
+    with pytest.raises(UserError, match="power=0 of the schedule is not positive"):
+        schedules.polynomial(1.0, total_steps=12, power=0)
+
+
 def test_cosine_values():
     schedule = schedules.cosine(1.0, total_steps=12, warmup_steps=4, floor=0.2)
     assert at(schedule, 1, 4, 8, 12, 99) == approx(0.25, 1.0, 0.6, 0.2, 0.2)
