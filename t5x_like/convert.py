@@ -108,8 +108,8 @@ def convert(
       lora_alpha: α of the updates in a file of microsoft/LoRA, which does not have it.
       lora_pattern: Regular expression of the names of the projections that have an update in a file of microsoft/LoRA,
         where one matrix has several projections (`enable_lora`).
-      long: Makes a Longformer with this number of positions of a RoBERTa: its positions are repeated, and the projections
-        of global tokens are copies of the others. A Longformer gets these copies anew, as after its pretraining.
+      long: Makes a Longformer with this number of positions of a RoBERTa: positions are repeated, and projections of
+        global tokens are copies of the others. A Longformer gets new copies, as after its pretraining.
       allow_nonfinite: Whether to convert weights with infinite values or NaN, which are an error otherwise.
 
     Returns:

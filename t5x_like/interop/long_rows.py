@@ -21,8 +21,8 @@ def lengthen(
 ) -> tuple[LongformerConfig, dict[str, np.ndarray]]:
     """Returns a Longformer that starts from a RoBERTa, or from a Longformer after its pretraining.
 
-    Rows of the position table are repeated until there are enough. The projections of global tokens become copies of the
-    projections of all tokens, also in a Longformer, whose pretraining does not train them.
+    Rows of the position table are repeated until there are enough. The projections of global tokens become copies of
+    the projections of all tokens, also in a Longformer, whose pretraining does not train them.
 
     Args:
       config: configuration of the model.

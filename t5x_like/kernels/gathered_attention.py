@@ -193,9 +193,7 @@ class _Gather:
         self.queries = np.array([block for block in range(self.number) if block not in self.all_keys])
         self.global_positions = self.has_global = None
         if mask.global_keys is not None:
-            given = mask.limited_global_keys
-            order = jnp.argsort(~given, axis=1, stable=True)[:, : mask.max_global_keys]
-            self.global_positions, self.has_global = order, jnp.take_along_axis(given, order, axis=1)
+            self.global_positions, self.has_global = mask.global_positions
 
     def positions_of(self, blocks: int | np.ndarray) -> np.ndarray:
         """Returns the positions of blocks, as the last dimension."""

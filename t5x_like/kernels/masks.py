@@ -177,6 +177,13 @@ class Mask:
             return self.global_keys
         return self.global_keys & (jnp.cumsum(self.global_keys, axis=1) <= self.max_global_keys)
 
+    @property
+    def global_positions(self) -> tuple[Int[Array, "batch global"], Bool[Array, "batch global"]]:
+        """Positions of the global keys, whose number is limited, and which of them there are."""
+        given = self.limited_global_keys
+        positions = jnp.argsort(~given, axis=1, stable=True)[:, : self.max_global_keys]
+        return positions, jnp.take_along_axis(given, positions, axis=1)
+
     def _or_global(self, visible: Bool[Array, "rows q_len kv_len"]) -> Bool[Array, "rows q_len kv_len"]:
         shared = self.limited_global_keys
         return visible if shared is None else visible | shared[:, None, :]

@@ -155,9 +155,8 @@ class GlobalQueries:
     @classmethod
     def of(cls, mask: Mask) -> "GlobalQueries":
         """Returns the queries of the global keys of a mask, whose number is limited."""
-        given = mask.limited_global_keys
-        positions = jnp.argsort(~given, axis=1, stable=True)[:, : mask.max_global_keys]
-        selection = jax.nn.one_hot(positions, given.shape[1]) * given[:, None]
+        positions, is_given = mask.global_positions
+        selection = jax.nn.one_hot(positions, mask.global_keys.shape[1]) * is_given[:, :, None]
         segments = mask.query_segments
         if segments is not None:
             segments = jnp.take_along_axis(segments, positions, axis=1)

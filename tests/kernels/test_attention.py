@@ -308,7 +308,7 @@ def test_structured_masks_equal_dense_ones(seed):
     [
         (Mask(query_ranks=jnp.zeros((2, 128), int), key_ranks=jnp.zeros((2, 128), int)), "xla"),
         (Mask(window=3, global_keys=jnp.zeros((2, 128), bool)), "xla"),
-        (Mask(window=3, global_keys=jnp.zeros((2, 128), bool), max_global_keys=4), "gathered"),
+        (Mask(window=3, global_keys=jnp.zeros((2, 128), bool), max_global_keys=4), "fused"),
         (Mask(blocks=BlockLists(jnp.zeros((4, 2, 1), int), 64)), "gathered"),
         (Mask(blocks=BlockLists(jnp.zeros((4, 2, 2), int), 64)), "xla"),
     ],

@@ -12,7 +12,7 @@ from t5x_like import partitioning
 from t5x_like.kernels.attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.dropout import dropout as apply_dropout
-from t5x_like.kernels.fused_attention import blocks
+from t5x_like.kernels.fused_attention import blocks, global_keys
 from t5x_like.kernels.fused_attention.backward import backward
 from t5x_like.kernels.fused_attention.forward import forward
 from t5x_like.kernels.fused_attention.geometry import Geometry
@@ -45,7 +45,7 @@ def fused_attention(
       q: queries.
       k: keys.
       v: values.
-      mask: the keys that each query may attend to, without `dense`.
+      mask: the keys that each query may attend to; see `backend.MASKS`.
       bias: bias of the scores, with `diagonals`.
       scale: factor of the scores.
       dropout: dropout of the attention weights; see `backend.unsupported_reason` for what is supported.
@@ -61,7 +61,7 @@ def fused_attention(
         window=mask.window,
         scale=scale,
         dropout_rate=0.0,
-        sizes=sizes or blocks.sizes(partitioning.bound_mesh()),
+        sizes=blocks.within(sizes or blocks.sizes(partitioning.bound_mesh()), mask.window),
         interpret=interpret,
     )
     seeds = None
@@ -82,7 +82,7 @@ def fused_attention(
         prefix=None if mask.prefix is None else mask.prefix.astype(jnp.int32),
         seeds=seeds,
     )
-    return _attention(inputs, static)
+    return _attention(inputs if mask.global_keys is None else global_keys.add(inputs, mask), static)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +167,12 @@ def _forward(inputs, static: Static):
         operands, geometry = _operands(inputs, layout, static)
         options = {"vmem_bytes": static.sizes.vmem_bytes, "interpret": static.interpret}
         output, lse = forward(operands, geometry, **options)
-        return _separated(output, inputs.q.shape), lse[..., : geometry.q_len]
+        output, lse = _separated(output, inputs.q.shape), lse[..., : geometry.q_len]
+        return (
+            (output, lse)
+            if inputs.global_k is None
+            else global_keys.merge(inputs, output, lse, operands.seeds, geometry)
+        )
 
     output, lse = layout.map(local, (layout.inputs,), (layout.heads, layout.statistics))(inputs)
     output, lse = checkpoint_name(output, FUSED_OUTPUT), checkpoint_name(lse, FUSED_LOG_SUM_EXP)
@@ -186,15 +191,18 @@ def _backward(static: Static, residuals, gradient):
         statistics = (pad(x, 3, g.padded_q) for x in (lse, delta))
         options = {"vmem_bytes": static.sizes.vmem_bytes, "interpret": static.interpret}
         dq, dk, dv, dbias = backward(operands, *statistics, _joined(gradient, g.padded_q), g, **options)
-        dk, dv = (_separated(x, inputs.k.shape) for x in (dk, dv))
+        dq, dk, dv = (_separated(x, y.shape) for x, y in ((dq, inputs.q), (dk, inputs.k), (dv, inputs.v)))
         if dbias is not None:
             dbias = layout.sum_over_rows(_relative_values(jnp.sum(dbias, axis=(0, 2)), g))
-        return _separated(dq, inputs.q.shape), dk, dv, dbias
+        if inputs.global_k is None:
+            return Inputs(dq, dk, dv, dbias)
+        more, *of_global = global_keys.gradients(inputs, lse, delta, gradient, operands.seeds, g)
+        return Inputs(dq + more, dk, dv, dbias, None, None, None, None, *of_global)
 
     specs = layout.inputs
     arguments = (specs, layout.heads, layout.statistics, layout.heads)
-    gradients = layout.map(local, arguments, specs[:4])(inputs, output, lse, gradient)
-    return (Inputs(*gradients),)
+    others = dict.fromkeys(("query_segments", "key_segments", "prefix", "seeds", "global_segments", "global_positions"))
+    return (layout.map(local, arguments, specs._replace(**others))(inputs, output, lse, gradient),)
 
 
 def _saved(inputs: Inputs) -> Inputs:

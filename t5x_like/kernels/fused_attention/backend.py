@@ -10,7 +10,7 @@ from t5x_like.kernels.score_bias import ScoreBias
 TITLE = "fused kernel"
 
 # The conditions of a mask that the kernel reads.
-MASKS = frozenset({"causal", "window", "segments", "key_valid", "prefix"})
+MASKS = frozenset({"causal", "window", "segments", "key_valid", "prefix", "global_keys"})
 
 
 def unsupported_reason(
@@ -31,6 +31,10 @@ def unsupported_reason(
         return f"the size of its heads, {head_dim}, is not a multiple of 16"
     if others := mask.conditions - MASKS:
         return f"the kernel does not read these conditions of the mask: {', '.join(sorted(others))}"
+    if mask.global_keys is not None and (mask.max_global_keys is None or mask.causal or bias is not None):
+        return "its global keys are not limited in number, or its mask is causal, or it has a bias"
+    if mask.global_keys is not None and dropout.rate and dropout.broadcast_dims:
+        return "dropout shares its decisions, with global keys"
     if bias is not None and bias.diagonals is None:
         return "the bias depends on more than the distance"
     if dropout.rate and dropout.broadcast_dims and not set(dropout.broadcast_dims) & {-2, 3}:

@@ -44,12 +44,8 @@ def backward(
     g = geometry
     per_chunk = g.q_blocks // g.q_chunks
 
-    def at(b, h, c, j, i):
-        i = c * per_chunk + i
-        if g.skips:
-            first, last = g.q_range(j)
-            i = jnp.clip(i, jnp.maximum(first, c * per_chunk), jnp.minimum(last, (c + 1) * per_chunk - 1))
-        return b, h, i, j
+    def at(b, h, c, j, visit):
+        return b, h, g.q_block(j, c, visit)[0], j
 
     blocks = Blocks(g, at)
     specs = blocks.inputs(operands)
@@ -57,13 +53,13 @@ def backward(
     chunk = per_chunk * g.block_q
     kv_dtype = operands.k.dtype if g.q_chunks == 1 else jnp.float32
     kv_shape = jax.ShapeDtypeStruct((g.q_chunks, *operands.k.shape), kv_dtype)
-    kv_spec = pl.BlockSpec((1, 1, kv_features, g.block_k), lambda b, h, c, j, i: (c, b, h, j))
+    kv_spec = pl.BlockSpec((1, 1, kv_features, g.block_k), lambda b, h, c, j, visit: (c, b, h, j))
     out_shape = [jax.ShapeDtypeStruct(operands.q.shape, operands.q.dtype), kv_shape, kv_shape]
-    out_specs = [pl.BlockSpec((1, features, chunk), lambda b, h, c, j, i: (b, h, c)), kv_spec, kv_spec]
+    out_specs = [pl.BlockSpec((1, features, chunk), lambda b, h, c, j, visit: (b, h, c)), kv_spec, kv_spec]
     if g.biased:
         relative = g.padded_q + g.padded_k
         out_shape.append(jax.ShapeDtypeStruct((g.batch, g.heads, 1, relative), jnp.float32))
-        out_specs.append(pl.BlockSpec((1, g.step_heads, 1, relative), lambda b, h, c, j, i: (b, h, 0, 0)))
+        out_specs.append(pl.BlockSpec((1, g.step_heads, 1, relative), lambda b, h, c, j, visit: (b, h, 0, 0)))
 
     def kernel(*refs):
         given = iter(refs)
@@ -72,7 +68,7 @@ def backward(
 
     dq, dk, dv, *dbias = pl.pallas_call(
         kernel,
-        grid=(g.batch, g.head_steps, g.q_chunks, g.k_blocks, per_chunk),
+        grid=(g.batch, g.head_steps, g.q_chunks, g.k_blocks, g.q_visits),
         in_specs=[
             *(spec for spec in specs if spec is not None), blocks.statistics, blocks.statistics, blocks.q
         ],
@@ -100,26 +96,28 @@ def _kernel(inputs, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv_ref, *r
     g = geometry
     (dbias_ref, *scratch) = rest if g.biased else (None, *rest)
     dq_sum, dk_sum, dv_sum = scratch
-    row, head_step, c, j, local = (pl.program_id(axis) for axis in range(5))
-    i = c * (g.q_blocks // g.q_chunks) + local
-    positions = pl.ds(pl.multiple_of(local * g.block_q, g.block_q), g.block_q)
+    row, head_step, c, j, visit = (pl.program_id(axis) for axis in range(5))
+    last_block, last_visit = pl.num_programs(3) - 1, pl.num_programs(4) - 1
+    per_chunk = g.q_blocks // g.q_chunks
+    i, is_computed = g.q_block(j, c, visit)
+    local = i - c * per_chunk
 
-    @pl.when(local == 0)
+    @pl.when(visit == 0)
     def _():
         dk_sum[...] = jnp.zeros_like(dk_sum)
         dv_sum[...] = jnp.zeros_like(dv_sum)
 
-    @pl.when(j == 0)
+    @pl.when((j == 0) & (visit == 0))
     def _():
-        dq_sum[local] = jnp.zeros(dq_sum.shape[1:], jnp.float32)
+        dq_sum[...] = jnp.zeros_like(dq_sum)
 
     if g.biased:
 
-        @pl.when((c == 0) & (j == 0) & (local == 0))
+        @pl.when((c == 0) & (j == 0) & (visit == 0))
         def _():
             dbias_ref[...] = jnp.zeros_like(dbias_ref)
 
-    @pl.when(g.is_computed(i, j))
+    @pl.when(is_computed)
     def _():
         scores = Scores(inputs, g, row, head_step, i, j)
         for head in range(g.step_heads):
@@ -140,11 +138,14 @@ def _kernel(inputs, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv_ref, *r
             dk_sum[kv_features, :] += tiles.dot_nt(query, dscores)
             dq_sum[local, features, :] += tiles.dot(key, dscores)
 
-    @pl.when(local == pl.num_programs(4) - 1)
+    @pl.when(visit == last_visit)
     def _():
         dk_ref[0, 0] = (dk_sum[...] * g.scale).astype(dk_ref.dtype)
         dv_ref[0, 0] = (dv_sum[...] / (1.0 - g.dropout_rate)).astype(dv_ref.dtype)
 
-    @pl.when(j == pl.num_programs(3) - 1)
+    @pl.when((j == last_block) & (visit == last_visit))
     def _():
-        dq_ref[0, :, positions] = (dq_sum[local] * g.scale).astype(dq_ref.dtype)
+        @pl.loop(0, per_chunk)
+        def _(block):
+            positions = pl.ds(pl.multiple_of(block * g.block_q, g.block_q), g.block_q)
+            dq_ref[0, :, positions] = (dq_sum[block] * g.scale).astype(dq_ref.dtype)

@@ -55,6 +55,12 @@ def block_size(length: int, largest: int) -> int:
     return pl.cdiv(pl.cdiv(length, pl.cdiv(length, largest)), LANES) * LANES
 
 
+def within(sizes: Sizes, window: int | None) -> Sizes:
+    """Returns sizes whose blocks are at most as large as a window, since larger ones have more keys outside of it."""
+    largest = sizes.block_q + sizes.block_k if window is None else max(window // LANES, 1) * LANES
+    return dataclasses.replace(sizes, block_q=min(sizes.block_q, largest), block_k=min(sizes.block_k, largest))
+
+
 def q_chunks(geometry: Geometry, itemsize: int, sizes: Sizes) -> int:
     """Returns the number of chunks of queries whose gradients fit into the memory of the core.
 

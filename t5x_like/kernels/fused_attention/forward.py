@@ -29,11 +29,8 @@ def forward(
     """
     g = geometry
 
-    def at(b, h, i, j):
-        if g.skips:  # a block that is not computed is not read either
-            first, last = g.k_range(i)
-            j = jnp.clip(j, first, last)
-        return b, h, i, j
+    def at(b, h, i, visit):
+        return b, h, i, g.k_block(i, visit)[0]  # a block that is not computed is not read either
 
     blocks = Blocks(g, at)
     specs = blocks.inputs(operands)
@@ -46,7 +43,7 @@ def forward(
 
     return pl.pallas_call(
         kernel,
-        grid=(g.batch, g.head_steps, g.q_blocks, g.k_blocks),
+        grid=(g.batch, g.head_steps, g.q_blocks, g.k_visits),
         in_specs=[spec for spec in specs if spec is not None],
         out_specs=[blocks.q, blocks.statistics],
         out_shape=[jax.ShapeDtypeStruct(operands.q.shape, operands.q.dtype), statistics],
@@ -68,16 +65,17 @@ def _kernel(inputs, out_ref, lse_ref, sums_ref, max_ref, total_ref, *, geometry:
     """Adds a block of keys to the averages of a block of queries."""
     g = geometry
     # Read here, because the interpreter does not know them within conditional code.
-    row, head_step, i, j = (pl.program_id(axis) for axis in range(4))
+    row, head_step, i, visit = (pl.program_id(axis) for axis in range(4))
     last = pl.num_programs(3) - 1
+    j, is_computed = g.k_block(i, visit)
 
-    @pl.when(j == 0)
+    @pl.when(visit == 0)
     def _():
         sums_ref[...] = jnp.zeros_like(sums_ref)
         max_ref[...] = jnp.full_like(max_ref, MASK_VALUE)
         total_ref[...] = jnp.zeros_like(total_ref)
 
-    @pl.when(g.is_computed(i, j))
+    @pl.when(is_computed)
     def _():
         scores = Scores(inputs, g, row, head_step, i, j)
         for head in range(g.step_heads):
@@ -92,7 +90,7 @@ def _kernel(inputs, out_ref, lse_ref, sums_ref, max_ref, total_ref, *, geometry:
             product = tiles.dot(value, scores.dropped(head, weights).astype(value.dtype))
             sums_ref[head] = shrink * sums_ref[head] + product
 
-    @pl.when(j == last)
+    @pl.when(visit == last)
     def _():
         for head in range(g.step_heads):
             total, largest = total_ref[head], max_ref[head]

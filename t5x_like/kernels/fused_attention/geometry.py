@@ -116,10 +116,30 @@ class Geometry:
         """Returns the first and the last block of queries that see block `j` of the keys."""
         return _reach(j, self.block_k, self.block_q, self.q_blocks, self._after, self._before)
 
-    def is_computed(self, i, j):
-        """Returns whether block `i` of the queries may see block `j` of the keys."""
+    @property
+    def k_visits(self) -> int:
+        """Largest number of blocks of keys that a block of queries sees."""
+        return max(1, max(last - first + 1 for first, last in map(self.k_range, range(self.q_blocks))))
+
+    @property
+    def q_visits(self) -> int:
+        """Largest number of blocks of queries of a chunk that see a block of keys."""
+        most = max(last - first + 1 for first, last in map(self.q_range, range(self.k_blocks)))
+        return max(1, min(most, self.q_blocks // self.q_chunks))
+
+    def k_block(self, i, visit):
+        """Returns the block of keys that block `i` of the queries visits, and whether it sees this block."""
         first, last = self.k_range(i)
-        return (first <= j) & (j <= last)
+        return jnp.minimum(first + visit, last), first + visit <= last
+
+    def q_block(self, j, chunk, visit):
+        """Returns the block of queries of a chunk that block `j` of the keys visits, and whether it sees the keys."""
+        size = self.q_blocks // self.q_chunks
+        first, last = self.q_range(j)
+        first, last = jnp.maximum(first, chunk * size), jnp.minimum(last, (chunk + 1) * size - 1)
+        # Without a visible block in the chunk, any of its blocks is read.
+        block = jnp.clip(first + visit, chunk * size, jnp.maximum(last, chunk * size))
+        return block, first + visit <= last
 
     @property
     def pairs(self) -> int:

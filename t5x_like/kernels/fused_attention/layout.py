@@ -43,7 +43,8 @@ class Layout:
         else:
             partitioner = None
         by_heads, by_rows = P(rows, None, heads, None), P(rows, None)
-        specs = Inputs(by_heads, by_heads, by_heads, P(heads, None), by_rows, by_rows, by_rows, P())
+        keys = (by_heads, by_heads, by_rows, by_rows)
+        specs = Inputs(by_heads, by_heads, by_heads, P(heads, None), by_rows, by_rows, by_rows, P(), *keys)
         given = Inputs(*(None if x is None else spec for x, spec in zip(inputs, specs, strict=True)))
         return cls(partitioner, given, by_heads, P(rows, heads, None, None), inputs.q.shape[2])
 

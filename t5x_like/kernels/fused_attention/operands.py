@@ -27,6 +27,10 @@ class Inputs(NamedTuple):
       key_segments: segments of the keys, `NO_SEGMENT` for keys that are not valid.
       prefix: 1 for keys that are visible regardless of `causal`.
       seeds: two words of random bits for dropout.
+      global_k: keys that queries see outside of their window.
+      global_v: values of these keys.
+      global_segments: their segments, `NO_SEGMENT` for none.
+      global_positions: their positions.
     """
 
     q: Float[Array, "batch q_len heads kv"]
@@ -37,6 +41,10 @@ class Inputs(NamedTuple):
     key_segments: Int[Array, "batch kv_len"] | None = None
     prefix: Int[Array, "batch kv_len"] | None = None
     seeds: Int[Array, " 2"] | None = None
+    global_k: Float[Array, "batch global kv_heads kv"] | None = None
+    global_v: Float[Array, "batch global kv_heads kv"] | None = None
+    global_segments: Int[Array, "batch global"] | None = None
+    global_positions: Int[Array, "batch global"] | None = None
 
 
 class Operands(NamedTuple):

@@ -27,7 +27,7 @@ TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7}  # relative to the largest elem
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An attention problem; `segments`, `valid` and `prefix` are random."""
+    """An attention problem; `segments`, `valid` and `prefix` are random, and so are `shared` global keys."""
 
     q_len: int
     kv_len: int
@@ -40,6 +40,7 @@ class Case:
     valid: bool = False
     prefix: bool = False
     bias: bool = False
+    shared: int = 0
     scale: float = 0.25
     dtype: str = "float32"
     sizes: Sizes = BLOCKS
@@ -51,6 +52,7 @@ class Case:
         keys = queries if self.q_len == self.kv_len else keys
         keys[:, :3] = queries[:, :1] = 1  # every query sees a key
         keys[:, -3:] = 3
+        rows = np.broadcast_to(np.arange(self.kv_len), keys.shape)
         return Mask(
             causal=self.causal,
             window=self.window,
@@ -58,6 +60,8 @@ class Case:
             key_segments=jnp.asarray(keys) if self.segments else None,
             key_valid=jnp.asarray(rng.random((self.batch, self.kv_len)) < 0.8) if self.valid else None,
             prefix=jnp.asarray(rng.random((self.batch, self.kv_len)) < 0.2) if self.prefix else None,
+            global_keys=jnp.asarray(rng.permuted(rows < self.shared, axis=1)) if self.shared else None,
+            max_global_keys=self.shared + 1 if self.shared else None,
         )
 
     def arrays(self):
@@ -109,6 +113,9 @@ CASES = {
     "two-sided window": Case(260, 260, window=40, heads=1, kv_heads=1, head_dim=128, sizes=Sizes(256, 128, MIB)),
     "prefix and invalid keys": Case(140, 140, causal=True, prefix=True, valid=True, head_dim=96),
     "small heads": Case(100, 100, heads=4, kv_heads=4, head_dim=16, bias=True, sizes=Sizes(256, 128, MIB)),
+    "window and global keys": Case(300, 300, heads=4, window=40, shared=5, valid=True),
+    "packed window and global keys": Case(390, 390, heads=3, kv_heads=3, window=130, shared=2, segments=True),
+    "window and global keys in bfloat16": Case(256, 256, window=60, shared=9, dtype="bfloat16"),
     "bfloat16": Case(128, 256, heads=4, head_dim=128, valid=True, bias=True, dtype="bfloat16"),
 }
 
@@ -162,6 +169,30 @@ def test_dropout_of_each_weight_equals_reference_with_the_same_decisions():
     assert_equal(found, case.reference(dropout=Kept(0.3), dropout_key=key))
 
 
+def test_dropout_of_global_keys_equals_reference_with_the_same_decisions():
+    case, rate, key = Case(200, 200, heads=4, window=30, shared=6), 0.3, jax.random.key(7)
+    given = case.mask().global_keys
+
+    @dataclasses.dataclass(frozen=True)
+    class KeptWithGlobal:
+        """Dropout of the reference, in which global keys outside of a window have numbers after the other keys."""
+
+        rate: float
+        broadcast_dims: tuple[int, ...] = ()
+
+        def __call__(self, weights, key):
+            seeds = jax.lax.bitcast_convert_type(jax.random.bits(key, (2,)), jnp.int32)
+            queries, keys = jnp.arange(200)[None], jnp.arange(200)[:, None]
+            ranks = 256 + jnp.cumsum(given, axis=1)[:, None, None, :, None] - 1
+            numbers = jnp.where(jnp.abs(queries - keys) < case.window, keys, ranks)
+            heads = jnp.arange(np.prod(weights.shape[:3])).reshape(*weights.shape[:3], 1, 1)
+            decisions = tiles.keep((seeds[0], seeds[1]), heads, queries, numbers, self.rate)
+            return jnp.where(jnp.swapaxes(decisions, 3, 4), weights / (1.0 - self.rate), 0.0)
+
+    found = case.fused(dropout=Dropout(rate), dropout_key=key)
+    assert_equal(found, case.reference(dropout=KeptWithGlobal(rate), dropout_key=key))
+
+
 def test_causal_mask_hides_padding_from_queries_after_the_last_key():
     case = Case(300, 140, causal=True)
     assert_equal(case.fused(), case.reference())
@@ -203,9 +234,11 @@ def test_queries_without_visible_keys():
     assert not causal[0][:, 5].any() and not causal[1][:, 5].any() and causal[0][:, 6].any()
 
 
+@pytest.mark.parametrize("is_global", [False, True])
 @pytest.mark.parametrize("sequence", [1, 2])  # 2: positions are sharded outside of attention, and heads within it
-def test_sharded_rows_and_heads_give_the_same_results(sequence):
-    case = Case(128, 128, heads=8, kv_heads=4, causal=True, segments=True, bias=True, batch=4)
+def test_sharded_rows_and_heads_give_the_same_results(sequence, is_global):
+    mask = {"window": 30, "shared": 4} if is_global else {"causal": True, "bias": True}
+    case = Case(128, 128, heads=8, kv_heads=4, segments=True, batch=4, **mask)
     options = {"dropout": Dropout(0.1), "dropout_key": jax.random.key(0)}
     expected = case.fused(**options)
     ici = {"data": 2 // sequence, "fsdp": 2, "sequence": sequence, "tensor": 2}

@@ -32,12 +32,23 @@ def test_exactly_the_blocks_with_visible_pairs_are_computed(causal, window, leng
     visible = Mask(causal=causal, window=window).materialize(*lengths)
     visible = np.ones((1, 1, *lengths), bool) if visible is None else np.asarray(visible)
     tiles = visible[0, 0].reshape(geometry.q_blocks, 128, geometry.k_blocks, 256).any(axis=(1, 3))
-    grid = list(itertools.product(range(geometry.q_blocks), range(geometry.k_blocks)))
-    assert [bool(geometry.is_computed(i, j)) for i, j in grid] == [tiles[i, j] for i, j in grid]
-    assert geometry.pairs == tiles.sum()
-    for j in range(geometry.k_blocks):
-        first, last = geometry.q_range(j)
-        np.testing.assert_array_equal(np.flatnonzero(tiles[:, j]), np.arange(first, last + 1))
+    expected = [(int(i), int(j)) for i, j in np.argwhere(tiles)]
+    assert geometry.pairs == len(expected)
+    visits = itertools.product(range(geometry.q_blocks), range(geometry.k_visits))
+    blocks = [(i, *geometry.k_block(i, visit)) for i, visit in visits]
+    assert [(i, int(j)) for i, j, is_computed in blocks if is_computed] == expected
+    assert all(0 <= j < geometry.k_blocks for _, j, _ in blocks)
+    for chunks in (1, geometry.q_blocks):
+        geometry = dataclasses.replace(geometry, q_chunks=chunks)
+        visits = itertools.product(range(chunks), range(geometry.k_blocks), range(geometry.q_visits))
+        blocks = [(j, c, *geometry.q_block(j, c, visit)) for c, j, visit in visits]
+        assert sorted((int(i), j) for j, _, i, is_computed in blocks if is_computed) == expected
+        assert all(i * chunks // geometry.q_blocks == c for _, c, i, _ in blocks)
+
+
+def test_steps_of_a_window_grow_with_the_length():
+    short, long = (dataclasses.replace(GEOMETRY, causal=False, window=129, q_len=n, kv_len=n) for n in (1024, 8192))
+    assert (short.k_visits, short.q_visits) == (long.k_visits, long.q_visits) == (2, 4)
 
 
 def test_prefix_disables_skipping_of_later_keys():
