@@ -18,6 +18,7 @@ LEARNING_RATE, WEIGHT_DECAY = 1e-4, 0.01
 OURS, OURS_XLA = "t5x_like", "t5x_like, XLA attention"
 EAGER, COMPILED = "transformers", "transformers, compiled"
 HEAD_DIM = 64
+WINDOW = 256  # tokens that a token of Longformer sees on each side
 LORA_RANK, LORA_ALPHA = 8, 16
 SECONDS_OF_A_MEASUREMENT = 1800
 
@@ -27,7 +28,7 @@ class Sizes:
     """Sizes of a model and of its batch.
 
     Attributes:
-      family: `t5`, `bert`, `gpt` or `llama`.
+      family: `t5`, `bert`, `longformer`, `gpt` or `llama`.
       rows: Rows of a batch.
       inputs: Tokens of a row.
       targets: Tokens of T5's targets, or masked tokens of BERT.
@@ -147,6 +148,7 @@ def _our_model(sizes: Sizes) -> tuple[Any, Any]:
     from t5x_like.models.bert import BertConfig
     from t5x_like.models.gpt import GPTConfig
     from t5x_like.models.llama import LlamaConfig
+    from t5x_like.models.longformer import LongformerConfig
     from t5x_like.models.t5 import T5Config
     from t5x_like.objectives.causal_lm import CausalLM
     from t5x_like.objectives.masked_lm import MaskedLM
@@ -165,6 +167,8 @@ def _our_model(sizes: Sizes) -> tuple[Any, Any]:
     shared |= {"num_layers": sizes.layers, "max_length": sizes.inputs, "attention_dropout_rate": 0.0}
     if sizes.family == "llama":
         return LlamaConfig(**shared, num_kv_heads=sizes.kv_heads, tied_embeddings=True), CausalLM()
+    if sizes.family == "longformer":
+        return LongformerConfig(**shared, window=WINDOW), MaskedLM()
     return (GPTConfig(**shared), CausalLM()) if sizes.family == "gpt" else (BertConfig(**shared), MaskedLM())
 
 
@@ -260,11 +264,14 @@ def _their_model(sizes: Sizes) -> tuple[Any, dict[str, Any]]:
             pad_token_id=0, bos_token_id=1, eos_token_id=1,
         )  # fmt: skip
         return transformers.LlamaForCausalLM(llama), {"input_ids": inputs, "labels": inputs}
-    bert = transformers.BertConfig(
-        **shared, hidden_act="gelu_new", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    )
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     masked = torch.arange(sizes.inputs) < sizes.targets
-    return transformers.BertForMaskedLM(bert), {"input_ids": inputs, "labels": inputs.where(masked, -100)}
+    batch = {"input_ids": inputs, "labels": inputs.where(masked, -100)}
+    if sizes.family == "longformer":
+        shared |= {"max_position_embeddings": sizes.inputs + 2, "type_vocab_size": 1, "attention_window": 2 * WINDOW}
+        return transformers.LongformerForMaskedLM(transformers.LongformerConfig(**shared, **dropout)), batch
+    bert = transformers.BertConfig(**shared, hidden_act="gelu_new", **dropout)
+    return transformers.BertForMaskedLM(bert), batch
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------

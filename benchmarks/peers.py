@@ -1,19 +1,19 @@
-"""Compares the training step of three models on CPU with transformers, eager and compiled.
+"""Compares the training step of four models on CPU with transformers, eager and compiled.
 
 python benchmarks/peers.py
 python benchmarks/peers.py --write docs/performance.md
 python benchmarks/peers.py --levanter ENVIRONMENT/bin/python
 
-The models have equal sizes, float32, no dropout, and AdamW: T5 1.1 small, a decoder like GPT-2, and an encoder like
-BERT. Each library runs alone, in a new process with the memory of the machine to itself. The libraries take turns for
-several rounds, so that slow phases of the machine affect all of them. Compilation and warm-up are not part of the
-time; compiled programs are kept between the rounds. Levanter is compared where an environment of its own has it
+The models have equal sizes, float32, no dropout, and AdamW: T5 1.1 small, a decoder like GPT-2, and encoders like BERT
+and Longformer. Each library runs alone, in a new process with the memory of the machine to itself. The libraries take
+turns for several rounds, so that slow phases of the machine affect all of them. Compilation and warm-up are not part of
+the time; compiled programs are kept between the rounds. Levanter is compared where an environment of its own has it
 (`levanter_step.py`), and only for the decoder. The floor is the time of the model's FLOPs at the rate of the
 step's matrix products, each measured alone by both libraries in every round; the shortest time counts.
 
-Random tokens fill all rows. BERT predicts 77 of 512 tokens; transformers computes the logits of all of them.
-`--write` replaces the table of this machine in a page, or adds it. With `LD_PRELOAD=libtcmalloc_minimal.so.4`, all
-libraries allocate memory with tcmalloc, and the table is a separate one. The full comparison takes 20 to 40 minutes on
+Random tokens fill all rows. BERT predicts 77 of 512 tokens, Longformer 615 of 4,096; transformers computes the logits
+of all of them. `--write` replaces the table of this machine in a page, or adds it. With
+`LD_PRELOAD=libtcmalloc_minimal.so.4`, all libraries allocate memory with tcmalloc, and the table is a separate one. The full comparison takes 20 to 40 minutes on
 2 cores, `--sizes tiny` less than two.
 """
 
@@ -36,11 +36,12 @@ from levanter_step import LEVANTER, make_levanter
 from peer_steps import COMPILED, EAGER, OURS, Script, Sizes, Step, make_ours, make_theirs
 
 LIBRARIES = (OURS, EAGER, COMPILED)
-NAMES = {"t5": "T5 1.1 small", "gpt": "like GPT-2", "bert": "like BERT"}
+NAMES = {"t5": "T5 1.1 small", "gpt": "like GPT-2", "bert": "like BERT", "longformer": "like Longformer"}
 MODELS = {
     "t5": Sizes("t5", 8, 512, 114, 512, 1024, 6, 6, 8, 32128),
     "gpt": Sizes("gpt", 8, 512, 0, 512, 2048, 8, 8, 6, 50257),
     "bert": Sizes("bert", 8, 512, 77, 512, 2048, 8, 8, 6, 30522),
+    "longformer": Sizes("longformer", 1, 4096, 615, 512, 2048, 8, 8, 6, 50265),
 }
 MAKERS: dict[str, Callable[[Sizes], Step]] = {
     OURS: lambda sizes: make_ours(sizes, attention="auto"),
