@@ -13,8 +13,8 @@ step's matrix products, each measured alone by both libraries in every round; th
 
 Random tokens fill all rows. BERT predicts 77 of 512 tokens, Longformer 615 of 4,096; transformers computes the logits
 of all of them. `--write` replaces the table of this machine in a page, or adds it. With
-`LD_PRELOAD=libtcmalloc_minimal.so.4`, all libraries allocate memory with tcmalloc, and the table is a separate one. The full comparison takes 20 to 40 minutes on
-2 cores, `--sizes tiny` less than two.
+`LD_PRELOAD=libtcmalloc_minimal.so.4`, all libraries allocate memory with tcmalloc, and the table is a separate one. The
+full comparison takes 20 to 40 minutes on 2 cores, `--sizes tiny` less than two.
 """
 
 import argparse
