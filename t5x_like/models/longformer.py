@@ -15,7 +15,6 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_like.adapters import prompt
 from t5x_like.kernels import attention as kernels
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers.attention import MultiHeadAttention
@@ -249,7 +248,6 @@ class Longformer(Bert):
         if given is None and config.global_tokens is None:
             return {"mask": mask}
         positions = batch.get("encoder_positions", jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
-        positions = positions - prompt.length(config)
         chosen = config.global_tokens.choose(tokens, positions) if given is None else given != 0
         chosen &= mask.key_valid if mask.query_segments is None else mask.query_segments != 0
         mask = dataclasses.replace(mask, global_keys=chosen, max_global_keys=config.max_global_tokens)
