@@ -34,6 +34,7 @@ from data_tasks.pretraining import (
     sentence_tasks,
     unilm,
     word_characters_tasks,
+    xlnet_tasks,
 )
 
 __all__ = [
@@ -70,4 +71,5 @@ __all__ = [
     "unilm",
     "wnli_simple",
     "word_characters_tasks",
+    "xlnet_tasks",
 ]

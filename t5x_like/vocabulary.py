@@ -20,7 +20,7 @@ TASKS = {
     "byte_bpe": "text_files_causal_lm, text_files_causal_lm_byte_bpe",
     "bytes": "text_files_span_corruption, text_files_causal_lm",
     "albert": "text_files_sentence_order, text_files_masked_lm",
-    "xlnet": "text_files_masked_lm, text_files_causal_lm",
+    "xlnet": "text_files_xlnet, text_files_masked_lm, text_files_causal_lm",
     "bigbird": "text_files_masked_lm",
     "mt5": "text_files_span_corruption",
 }

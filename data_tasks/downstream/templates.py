@@ -3,6 +3,7 @@
 | vocabulary | one text | two texts | token types |
 |---|---|---|---|
 | BERT, DistilBERT, ELECTRA, ALBERT | `[CLS] a [SEP]` | `[CLS] a [SEP] b [SEP]` | 1 for `b [SEP]` |
+| XLNet | `a <sep> <cls>` | `a <sep> b <sep> <cls>` | 1 for `b <sep>`, 2 for `<cls>` |
 | RoBERTa, BART | `<s> a </s>` | `<s> a </s></s> b </s>` | 0 |
 | T5, ByT5, vocabularies with EOS only | `a </s>` | `a </s> b </s>` | 0 |
 | Llama, Mistral | `<s> a` | `<s> a <s> b` | 0 |
@@ -54,12 +55,14 @@ class Template:
       separator: ids between two texts.
       suffix: ids after the last text.
       second_type: token type of the second text and of the suffix after it; all other tokens have type 0.
+      last_type: token type of the last token of the suffix; None for the type of the other suffix.
     """
 
     prefix: tuple[int, ...] = ()
     separator: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
     second_type: int = 0
+    last_type: int | None = None
 
     def special_tokens(self, *, pair: bool) -> int:
         """Returns the number of special tokens around one text, or around two."""
@@ -80,7 +83,8 @@ class Template:
         """
         text = text[: self.budget(length, pair=False)]
         inputs = tf.concat([self.prefix, text, self.suffix], axis=0)
-        return Filled(inputs, tf.zeros_like(inputs), tf.constant(len(self.prefix)), tf.size(inputs))
+        types = self._with_last(tf.zeros_like(inputs))
+        return Filled(inputs, types, tf.constant(len(self.prefix)), tf.size(inputs))
 
     def pair(
         self, first: tf.Tensor, second: tf.Tensor, length: int, truncation: Truncation = "longest_first"
@@ -108,8 +112,11 @@ class Template:
             kept_first, kept_second = longest_first(*sizes, budget)
         head = tf.concat([self.prefix, first[:kept_first], self.separator], axis=0)
         tail = tf.concat([second[:kept_second], self.suffix], axis=0)
-        types = tf.concat([tf.zeros_like(head), tf.fill(tf.shape(tail), self.second_type)], axis=0)
+        types = self._with_last(tf.concat([tf.zeros_like(head), tf.fill(tf.shape(tail), self.second_type)], axis=0))
         return Filled(tf.concat([head, tail], axis=0), types, tf.constant(len(self.prefix)), tf.size(head))
+
+    def _with_last(self, types: tf.Tensor) -> tf.Tensor:
+        return types if self.last_type is None else tf.concat([types[:-1], [self.last_type]], axis=0)
 
     def budget(self, length: int, *, pair: bool) -> int:
         """Returns the number of tokens that texts may have.

@@ -56,12 +56,13 @@ def add_sentences_task(
     *,
     steps: Sequence[Preprocessor],
     features: Sequence[str] = (),
+    outputs: Callable[[seqio.Vocabulary], Mapping[str, seqio.Feature]] = output_features,
     split: Callable[[], sentences.Split] = lambda: sentences.split_prose,
     text_feature: str = "text",
 ) -> seqio.Task:
     """Registers a task whose examples are made from documents that are divided into sentences.
 
-    The output features are `inputs`, `targets`, `masked_positions` and `features`. What the steps draw differs in every
+    The output features are `outputs` and `features`. What the steps draw differs in every
     epoch.
 
     Args:
@@ -70,6 +71,7 @@ def add_sentences_task(
       vocabulary: see `special_tokens.special_tokens` for its requirements.
       steps: make examples from documents in the format of `sentences`, such as `sentence_pairs` and `masked`.
       features: further features that the steps make.
+      outputs: returns the output features, given the vocabulary. Default: those of masked LM.
       split: returns the function that splits a document into sentences, `sentences.split_lines` or `split_prose`. It is
         called when the data is read.
       text_feature: the feature of the source that holds the text.
@@ -90,7 +92,7 @@ def add_sentences_task(
             seqio.CacheDatasetPlaceholder(),
             *steps,
         ],
-        output_features=output_features(vocabulary)
+        output_features=outputs(vocabulary)
         | {feature: seqio.Feature(vocabularies.PASS_THROUGH, add_eos=False) for feature in features},
     )
 

@@ -18,6 +18,7 @@ from data_tasks.vocabularies.hugging_face_sentencepiece import (
     AlbertVocabulary,
     DebertaV2Vocabulary,
     HuggingFaceSentencePieceVocabulary,
+    XLNetVocabulary,
     sentencepiece_pieces,
 )
 from data_tasks.vocabularies.text_rules import UNCHANGED
@@ -155,6 +156,15 @@ def _albert(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
     return AlbertVocabulary(files.path("spiece.model"), text_rules.albert(lower_case, keep_accents=accents))
 
 
+def _xlnet(files: TokenizerFiles) -> XLNetVocabulary:
+    lower_case, accents = files.config.get("do_lower_case", False), files.config.get("keep_accents", False)
+    name = "spiece.model"
+    try:
+        return XLNetVocabulary(files.path(name), text_rules.albert(lower_case, keep_accents=accents))
+    except (RuntimeError, message.DecodeError) as error:
+        raise files.error(name, None, f"not a SentencePiece model ({error}). Download the file again") from error
+
+
 def _deberta_v2(files: TokenizerFiles) -> DebertaV2Vocabulary:
     for key in ("do_lower_case", "split_by_punct"):
         if files.config.get(key, False):
@@ -258,6 +268,7 @@ _BUILDERS: dict[str, Callable[[TokenizerFiles], Vocabulary]] = {
     "ByT5Tokenizer": _bytes,
     "LlamaTokenizer": _llama,
     "AlbertTokenizer": _albert,
+    "XLNetTokenizer": _xlnet,
     "DebertaTokenizer": _byte_bpe(_DEBERTA_TOKENS),
     "DebertaV2Tokenizer": _deberta_v2,
     GENERIC_CLASS: _generic,

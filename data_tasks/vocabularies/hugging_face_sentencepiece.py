@@ -12,9 +12,12 @@ from sentencepiece import sentencepiece_model_pb2
 from data_tasks.vocabularies.base import SentencePieceModel, SentencePieceVocabulary, with_sentinels
 from data_tasks.vocabularies.sentinels import SentinelVocabulary
 from data_tasks.vocabularies.text_rules import UNCHANGED, TextRules
+from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from data_tasks.downstream.templates import Template
 
 
 class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
@@ -126,6 +129,59 @@ class AlbertVocabulary(HuggingFaceSentencePieceVocabulary):
         if not isinstance(ids, tf.RaggedTensor):
             return tf.gather(table, ids).flat_values
         return ids.with_flat_values(tf.gather(table, ids.flat_values)).merge_dims(-2, -1)
+
+
+class XLNetVocabulary(AlbertVocabulary):
+    """XLNet's SentencePiece model, whose first pieces are <unk>, <s>, </s>, <cls>, <sep>, <pad>, <mask>, <eod>, <eop>.
+
+    Text is prepared as by `AlbertVocabulary`. Texts are followed by their special tokens.
+
+    Args:
+      model: path of the model.
+      rules: what is changed in a text before the model encodes it.
+
+    Raises:
+      UserError: the model does not have one of the special pieces.
+    """
+
+    def __init__(self, model: str, rules: TextRules):
+        super().__init__(model, rules)
+        pieces = sentencepiece_pieces(model, None)
+        names = {role: f"<{role}>" for role in ("cls", "sep", "pad", "mask", "eod")}
+        ids = {role: pieces.PieceToId(name) for role, name in names.items()}
+        if missing := [name for role, name in names.items() if pieces.IdToPiece(ids[role]) != name]:
+            raise UserError(
+                f"{model} has no piece {', '.join(missing)}. Give a model of XLNet, which `t5x_like vocabulary "
+                "--kind=xlnet` trains."
+            )
+        self._special_ids |= ids
+
+    @property
+    def cls_id(self) -> int:
+        """The id of the last token of an example."""
+        return self._special_ids["cls"]
+
+    @property
+    def sep_id(self) -> int:
+        """The id of the token after each segment."""
+        return self._special_ids["sep"]
+
+    @property
+    def mask_id(self) -> int:
+        """The id of <mask>, which XLNet's pretraining does not use."""
+        return self._special_ids["mask"]
+
+    @property
+    def eod_id(self) -> int:
+        """The id of the token after a document."""
+        return self._special_ids["eod"]
+
+    @property
+    def template(self) -> Template:
+        """The template `a <sep> b <sep> <cls>`; see `downstream.templates.template_of`."""
+        from data_tasks.downstream.templates import Template
+
+        return Template((), (self.sep_id,), (self.sep_id, self.cls_id), second_type=1, last_type=2)
 
 
 class DebertaV2Vocabulary(HuggingFaceSentencePieceVocabulary):

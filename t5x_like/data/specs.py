@@ -103,6 +103,25 @@ MASKED_LM_WITH_TYPES = dataclasses.replace(
 )
 """Masked LM of two segments, distinguished by `token_types`."""
 
+PERMUTATION_LM = FeatureSpec(
+    features=(
+        ModelFeature("encoder_input_tokens", "inputs", "tokens"),
+        ModelFeature("encoder_segment_ids", "inputs", "segment_ids"),
+        ModelFeature("token_types", "token_types", "tokens"),
+        ModelFeature("encoder_ranks", "ranks", "tokens"),
+        ModelFeature("is_target", "is_target", "tokens"),
+        ModelFeature("reversed", "reversed", "tokens"),
+    ),
+    packable=True,
+    aligned_features=tuple(
+        TaskFeature(name, aligned_with="inputs") for name in ("token_types", "ranks", "is_target", "reversed")
+    ),
+)
+"""An encoder reads `inputs`, in which a token sees its own rank and lower `ranks`, and predicts where `is_target` is 1.
+
+`reversed` is 1 for the tokens of reversed text.
+"""
+
 SENTENCE_PAIRS = FeatureSpec(
     features=(
         *MASKED_LM_WITH_TYPES.features,
@@ -272,13 +291,14 @@ SPECS = {
     "PREFIX_LM": PREFIX_LM,
     "PROMPTED": PROMPTED,
     "MASKED_LM": MASKED_LM,
+    "PERMUTATION_LM": PERMUTATION_LM,
     "SENTENCE_PAIRS": SENTENCE_PAIRS,
     "SEQUENCE_CLASSIFICATION": SEQUENCE_CLASSIFICATION,
     "SEQUENCE_REGRESSION": SEQUENCE_REGRESSION,
     "SPAN_EXTRACTION": SPAN_EXTRACTION,
     "TOKEN_CLASSIFICATION": TOKEN_CLASSIFICATION,
 }
-_BY_TASK = (SENTENCE_PAIRS, MASKED_LM, ENCODER_DECODER, CAUSAL_LM)
+_BY_TASK = (PERMUTATION_LM, SENTENCE_PAIRS, MASKED_LM, ENCODER_DECODER, CAUSAL_LM)
 
 
 def get_spec(name: str) -> FeatureSpec:

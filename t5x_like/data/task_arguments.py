@@ -21,6 +21,12 @@ OF_FILES = {
 }
 """The arguments of tasks that read any files of text -> the attribute of `SeqIOSource` that sets them."""
 
+ROW_LENGTH = "row_length"
+"""The argument with the length of a row of continuous data, for tasks whose documents are made of such rows.
+
+The source sets it from its lengths, since tasks get no lengths of continuous data.
+"""
+
 _DECLARED: dict[str, "Arguments"] = {}
 
 

@@ -21,7 +21,7 @@ from t5x_like.objectives.heads import HeadForm
 MODEL, OBJECTIVE = "model/", "objective/"
 NO_MATCH = re.compile(r"(?!)")
 
-Layout = Literal["same", "linear", "conv1d", "flat", "reversed"]
+Layout = Literal["same", "linear", "conv1d", "flat", "reversed", "outputs_first"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,10 @@ class TensorMapping:
       hf_name: name of the Hugging Face tensor; `{i}` stands for the index of the layer.
       layout: layout of the Hugging Face tensor: `same` as the parameter; `linear` (`[outputs, inputs]`, as in
         `torch.nn.Linear`); `conv1d` (`[inputs, outputs]`, as in GPT-2); `flat` (one dimension, as the bias of several
-        heads); `reversed` (the dimensions in reverse order, as in `torch.nn.Conv1d`).
-      input_dims: number of leading dimensions of the parameter that are inputs, for `linear` and `conv1d`.
+        heads); `reversed` (the dimensions in reverse order, as in `torch.nn.Conv1d`); `outputs_first` (all dimensions
+        of outputs, then those of inputs, as in XLNet).
+      input_dims: number of leading dimensions of the parameter that are inputs, for `linear`, `conv1d` and
+        `outputs_first`.
       part: (k, n): the parameter is the k-th of n equal parts of the Hugging Face tensor along its outputs.
       groups: number of equal groups of the outputs, such as heads, each of which has the n parts one after another.
     """
@@ -59,11 +61,15 @@ class TensorMapping:
             return (inputs, outputs)
         if self.layout == "reversed":
             return tuple(reversed(shape))
+        if self.layout == "outputs_first":
+            return (*shape[self.input_dims :], *shape[: self.input_dims])
         return (math.prod(shape) * self.part[1],) if self.layout == "flat" else tuple(shape)
 
     def from_hf(self, tensor: Float[np.ndarray, "..."], shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
         """Converts a Hugging Face tensor to the parameter, of the given shape."""
         index, parts = self.part
+        if self.layout == "outputs_first":
+            return np.moveaxis(tensor, range(tensor.ndim - self.input_dims, tensor.ndim), range(self.input_dims))
         tensor = tensor.T if self.layout in ("linear", "reversed") else tensor
         if self.groups > 1:
             return tensor.reshape(*tensor.shape[:-1], self.groups, parts, -1)[..., index, :].reshape(shape)
@@ -74,6 +80,10 @@ class TensorMapping:
         if self.layout in ("linear", "conv1d"):
             parameter = parameter.reshape(math.prod(parameter.shape[: self.input_dims]), -1)
             return parameter.T if self.layout == "linear" else parameter
+        if self.layout == "outputs_first":
+            return np.moveaxis(
+                parameter, range(self.input_dims), range(parameter.ndim - self.input_dims, parameter.ndim)
+            )
         if self.layout == "reversed":
             return parameter.T
         return parameter.reshape(-1) if self.layout == "flat" else parameter

@@ -41,8 +41,8 @@ class ConditionalSpanExtraction(Objective):
     `span_start` and `span_end`, the cross-entropies of the two positions, each with coefficient 1/2; the logits of the
     end depend on the hidden state of the true start. A position below 0 (not known) or beyond the tokens of the row has
     weight 0. An unanswerable question has the span (0, 0). `no_answer` is the binary cross-entropy of whether a row is
-    unanswerable. Its logit reads the first hidden state, and the mean of all hidden states weighted by the
-    probabilities of the start.
+    unanswerable. Its logit reads a hidden state of the row, the first or the last one, and the mean of all hidden
+    states weighted by the probabilities of the start.
 
     The metrics are `loss` in nats per position, `accuracy`: how often both positions are the most probable ones, the
     end given the true start, and `no_answer_accuracy`.
@@ -113,7 +113,7 @@ class ConditionalSpanExtraction(Objective):
 
         start = targets.get(START, jnp.argmax(start_logits, axis=2))
         expected = jnp.einsum("bpl,ble->bpe", jax.nn.softmax(start_logits).astype(hidden.dtype), hidden)
-        no_answer = head.no_answer(hidden[:, :1], expected, no_answer_key)[:, :, jnp.newaxis]
+        no_answer = head.no_answer(self._head.summary(hidden, rows), expected, no_answer_key)[:, :, jnp.newaxis]
         parts = {START: (start_logits, identity), END: (gather_positions(hidden, start), end_logits)}
         predictions = {
             term: Prediction(*part, weights[term], targets.get(term), known.get(term)).with_cross_entropy(

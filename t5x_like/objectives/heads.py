@@ -4,6 +4,7 @@ An objective gets a form as its `head`. The form determines the features that th
 module. The forms and their names in transformers:
 
 * `PooledFirstToken`: `BertForSequenceClassification`; `PooledLastToken` is its counterpart without a class there;
+* `SummaryLastToken`: `XLNetForSequenceClassification`;
 * `FirstToken`: `MobileBertForSequenceClassification` without `classifier_activation`;
 * `DenseFirstToken`: `RobertaForSequenceClassification`;
 * `GeluFirstToken`: `ElectraForSequenceClassification`;
@@ -143,7 +144,25 @@ class PooledLastToken(_Form):
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the hidden state of the last token that is not padding; see `HeadForm.read`."""
-        return _last(hidden, batch["encoder_segment_ids"])
+        return last_token(hidden, batch["encoder_segment_ids"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SummaryLastToken(_Form):
+    """XLNet's head (`modeling.summarize_sequence`): dense, tanh, dropout, classifier of the last token, <cls>.
+
+    Kernels are drawn from a normal distribution with standard deviation 0.02.
+    """
+
+    inputs = specs.ENCODER_INPUTS_WITH_TYPES
+
+    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> PooledHead:
+        """Creates the head; see `HeadForm.make`."""
+        return PooledHead(config, outputs, rate=self.rate(config), init=initializers.normal(0.02), key=key)
+
+    def read(self, hidden: Hidden, batch: Batch) -> States:
+        """Returns the hidden state of the last token that is not padding; see `HeadForm.read`."""
+        return last_token(hidden, batch["encoder_segment_ids"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -264,7 +283,7 @@ class LastToken:
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the hidden state of the last token that is not padding; see `HeadForm.read`."""
-        return _last(hidden, batch["decoder_segment_ids"])
+        return last_token(hidden, batch["decoder_segment_ids"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -299,7 +318,7 @@ class DecoderLastToken(_Form):
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the decoder's hidden state of the last token that is not padding; see `HeadForm.read`."""
-        return _last(hidden, batch["decoder_segment_ids"])
+        return last_token(hidden, batch["decoder_segment_ids"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -373,7 +392,8 @@ def _check_bos(bos_id: int) -> None:
         raise UserError(f"bos_id={bos_id} is not a token id. Give an id of at least 0.")
 
 
-def _last(hidden: Hidden, segments: Int[Array, "batch length"]) -> States:
+def last_token(hidden: Hidden, segments: Int[Array, "batch length"]) -> States:
+    """Returns the hidden state of the last token of each row that is not padding, `[batch, 1, embed]`."""
     return gather_positions(
         hidden, jnp.max(jnp.where(segments != 0, jnp.arange(segments.shape[1]), 0), axis=1, keepdims=True)
     )

@@ -34,6 +34,16 @@ RUNS = {
         ["models/bert/base.gin", "runs/finetune_classification.gin"],
         [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
+    "finetune_xlnet": (
+        "train",
+        ["models/xlnet/base.gin", "runs/finetune_xlnet.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
+    "finetune_xlnet_squad": (
+        "train",
+        ["models/xlnet/base.gin", "runs/finetune_xlnet_squad.gin"],
+        [*TASK, ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "finetune_electra": (
         "train",
         ["models/electra/base.gin", "runs/finetune_electra.gin"],
@@ -170,6 +180,7 @@ RUNS = {
         ["models/electra/base.gin", "runs/electra.gin", "objectives/two_stage_electra.gin"],
         [*TASK, ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
+    "xlnet": ("train", ["models/xlnet/base.gin", "runs/xlnet.gin"], TASK),
     "deberta": ("train", ["models/deberta/base.gin", "runs/deberta.gin"], TASK),
     "deberta_v3": ("train", ["models/deberta_v3/base.gin", "runs/deberta_v3.gin"], TASK),
     "finetune_deberta": (

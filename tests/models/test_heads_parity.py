@@ -50,6 +50,7 @@ _T5_1_1 = _T5 | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 _GPT = dict(n_embd=15, n_head=3, n_layer=2, n_positions=20, pad_token_id=0)
 _LLAMA = _ENCODER | dict(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=6, pad_token_id=0)
 _DISTILBERT = _SIZES | dict(dim=15, hidden_dim=22, n_heads=3, n_layers=2, max_position_embeddings=20)
+_XLNET = dict(vocab_size=VOCABULARY, d_model=14, d_inner=22, n_head=7, n_layer=2, pad_token_id=0)
 _SCORES, _LABEL = {"problem_type": "regression"}, {"problem_type": "single_label_classification"}
 # Class of transformers, its configuration, and the number of labels or scores; 1 is regression.
 CASES = [
@@ -72,6 +73,8 @@ CASES = [
     ("DebertaV2ForSequenceClassification", _DEBERTA_V2 | _SCORES, 1),
     ("DebertaForTokenClassification", _DEBERTA, 4),
     ("DebertaV2ForTokenClassification", _DEBERTA_V2 | {"conv_kernel_size": 3, "conv_act": "gelu"}, 4),
+    ("XLNetForSequenceClassification", _XLNET | {"summary_last_dropout": 0.2}, 3),
+    ("XLNetForTokenClassification", _XLNET | {"ff_activation": "relu"}, 4),
     ("BartForSequenceClassification", _SIZES | _BART | {"classifier_dropout": 0.25}, 3),
     ("BartForSequenceClassification", _SIZES | _BART, 1),
     ("T5ForSequenceClassification", _SIZES | _T5, 3),
@@ -123,8 +126,15 @@ class Example:
         }
         if "token_types" in self.objective.features.task_features and hasattr(hf_config, "type_vocab_size"):
             given["token_type_ids"] = self.arrays["token_types"]
+        if hf_config.model_type == "xlnet":  # which is padded on the left
+            given = {name: self.moved(x, LENGTH) if x.shape == (ROWS, LENGTH) else x for name, x in given.items()}
         given = {name: torch.tensor(array) for name, array in given.items()}
         return self.reference(**{name: x if x.is_floating_point() else x.long() for name, x in given.items()})
+
+    def moved(self, rows, to):
+        """Returns rows whose tokens, which end at their lengths, end at `to`; or the reverse for negative numbers."""
+        shifts = (abs(to) - self.arrays["lengths"]) * np.sign(to)
+        return np.stack([np.roll(row, shift, axis=0) for row, shift in zip(rows, shifts, strict=True)])
 
 
 def make_arrays(rng, hf_config, outputs, head):
@@ -183,7 +193,7 @@ def test_head_is_read_from_config_json(example):
     dropouts = [
         module.p
         for name, module in example.reference.named_modules()
-        if name in ("dropout", "classification_head.dropout", "classifier.dropout")
+        if name in ("dropout", "classification_head.dropout", "classifier.dropout", "sequence_summary.last_dropout")
     ]
     (module,) = example.params["objective"].values()
     assert [module.dropout.rate] == (dropouts or [0.0])
@@ -204,6 +214,8 @@ def test_logits_loss_and_gradients(example, assert_parity):
     if expected.ndim == 2:
         logits = logits.reshape(ROWS, -1)
     else:
+        if example.config.__class__.__name__ == "XLNetConfig":
+            expected = example.moved(expected, -LENGTH)
         logits, expected = logits[example.valid], expected[example.valid]
     assert_parity({"logits": logits}, {"logits": expected}, "logits")
     assert_parity({"loss": value}, {"loss": reference.loss.detach()}, "loss")

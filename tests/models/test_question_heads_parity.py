@@ -57,7 +57,10 @@ _BART = dict(d_model=15, encoder_ffn_dim=22, decoder_ffn_dim=22, max_position_em
 _T5 = dict(d_model=14, d_ff=22, d_kv=5, num_layers=1, num_heads=3, decoder_start_token_id=0, pad_token_id=0)
 _GPT = dict(n_embd=15, n_head=3, n_layer=2, n_positions=20, pad_token_id=0)
 _LLAMA = _ENCODER | dict(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=6, pad_token_id=0)
+_XLNET = dict(vocab_size=VOCABULARY, d_model=14, d_inner=22, n_head=7, n_layer=2, pad_token_id=0)
 CASES = {
+    "XLNetForQuestionAnsweringSimple": _XLNET,
+    "XLNetForMultipleChoice": _XLNET | {"summary_last_dropout": 0.2},
     "BertForQuestionAnswering": _ENCODER | {"type_vocab_size": 2},
     "RobertaForQuestionAnswering": _ROBERTA,
     "LongformerForQuestionAnswering": _LONGFORMER,
@@ -79,7 +82,7 @@ CASES = {
     "GPT2DoubleHeadsModel": _SIZES | _GPT,
 }
 # The bias of a classifier adds a constant to all logits of a softmax: its gradient is 0 up to rounding.
-CLASSIFIER_BIAS = r"\b(qa_outputs|classifier|summary)\.bias"
+CLASSIFIER_BIAS = r"\b(qa_outputs|classifier|(?<!sequence_summary\.)summary|logits_proj)\.bias"
 # So does the bias of the last norm of a model in span extraction, whose logits are linear in it.
 _LAST_NORMS = (
     r"ln_f",
@@ -87,6 +90,7 @@ _LAST_NORMS = (
     r"layer\.1\.output\.bottleneck\.LayerNorm",
     r"layer\.1\.output_layer_norm",
     r"decoder\.layers\.0\.final_layer_norm",
+    r"layer\.1\.ff\.layer_norm",
 )
 LAST_NORM_BIAS = rf"({'|'.join(_LAST_NORMS)})\.bias"
 
@@ -109,6 +113,12 @@ class Example:
         loss = torch.nn.functional.cross_entropy
         if hasattr(outputs, "start_logits"):
             logits = {name: getattr(outputs, name) for name in ("start_logits", "end_logits")}
+            if self.reference.config.model_type == "xlnet":
+                shifts = [n - LENGTH for n in LENGTHS]
+                logits = {
+                    name: torch.stack([torch.roll(row, n) for row, n in zip(x, shifts, strict=True)])
+                    for name, x in logits.items()
+                }
             terms = {
                 f"span_{name}": loss(logits[f"{name}_logits"].masked_fill(~valid, -1e9), torch.tensor(SPANS[:, index]))
                 for index, name in enumerate(("start", "end"))
@@ -122,6 +132,11 @@ class Example:
         return {"logits": outputs.mc_logits}, {"multiple_choice": outputs.mc_loss, "auxiliary_lm": per_sequence.mean()}
 
 
+def padded_left(rows):
+    """Returns rows whose last tokens are at the end."""
+    return np.stack([np.roll(x, LENGTH - n, axis=-1) for x, n in zip(rows, LENGTHS, strict=True)])
+
+
 def make_objective(head):
     if head.name == "span_extraction":
         return SpanExtraction(head=head.form)
@@ -132,7 +147,7 @@ def make_objective(head):
 def make_batch(objective, reference, name):
     """Returns the batch here and the features of transformers."""
     rng, hf_config = np.random.default_rng(1), reference.config
-    has_choices = not name.endswith("QuestionAnswering")
+    has_choices = "QuestionAnswering" not in name
     shape = (ROWS, CHOICES, LENGTH) if has_choices else (ROWS, LENGTH)
     valid = np.broadcast_to(np.arange(LENGTH) < (LENGTHS[:, None, None] if has_choices else LENGTHS[:, None]), shape)
     inputs = rng.integers(3, VOCABULARY, shape)
@@ -149,13 +164,15 @@ def make_batch(objective, reference, name):
     has_types = "token_types" in {feature.name for feature in objective.features.features}
     if has_types and hasattr(hf_config, "type_vocab_size"):
         given["token_type_ids"] = types
+    if hf_config.model_type == "xlnet":  # which is padded on the left
+        given = {key: padded_left(x) for key, x in given.items()}
     if "DoubleHeads" in name:
         del given["attention_mask"]  # OpenAIGPTDoubleHeadsModel does not support it, and padding is at the end
         given["mc_token_ids"] = np.broadcast_to(LENGTHS[:, None] - 1, (ROWS, CHOICES)).copy()
         given["mc_labels"] = LABELS[:, 0]
     read = {key: arrays[key] for key in objective.features.task_features}
     return batches.from_arrays(objective.features, read, counts=counts), {
-        key: torch.tensor(array).long() for key, array in given.items()
+        key: torch.tensor(array).long().contiguous() for key, array in given.items()
     }
 
 
@@ -206,7 +223,10 @@ def test_logits_losses_and_gradients(example, assert_parity):
         logits, expected_logits = {"logits": logits}, {"logits": expected_logits["logits"].detach()}
     assert_parity(logits, expected_logits, "logits")
     found = interop.tensors_to_huggingface(gradient, example.config)
-    gradients = {name: parameter.grad.numpy() for name, parameter in example.reference.named_parameters()}
+    gradients = {
+        name: np.zeros(parameter.shape) if parameter.grad is None else parameter.grad.numpy()
+        for name, parameter in example.reference.named_parameters()
+    }
     is_span = isinstance(example.objective, SpanExtraction)
     without_effect = f"{CLASSIFIER_BIAS}|{LAST_NORM_BIAS}" if is_span else CLASSIFIER_BIAS
     zero = [name for name in found if re.search(without_effect, name)]

@@ -56,6 +56,21 @@ def with_files(tasks: Sequence[seqio.Task], values: Mapping[str, Any], files: Ma
     return {**files, **values}
 
 
+def with_row_length(
+    tasks: Sequence[seqio.Task], values: Mapping[str, Any], lengths: Mapping[str, int]
+) -> Mapping[str, Any]:
+    """Adds the length of a row of continuous data to the values of arguments, if a task has an argument for it.
+
+    Args:
+      tasks: the tasks of a source.
+      values: argument name -> value, which takes precedence.
+      lengths: task feature -> length of a row.
+    """
+    if not lengths or not any(task_arguments.ROW_LENGTH in task_arguments.names(task.name) for task in tasks):
+        return values
+    return {task_arguments.ROW_LENGTH: max(lengths.values()), **values}
+
+
 @functools.cache
 def _warn_if_other(task: seqio.Task, path: str) -> None:
     """Logs one warning per task and path."""

@@ -100,10 +100,12 @@ class SeqIOSource:
         """
         import_modules(self.module)
         provider = self._find_provider()
-        if self.task_arguments or self.vocabulary_path or self.file_arguments:
+        if self.task_arguments or self.vocabulary_path or self.file_arguments or self.continuous:
             from t5x_like.data.seqio_feed import arguments
 
             values = arguments.with_files(self._tasks(provider), self.task_arguments or {}, self.file_arguments)
+            lengths = self.task_feature_lengths if self.continuous else {}
+            values = arguments.with_row_length(self._tasks(provider), values, lengths)
             arguments.update(self._tasks(provider), values, self.vocabulary_path)
         return provider
 

@@ -1,0 +1,92 @@
+"""Tasks of XLNet's pretraining.
+
+DATA_FILES = "books/*.txt"
+VOCABULARY_PATH = "spiece.model"
+"""
+
+import functools
+from collections.abc import Callable
+
+import seqio
+
+from data_tasks import vocabularies
+from data_tasks.corpora import python_docs, text_files
+from data_tasks.corpora.documents import DocumentSource
+from data_tasks.pretraining import sentences
+from data_tasks.pretraining.permutation_rows import FEATURES, permutation_rows
+from data_tasks.pretraining.sentence_tasks import add_sentences_task
+from data_tasks.vocabularies import text_rules
+from data_tasks.vocabularies.hugging_face_sentencepiece import XLNetVocabulary
+from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_model
+from t5x_like.data import task_arguments
+
+_ARGUMENTS = {
+    # Length of a row of continuous data, which TASK_FEATURE_LENGTHS sets.
+    task_arguments.ROW_LENGTH: 512,
+}
+
+
+def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
+    """Returns the output feature of text."""
+    return {"inputs": seqio.Feature(vocabulary, add_eos=False)}
+
+
+def add(
+    name: str,
+    source: seqio.DataSource,
+    vocabulary: seqio.Vocabulary,
+    arguments: task_arguments.Arguments,
+    split: Callable[[], sentences.Split] = lambda: sentences.split_prose,
+) -> None:
+    """Registers a task whose examples are rows with a permutation.
+
+    Args:
+      name: the task name.
+      source: a source of documents.
+      vocabulary: see `special_tokens.special_tokens` for its requirements.
+      arguments: the declared arguments of the task.
+      split: see `sentence_tasks.add_sentences_task`.
+    """
+    steps = [functools.partial(permutation_rows, row_length=lambda: arguments[task_arguments.ROW_LENGTH])]
+    options = {"steps": steps, "features": FEATURES, "outputs": output_features, "split": split}
+    add_sentences_task(name, source, vocabulary, **options)
+
+
+def read_vocabulary(path: str) -> XLNetVocabulary:
+    """Returns the vocabulary of a SentencePiece model of XLNet, which keeps capital letters."""
+    file = sentencepiece_model(path, extra_ids=0).sentencepiece_model_file
+    return XLNetVocabulary(file, text_rules.albert(lower_case=False))
+
+
+def _add_shipped() -> None:
+    name = "python_docs_xlnet"
+    arguments = task_arguments.declare(name, **_ARGUMENTS)
+    add(name, DocumentSource(python_docs.read), vocabularies.python_docs(), arguments)
+
+
+def _add_text_files() -> None:
+    name = "text_files_xlnet"
+    own = text_files.FILES_ARGUMENTS | dict(
+        # Whether the text has one sentence per line, and a blank line between documents. Otherwise sentences are split
+        # at punctuation, and documents of a .txt file have lines_per_document.
+        one_sentence_a_line=True,
+        # A SentencePiece model of XLNet, or a Hugging Face directory. Default: the model shipped with this package.
+        vocabulary_path=None,
+    )
+    arguments = task_arguments.declare(name, **own, **_ARGUMENTS)
+
+    def split():
+        return sentences.split_lines if arguments["one_sentence_a_line"] else sentences.split_prose
+
+    vocabulary = LateVocabulary(
+        lambda: arguments["vocabulary_path"] or str(vocabularies.PYTHON_DOCS_MODEL),
+        read_other=lambda path: (
+            sentencepiece_model(path) if path == str(vocabularies.PYTHON_DOCS_MODEL) else read_vocabulary(path)
+        ),
+    )
+    source = text_files.source(arguments, between_blank_lines=lambda: arguments["one_sentence_a_line"])
+    add(name, source, vocabulary, arguments, split)
+
+
+_add_shipped()
+_add_text_files()

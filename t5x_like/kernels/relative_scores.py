@@ -1,0 +1,123 @@
+"""Scores of contents, distances and token types: the relative attention of Transformer-XL and XLNet.
+
+Dai et al. (2019, arXiv:1901.02860, section 3.3) add the score of a distance to the score of a content, each with a bias
+of its own. Yang et al. (2019, section 2.5) add a score of whether two tokens are of the same segment.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+# Largest period of the sinusoids is 2π times this number (Vaswani et al. 2017, section 3.5).
+_PERIOD = 10000.0
+
+
+def sinusoids(distances: Float[np.ndarray, " relative"], size: int) -> Float[np.ndarray, "relative size"]:
+    """Returns the sines of distances, then their cosines, at size / 2 frequencies.
+
+    Args:
+      distances: position of a query minus position of a key.
+      size: size of a vector, even.
+    """
+    angles = distances[:, None] / _PERIOD ** (np.arange(0, size, 2) / size)
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1).astype(np.float32)
+
+
+@struct.dataclass
+class RelativeScores:
+    """What is added to the product of a query q and a key k. Implements `ScoreBias`.
+
+    It is scale · (u · k + (q + v) · r + (q + w) · s), where u, v and w are biases, r is the projected vector of the
+    distance, and s the vector of two tokens of the same type, or of different types.
+
+    Attributes:
+      relative: projected vectors of distances, in descending order to 1 - q_len; of rows whose text is reversed, the
+        second direction.
+      content_bias: u.
+      position_bias: v.
+      type_bias: w.
+      types: vectors for the same type and for another one.
+      query_types: token types of the queries.
+      key_types: token types of the keys without a prefix.
+      is_reversed: 1 for rows whose text is reversed; None if `relative` has one direction.
+      length: number of queries, from the first one, whose positions are those of the last keys; None: 0.
+    """
+
+    relative: Float[Array, "directions relative heads kv"]
+    content_bias: Float[Array, "heads kv"]
+    position_bias: Float[Array, "heads kv"]
+    type_bias: Float[Array, "heads kv"]
+    types: Float[Array, "2 heads kv"]
+    query_types: Int[Array, "batch q_len"]
+    key_types: Int[Array, "batch kv_len"]
+    is_reversed: Int[Array, " batch"] | None = None
+    length: int | None = struct.field(pytree_node=False, default=None)
+
+    @property
+    def diagonals(self) -> None:
+        """None: the scores depend on the contents; see `ScoreBias.diagonals`."""
+        return None
+
+    def materialize(
+        self,
+        q: Float[Array, "batch q_len heads kv"],
+        k: Float[Array, "batch kv_len heads kv"],
+        *,
+        query_positions: Int[Array, "rows q_len"],
+        key_positions: Int[Array, "rows kv_len"],
+        scale: float = 1.0,
+        dropout_key: jax.Array | None = None,
+    ) -> Float[Array, "batch heads q_len kv_len"]:
+        """Returns the scores of all pairs of queries and keys; see `ScoreBias.materialize`."""
+        of_content = jnp.einsum("hd,bkhd->bhk", self.content_bias, k, preferred_element_type=jnp.float32)
+        of_types = self._type_scores(q, k.shape[1])
+        return scale * (of_content[:, :, None] + of_types + self._position_scores(q, query_positions, key_positions))
+
+    def _position_scores(self, q: Array, query_positions: Array, key_positions: Array) -> Array:
+        """Returns (q + v) · r for the distance of each query and key."""
+        if self.is_reversed is None:
+            scores = jnp.einsum(
+                "bqhd,rhd->bhqr", q + self.position_bias, self.relative[0], preferred_element_type=jnp.float32
+            )
+        else:
+            chosen = jnp.where(self.is_reversed[:, None, None, None] > 0, self.relative[1], self.relative[0])
+            scores = jnp.einsum("bqhd,brhd->bhqr", q + self.position_bias, chosen, preferred_element_type=jnp.float32)
+        first, kv_len, length = self.relative.shape[1], key_positions.shape[1], self.length or 0
+        if first != kv_len + length - 1:  # a prefix, or a step of decoding
+            length = 0
+        found = [_shift(scores[:, :, :length], kv_len)] if length else []
+        if length < q.shape[1]:
+            distances = query_positions[:, length:, None] - key_positions[:, None, :]
+            # Column c has the distance kv_len - 1 - c, where kv_len counts the keys that the table was made for.
+            columns = jnp.clip(self.largest_distance - distances, 0, first - 1)
+            rest = scores[:, :, length:]
+            columns = jnp.broadcast_to(columns[:, None], (*rest.shape[:3], kv_len))
+            found.append(jnp.take_along_axis(rest, columns, axis=-1))
+        return found[0] if len(found) == 1 else jnp.concatenate(found, axis=2)
+
+    @property
+    def largest_distance(self) -> int:
+        """Distance of the first vector: the distances end at 1 - length, or at 0 in a step of decoding."""
+        return self.relative.shape[1] - (self.length or 1)
+
+    def _type_scores(self, q: Array, kv_len: int) -> Array:
+        """Returns (q + w) · s for the types of each query and key; the keys of a prefix have type 0."""
+        scores = jnp.einsum("bqhd,thd->bhqt", q + self.type_bias, self.types, preferred_element_type=jnp.float32)
+        keys = jnp.pad(self.key_types, ((0, 0), (kv_len - self.key_types.shape[1], 0)))
+        differs = self.query_types[:, :, None] != keys[:, None, :]
+        return jnp.where(differs[:, None], scores[..., 1:], scores[..., :1])
+
+
+def _shift(scores: Float[Array, "batch heads q_len relative"], kv_len: int) -> Float[Array, "batch heads q_len kv_len"]:
+    """Returns column q_len - 1 - i + j of row i as its column j, without a gather (Dai et al. 2019, appendix B).
+
+    There are kv_len + q_len - 1 columns. Rows of one column less, read from the q_len-th element on, begin one column
+    earlier each.
+    """
+    batch, heads, length, width = scores.shape
+    if length == 1:
+        return scores
+    flat = scores.reshape(batch, heads, length * width)[:, :, length - 1 : length - 1 + length * (width - 1)]
+    return flat.reshape(batch, heads, length, width - 1)[..., :kv_len]

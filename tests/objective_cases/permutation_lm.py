@@ -1,0 +1,10 @@
+"""Permutation language modeling, and language modeling in the order of the text with the same model."""
+
+from objective_case import Case
+
+from t5x_like.objectives.permutation_lm import PermutationLM, SequentialLM
+
+CASES = {
+    "permutation_lm": Case(PermutationLM(), "xlnet", without_effect="content_bias"),
+    "sequential_lm": Case(SequentialLM(), "xlnet", without_effect="content_bias"),
+}
