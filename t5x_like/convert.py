@@ -395,12 +395,13 @@ def _tokenizer_files(tokenizer: str | None, model: ModelConfig, bos_id: int | No
     """Returns the files of the tokenizer of an exported run."""
     if tokenizer is None:
         return {}
-    sentencepiece, lowers_text = interop.sentencepiece_format(model)
+    sentencepiece, tokenizer_class, lowers_text = interop.sentencepiece_format(model)
     reader = tokenizer_export.Reader(
         shape=description.shape(model),
         vocab_size=model.vocab_size,
         bos_id=bos_id,
         sentencepiece=sentencepiece,
+        tokenizer_class=tokenizer_class,
         lowers_text=lowers_text,
         has_token_types="token_types" in model.reads,
     )

@@ -410,7 +410,9 @@ def eos_id(config: ModelConfig) -> int | None:
     return found[0] if isinstance(found, tuple) else found
 
 
-def sentencepiece_format(config: ModelConfig) -> tuple[str | None, bool]:
-    """Returns how transformers stores the SentencePiece models of a family: `sentencepiece` and `lowers_text`."""
-    found = (family for family in families() if family.config_class is type(config))
-    return next(((family.sentencepiece, family.lowers_text) for family in found), (None, False))
+def sentencepiece_format(config: ModelConfig) -> tuple[str | None, str | None, bool]:
+    """Returns how transformers stores SentencePiece models: `sentencepiece`, `tokenizer_class`, `lowers_text`."""
+    family = find_family(config)
+    if family is None:
+        return None, None, False
+    return family.sentencepiece, family.tokenizer_class, family.lowers_text

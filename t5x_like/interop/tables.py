@@ -160,6 +160,7 @@ class TensorFlowFormat:
       objective: returns the class and the settings of the objective of pretraining, given the configuration and the
         shapes of all variables.
       config_file: name of the file with the sizes; None if published checkpoints have none.
+      config_keys: key of this file -> key of config.json, where they differ.
       has_networks: whether the objective has networks beside the model.
     """
 
@@ -167,6 +168,7 @@ class TensorFlowFormat:
     names: tuple[tuple[str, str], ...]
     objective: Callable[[Any, Mapping[str, tuple[int, ...]]], tuple[type, dict[str, Any]]]
     config_file: str | None = None
+    config_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     has_networks: bool = False
 
 
@@ -192,6 +194,8 @@ class Family:
       omitted: returns the name of each tensor that a directory may omit and the name of the tensor that it equals then,
         given the contents of config.json.
       sentencepiece: name of the file with the tokenizer's SentencePiece model; None for other tokenizers.
+      tokenizer_class: class of transformers that reads a SentencePiece model with the special pieces of the family; None
+        for a tokenizer.json.
       lowers_text: whether the family's uncased tokenizer also changes quotation marks and accents, as ALBERT's does.
       default_tokens: special token ids that transformers uses if config.json has none, by key.
       fold_norms: folds affine norms of a model into its projections, given the configuration and the parameters by
@@ -213,6 +217,7 @@ class Family:
     tied: Callable[[ModelConfig], Mapping[str, str]] = lambda config: {}
     omitted: Callable[[Mapping[str, Any]], Mapping[str, str]] = lambda hf_config: {}
     sentencepiece: str | None = None
+    tokenizer_class: str | None = None
     lowers_text: bool = False
     default_tokens: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fold_norms: Callable[[Any, Mapping[str, Any]], dict[str, Any]] | None = None

@@ -1,4 +1,4 @@
-"""Reads the checkpoints in which BERT, ALBERT and ELECTRA were published: variables of TensorFlow 1.
+"""Reads the checkpoints in which BERT, ALBERT, ELECTRA and XLNet were published: variables of TensorFlow 1.
 
 The names of the variables follow from the Hugging Face names in the table of a family, by the rules of its
 `tables.TensorFlowFormat`. Kernels are `[inputs, outputs]`, tables and the classifier of pairs of segments as in
@@ -194,6 +194,7 @@ def _sources(family: Family, config: ModelConfig, objective: Objective) -> dict[
         # A kernel is [inputs, outputs]; other matrices have the layout of transformers.
         is_kernel = pattern.endswith("/kernel") and mappings[name].layout == "linear"
         mapping = dataclasses.replace(mappings[name], layout="conv1d") if is_kernel else mappings[name]
+        is_stacked = is_stacked and "{i}" in pattern  # else one variable has all layers, such as XLNet's biases
         shape = leaf.shape[1:] if is_stacked else leaf.shape
         found[name] = _Source(mapping, pattern, tuple(shape), leaf.shape[0] if is_stacked else None)
     return found
@@ -251,8 +252,8 @@ def _family(variables: _Variables) -> Family:
         if marker in variables:
             return family
     raise UserError(
-        f"{variables.prefix}: not a checkpoint of BERT, ALBERT or ELECTRA, of whose variables {', '.join(known)} none "
-        "was found. Convert another model with its own tools."
+        f"{variables.prefix}: not a checkpoint of BERT, ALBERT, ELECTRA or XLNet, of whose variables "
+        f"{', '.join(known)} none was found. Convert another model with its own tools."
     )
 
 
@@ -267,8 +268,10 @@ def _config(prefix: str, family: Family) -> ModelConfig:
     for name in names:
         if paths.is_file(file := paths.join(directory, name)):
             found = json_files.read(file)
-            if name != _HF_CONFIG and found.get("hidden_act") == "gelu":
-                found["hidden_act"] = "gelu_new"  # the released code computes the tanh approximation
+            if name != _HF_CONFIG:
+                found = {family.tensorflow.config_keys.get(key, key): value for key, value in found.items()}
+                # The released code computes the tanh approximation.
+                found |= {key: "gelu_new" for key, value in found.items() if value == "gelu"}
             with file_in_errors(file):
                 return family.config_from_json({"model_type": model_type, **found})
     raise UserError(

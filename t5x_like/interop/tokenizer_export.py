@@ -59,6 +59,7 @@ class Reader:
       vocab_size: number of token ids of the model, which may leave no room for all sentinels.
       bos_id: the first input of a decoder in training, if it is known.
       sentencepiece: the file in which transformers stores the SentencePiece model of the family, if it has one.
+      tokenizer_class: see `tables.Family.tokenizer_class`.
       lowers_text: whether the tokenizer of a SentencePiece model without capital letters replaces quotation marks,
         strips accents and lower-cases text first.
       has_token_types: whether the model reads the segment of each token.
@@ -68,6 +69,7 @@ class Reader:
     vocab_size: int
     bos_id: int | None = None
     sentencepiece: str | None = None
+    tokenizer_class: str | None = None
     lowers_text: bool = False
     has_token_types: bool = False
 
@@ -103,6 +105,9 @@ def _wordpiece_config(contents: bytes) -> dict[str, Any]:
 
 
 def _sentencepiece(contents: bytes, name: str, model: Reader) -> dict[str, bytes]:
+    if model.tokenizer_class is not None and {"cls", "sep", "mask"} <= tokenizer_ids.of_sentencepiece(contents).keys():
+        config = {"tokenizer_class": model.tokenizer_class, "do_lower_case": False}
+        return {name: contents, tokenizer_ids.CONFIG: _json(config)}
     parsed = sentencepiece_tokenizers.parse(contents)
     if not sentencepiece_tokenizers.is_supported(parsed):
         logging.warning("%s: fast tokenizers cannot represent this model, exported without tokenizer.json", name)

@@ -16,6 +16,7 @@ ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _END_OF_TEXT = "<|endoftext|>"
 _BERT = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
 _ROBERTA = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
+_XLNET = {role: f"<{role}>" for role in ("unk", "sep", "pad", "cls", "mask")} | {"bos": "<s>", "eos": "</s>"}
 # Class of transformers -> the special tokens that it has if the files name none.
 _DEFAULT_TOKENS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), _BERT),
@@ -23,6 +24,7 @@ _DEFAULT_TOKENS: Mapping[str, Mapping[str, str]] = {
     "GPT2Tokenizer": {"bos": _END_OF_TEXT, "eos": _END_OF_TEXT, "unk": _END_OF_TEXT},
     "T5Tokenizer": {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
     "AlbertTokenizer": {**_BERT, "unk": "<unk>", "pad": "<pad>"},
+    "XLNetTokenizer": _XLNET,
     "DebertaTokenizer": _BERT,
     "DebertaV2Tokenizer": _BERT,
     "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
@@ -55,8 +57,10 @@ def of_sentencepiece(contents: bytes) -> dict[str, int]:
     """Returns the id of the special token of each role that a SentencePiece model has."""
     model = sentencepiece.SentencePieceProcessor(model_proto=contents)
     ids = {role: getattr(model, f"{role}_id")() for role in ("bos", "eos", "unk", "pad")}
-    pieces = {role: model.piece_to_id(token) for role, token in _BERT.items() if role in ("cls", "sep", "mask")}
-    ids |= {role: number for role, number in pieces.items() if model.id_to_piece(number) == _BERT[role]}
+    for tokens, roles in ((_BERT, ("cls", "sep", "mask")), (_XLNET, ("cls", "sep", "mask", "pad"))):
+        pieces = {tokens[role]: model.piece_to_id(tokens[role]) for role in roles}
+        if all(model.id_to_piece(number) == token for token, number in pieces.items()):
+            ids |= {role: pieces[tokens[role]] for role in roles}
     return {role: number for role, number in ids.items() if number >= 0}
 
 

@@ -161,6 +161,7 @@ FAMILY = Family(
     free_fields=("memory_length", "reuse_length"),
     tied=lambda config: {"lm_loss.weight": "transformer.word_embedding.weight"},
     sentencepiece="spiece.model",
+    tokenizer_class="XLNetTokenizer",
     tensorflow=TensorFlowFormat(
         marker="model/transformer/mask_emb/mask_emb",
         names=(
@@ -174,5 +175,6 @@ FAMILY = Family(
         ),
         objective=lambda config, shapes: (PermutationLM, {}),
         config_file="xlnet_config.json",
+        config_keys={"n_token": "vocab_size"},
     ),
 )

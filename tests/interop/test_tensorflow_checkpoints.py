@@ -15,6 +15,7 @@ from t5x_like.models import build, networks
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.objectives.permutation_lm import PermutationLM
 from t5x_like.objectives.replaced_tokens import ReplacedTokenDetection
 from t5x_like.objectives.sentence_order import SentenceOrder
 from t5x_like.training import network_weights
@@ -206,6 +207,36 @@ def electra(directory):
     return discriminator, generator
 
 
+def xlnet(directory):
+    """Writes an XLNet, whose biases have all layers in one variable; returns transformers' model."""
+    sizes = {"d_model": 12, "d_inner": 20, "n_head": 3, "n_layer": 2}
+    model = random_model(
+        transformers.XLNetLMHeadModel, transformers.XLNetConfig(vocab_size=31, ff_activation="gelu_new", **sizes)
+    )
+    state, root = state_of(model), "model/transformer"
+    values = {
+        f"{root}/word_embedding/lookup_table": state["transformer.word_embedding.weight"],
+        f"{root}/mask_emb/mask_emb": state["transformer.mask_emb"],
+        "model/lm_loss/bias": state["lm_loss.bias"],
+    }
+    for name in ("r_w_bias", "r_r_bias", "r_s_bias", "seg_embed"):
+        values[f"{root}/{name}"] = np.stack([state[f"transformer.layer.{i}.rel_attn.{name}"] for i in range(2)])
+    for i in range(2):
+        here, there = f"{root}/layer_{i}", f"transformer.layer.{i}"
+        values |= {f"{here}/rel_attn/{name}/kernel": state[f"{there}.rel_attn.{name}"] for name in "qkvro"}
+        for part in ("rel_attn", "ff"):
+            values[f"{here}/{part}/LayerNorm/gamma"] = state[f"{there}.{part}.layer_norm.weight"]
+            values[f"{here}/{part}/LayerNorm/beta"] = state[f"{there}.{part}.layer_norm.bias"]
+        for name in ("layer_1", "layer_2"):
+            values[f"{here}/ff/{name}/kernel"] = state[f"{there}.ff.{name}.weight"].T
+            values[f"{here}/ff/{name}/bias"] = state[f"{there}.ff.{name}.bias"]
+    directory.mkdir()
+    write(directory / "xlnet_model.ckpt", values)
+    config = {"n_token": 31, "ff_activation": "gelu", "d_head": 4, "untie_r": True, **sizes}
+    (directory / "xlnet_config.json").write_text(json.dumps(config))
+    return model
+
+
 def assert_logits_equal(prefix, objective, outputs, expected, network="model"):
     """Compares logits of a network of a checkpoint with expected ones."""
     found = tensorflow_checkpoints.read(str(prefix), None)
@@ -252,6 +283,17 @@ def test_model_equals_transformers(tmp_path, write_model, name, order):
     assert_logits_equal(tmp_path / "tf" / name, objective, masked_lm_logits, theirs)
     run = convert(checkpoint_path=str(tmp_path / "tf"), output_path=str(tmp_path / "run"))
     assert_exported(run, model)
+
+
+def test_xlnet_equals_transformers(tmp_path):
+    model = xlnet(tmp_path / "tf")
+
+    def logits(heads, model, hidden):
+        return heads["permutation_lm"].logits(model, hidden)
+
+    theirs = their(model).logits.numpy()
+    assert_logits_equal(tmp_path / "tf" / "xlnet_model.ckpt", PermutationLM(), logits, theirs)
+    assert_exported(convert(checkpoint_path=str(tmp_path / "tf"), output_path=str(tmp_path / "run")), model)
 
 
 def test_both_networks_of_electra_equal_transformers(tmp_path):

@@ -12,6 +12,7 @@ from t5x_like import interop, parameters
 from t5x_like.interop import tables
 from t5x_like.objectives import passes
 from t5x_like.objectives.carry import as_features
+from t5x_like.objectives.conditional_spans import ConditionalSpanExtraction
 from t5x_like.objectives.permutation_lm import NAME, OrderedLM, PermutationLM
 
 torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
@@ -149,16 +150,16 @@ def test_without_targets_rows_padded_on_the_left_have_the_same_states(original):
     """Positions are relative, so that padding may be on either side."""
     reference, directory = original
     config, params = read(directory, scan=False)
-    if reference.config.bi_data:
-        pytest.skip("transformers reverses half of the rows")
     rows, given = draw(config)
     lengths = rows["encoder_segment_ids"].sum(axis=1)
     rolled = {
         name: np.stack([np.roll(row, LENGTH - n) for row, n in zip(given[name], lengths, strict=True)])
         for name in ("input_ids", "attention_mask", "token_type_ids")
     }
+    reference.transformer.bi_data = False
     with torch.no_grad():
         expected = reference.transformer(**{name: torch.tensor(x).long() for name, x in rolled.items()})[0].numpy()
+    reference.transformer.bi_data = reference.config.bi_data
     batch = {name: rows[name] for name in ("encoder_input_tokens", "encoder_segment_ids", "token_types")}
     found = np.asarray(params["model"](batch).hidden)
     for row, n in enumerate(lengths):
@@ -176,3 +177,73 @@ def test_exported_model_equals_the_original(original, tmp_path):
     torch.testing.assert_close(loaded(tokens).logits, reference(tokens).logits, rtol=0, atol=1e-6)
     for name in (*SIZES, "mem_len", "reuse_len", "ff_activation"):
         assert getattr(loaded.config, name) == getattr(reference.config, name), name
+
+
+def test_question_head_equals_transformers(tmp_path, assert_parity):
+    """The beam of predictions with the score of no answer, and losses and gradients given the true start."""
+    torch.manual_seed(0)
+    sizes = SIZES | {"start_n_top": 4, "end_n_top": 4}
+    reference = transformers.XLNetForQuestionAnswering(transformers.XLNetConfig(**sizes)).eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    reference.save_pretrained(tmp_path / "original", safe_serialization=True)
+    head, directory = interop.task_head(str(tmp_path / "original")), str(tmp_path / "original")
+    objective = ConditionalSpanExtraction(head=head.form, beam_size=4)
+    config, model = interop.from_huggingface(directory)
+    like = jax.eval_shape(objective.init, jax.random.key(0), model)
+    stored = {name.removeprefix("objective/"): leaf for name, leaf in interop.read(directory, config).items()}
+    leaves = {name: leaf for name, leaf in stored.items() if not name.startswith("model/")}
+    params = {"model": model, "objective": parameters.rebuild(like, leaves)}
+    rng, lengths = np.random.default_rng(0), np.array([LENGTH, LENGTH - 5])
+    valid = np.arange(LENGTH) < lengths[:, None]
+    tokens = rng.integers(6, config.vocab_size, (2, LENGTH)) * valid + config.padding_id * ~valid
+    types = (np.arange(LENGTH) > 5) * valid * 1
+    types[np.arange(2), lengths - 1] = 2
+    spans = np.array([[7, 9], [0, 0]])
+    rows = {"encoder_input_tokens": tokens, "encoder_segment_ids": valid, "token_types": types, "span": spans}
+    rows = {name: jnp.asarray(x, jnp.int32) for name, x in rows.items()}
+    allowed = np.asarray(head.form.allowed(rows))
+    shifts = LENGTH - lengths
+
+    def moved(x, dtype=torch.long):
+        return torch.tensor(np.stack([np.roll(row, n) for row, n in zip(x, shifts, strict=True)])).to(dtype)
+
+    given = {"input_ids": moved(tokens), "attention_mask": moved(valid), "token_type_ids": moved(types)}
+    given["p_mask"] = moved(~allowed, torch.float)
+    with torch.no_grad():
+        expected = reference(**given)
+    found = jax.jit(passes.predict, static_argnums=0)(objective, params, rows)
+    score = found["null_score_difference"]
+    assert_parity({"no answer": score}, {"no answer": expected.cls_logits.numpy().reshape(-1)}, "logits")
+    starts, probabilities = expected.start_top_index.numpy(), expected.start_top_log_probs.numpy()
+    ends = expected.end_top_index.numpy().reshape(2, 4, 4).swapaxes(1, 2)  # by start
+    products = expected.end_top_log_probs.numpy().reshape(2, 4, 4).swapaxes(1, 2) * probabilities[:, :, None]
+    for row in range(2):
+        theirs = {
+            (starts[row, i] - shifts[row], ends[row, i, j] - shifts[row]): products[row, i, j]
+            for i in range(4)
+            for j in range(4)
+        }
+        scores = np.exp(found["beam_scores"][row])
+        ours = dict(zip(map(tuple, found["beam_spans"][row].tolist()), scores, strict=True))
+        assert ours.keys() == theirs.keys()
+        np.testing.assert_allclose([ours[span] for span in theirs], list(theirs.values()), atol=2e-6)
+    positions = {f"{name}_positions": torch.tensor(spans[:, i] + shifts) for i, name in enumerate(("start", "end"))}
+    loss = reference(**given, **positions).loss
+    loss.backward()
+
+    def ours(params):
+        read = passes.forward(objective, params, rows)
+        return passes.loss(read, {"span_start": 1 / 4, "span_end": 1 / 4, "no_answer": 0.0})[0]
+
+    value, gradient = jax.jit(jax.value_and_grad(ours))(params)
+    assert_parity({"loss": value}, {"loss": loss.detach()}, "loss")
+    wanted = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in reference.named_parameters()
+    }
+    found = interop.tensors_to_huggingface(gradient, config)
+    for name in ("start_logits.dense.bias", "end_logits.dense_1.bias"):  # constants in a softmax
+        assert max(np.abs(found.pop(name)).max(), np.abs(wanted.pop(name)).max()) < 1e-6
+    assert_parity(found, wanted, "gradients")
