@@ -194,8 +194,8 @@ class Family:
       omitted: returns the name of each tensor that a directory may omit and the name of the tensor that it equals then,
         given the contents of config.json.
       sentencepiece: name of the file with the tokenizer's SentencePiece model; None for other tokenizers.
-      tokenizer_class: class of transformers that reads a SentencePiece model with the special pieces of the family; None
-        for a tokenizer.json.
+      tokenizer_class: class of transformers that reads a SentencePiece model with the family's special pieces; None for
+        a tokenizer.json.
       lowers_text: whether the family's uncased tokenizer also changes quotation marks and accents, as ALBERT's does.
       default_tokens: special token ids that transformers uses if config.json has none, by key.
       fold_norms: folds affine norms of a model into its projections, given the configuration and the parameters by

@@ -30,6 +30,7 @@ from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
 from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.blocks import Hidden, TransformerLayer
+from t5x_like.layers.cache import KeyValueCache
 from t5x_like.layers.embeddings import Embedder
 from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
@@ -215,6 +216,25 @@ class RelativeAttention(MultiHeadAttention):
             length,
         )
         return super().__call__(x, bias=scores, **options)
+
+    def step(
+        self, x: Hidden, cache: KeyValueCache, layer: int | Int[Array, ""], index: Int[Array, ""], **inputs
+    ) -> tuple[Hidden, KeyValueCache]:
+        """Computes attention of new positions, and writes their keys and values to the cache.
+
+        Args:
+          x: activations of the new positions.
+          cache: keys and values of the earlier positions.
+          layer: index of this layer in the cache.
+          index: the first new position.
+          **inputs: see `__call__`.
+
+        Returns:
+          The output and the updated cache.
+        """
+        cache = cache.write(layer, index, *self.keys_values(x))
+        output, _ = self(x, keys_values=cache.at(layer), **inputs)
+        return output, cache
 
 
 def make_layer(config: XLNetConfig, key: jax.Array) -> TransformerLayer:

@@ -51,6 +51,20 @@ class VocabularyBias(nnx.Module):
         return model.unembed(hidden) + self.bias[...]
 
 
+def check_streams(objective: Objective, config: ModelConfig) -> dict[str, NetworkSpec]:
+    """Returns no further networks, after checking that a model has two streams; see `Objective.networks`.
+
+    Raises:
+      UserError: the model has no second stream.
+    """
+    if TARGET_POSITIONS not in config.reads:
+        raise UserError(
+            f"{type(objective).__name__}: the model is a {type(config).__name__}, which sees the tokens that it "
+            "predicts. Give an XLNetConfig."
+        )
+    return {}
+
+
 class OrderedLM(Objective):
     """Predicts the tokens at some positions of a row in an order; base class.
 
@@ -81,17 +95,8 @@ class OrderedLM(Objective):
         raise NotImplementedError
 
     def networks(self, config: ModelConfig) -> dict[str, NetworkSpec]:
-        """Declares no further networks, and checks the model; see `Objective.networks`.
-
-        Raises:
-          UserError: the model has no second stream.
-        """
-        if TARGET_POSITIONS not in config.reads:
-            raise UserError(
-                f"{type(self).__name__}: the model is a {type(config).__name__}, which sees the tokens that it "
-                "predicts. Give an XLNetConfig."
-            )
-        return {}
+        """Declares no further networks, and checks the model; see `Objective.networks`."""
+        return check_streams(self, config)
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, VocabularyBias]:
         """Initializes the head `permutation_lm`; see `Objective.init`."""
@@ -168,7 +173,8 @@ class PermutationLM(OrderedLM):
 class SequentialLM(OrderedLM):
     """Predicts every token of `targets` from the tokens before it: the perplexity of the order of the text.
 
-    Term, metrics and head are those of `OrderedLM`, so that a run of `PermutationLM` can be evaluated.
+    The first token of a text is not predicted: no token is before it. Term, metrics and head are those of `OrderedLM`,
+    so that a run of `PermutationLM` can be evaluated.
 
     Args:
       z_loss: factor of log(Z)², which keeps the logits close to normalized.
@@ -188,6 +194,8 @@ class SequentialLM(OrderedLM):
         return {RANKS: jnp.broadcast_to(1 + jnp.arange(tokens.shape[1]), tokens.shape)}
 
     def targets(self, rows: Batch) -> tuple[Int[Array, "batch targets"], Float[Array, "batch targets"]]:
-        """Returns all positions, with weight 0 for padding; see `OrderedLM.targets`."""
+        """Returns all positions, with weight 0 for padding and for the first token of each text."""
         segments = rows["encoder_segment_ids"]
-        return jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape), (segments != 0).astype(jnp.float32)
+        before = jnp.pad(segments, ((0, 0), (1, 0)))[:, :-1]
+        weights = ((segments != 0) & (segments == before)).astype(jnp.float32)
+        return jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape), weights

@@ -2,9 +2,11 @@
 
 from objective_case import Case
 
+from t5x_like.objectives.continued_text import ContinuedText
 from t5x_like.objectives.permutation_lm import PermutationLM, SequentialLM
 
 CASES = {
     "permutation_lm": Case(PermutationLM(), "xlnet", without_effect="content_bias"),
+    "continued_text": Case(ContinuedText(bos_id=1), "xlnet", without_effect="content_bias"),
     "sequential_lm": Case(SequentialLM(), "xlnet", without_effect="content_bias"),
 }
