@@ -6,7 +6,7 @@ from t5x_like.objectives.continued_text import ContinuedText
 from t5x_like.objectives.permutation_lm import PermutationLM, SequentialLM
 
 CASES = {
-    "permutation_lm": Case(PermutationLM(), "xlnet", without_effect="content_bias"),
-    "continued_text": Case(ContinuedText(bos_id=1), "xlnet", without_effect="content_bias"),
-    "sequential_lm": Case(SequentialLM(), "xlnet", without_effect="content_bias"),
+    "permutation_lm": Case(PermutationLM(), "xlnet"),
+    "continued_text": Case(ContinuedText(bos_id=1), "xlnet"),
+    "sequential_lm": Case(SequentialLM(), "xlnet"),
 }
