@@ -154,7 +154,7 @@ class XLNetVocabulary(AlbertVocabulary):
                 f"{model} has no piece {', '.join(missing)}. Give a model of XLNet, which `t5x_like vocabulary "
                 "--kind=xlnet` trains."
             )
-        self._special_ids |= ids
+        self._special_ids |= ids | {"eos": ids["eod"]}  # documents end with <eod>; </s> does not occur in XLNet's data
 
     @property
     def cls_id(self) -> int:
