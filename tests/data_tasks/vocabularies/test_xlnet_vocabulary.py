@@ -8,8 +8,7 @@ import tensorflow as tf
 from data_tasks.downstream.templates import template_of
 from data_tasks.pretraining.xlnet_tasks import read_vocabulary
 from data_tasks.vocabularies.from_folder import from_folder
-from data_tasks.vocabularies.trainers import xlnet_pieces
-from t5x_like.errors import UserError
+from data_tasks.vocabularies.trainers import with_layout
 
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen (13). Café ``Süß''!\nSmith: 1984, 3.5"
 
@@ -17,7 +16,7 @@ TEXT = "It was a bright cold day in April, and the clocks were striking thirteen
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("vocabulary")
-    for name, contents in xlnet_pieces([TEXT], 60).items():
+    for name, contents in with_layout("xlnet", [TEXT], 60).items():
         (path / name).write_bytes(contents)
     return path
 
@@ -32,13 +31,6 @@ def test_special_pieces_and_template(directory):
     assert filled.token_types.numpy().tolist() == [0, 0, 0, 1, 1, 2]
     assert template_of(vocabulary).single(tf.constant([20]), 9).token_types.numpy().tolist() == [0, 0, 2]
     assert vocabulary.encode_tf(TEXT).numpy().tolist() == list(vocabulary.encode(TEXT))
-
-
-def test_sizes_that_do_not_suit_the_text_and_lower_case_raise(directory):
-    with pytest.raises(UserError, match="SIZE=5000: too large for this text"):
-        xlnet_pieces([TEXT], 5000)
-    with pytest.raises(UserError, match="LOWER_CASE=True: not supported by XLNet"):
-        xlnet_pieces([TEXT], 60, lower_case=True)
 
 
 @pytest.mark.parity
