@@ -209,7 +209,8 @@ class MultiHeadAttention(nnx.Module):
                 keys_values = self.keys_values(source, cross=True, dropout_key=dropout_key)
         key, value = keys_values
         rows, query = query.shape, query.reshape(len(key), -1, *query.shape[2:])
-        options = dict(mask=mask, bias=bias, scale=self.scale, dropout=self.dropout, dropout_key=dropout_key)
+        options = dict(mask=mask, bias=bias, scale=self.scale, dropout_key=dropout_key)
+        options["dropout"] = self.weights_dropout(mask)
         positions = None if positions is None else jnp.reshape(positions, query.shape[:2])
         options |= {"query_positions": positions, "key_positions": key_positions}
         options["prefix"] = None if self.adapter is None else self.adapter.keys_values()
@@ -227,6 +228,10 @@ class MultiHeadAttention(nnx.Module):
             output = kernels.attention(query, key, value, **options)
         output = shard_activation(output.reshape(rows), "heads", "kv")
         return output, {name: available[name] for name in capture}
+
+    def weights_dropout(self, mask: Mask) -> Dropout:
+        """Returns the dropout of the attention weights under a mask."""
+        return self.dropout
 
     def step(
         self,

@@ -263,13 +263,17 @@ class BertEmbeddings(nnx.Module):
         """Embeds tokens, positions and token types; see `Bert.embed`."""
         tokens = batch["encoder_input_tokens"]
         checks.row_length(self.config, tokens.shape[1])
-        embedded = self.token_embedder(tokens)
+        embedded = self.embed_tokens(batch)
         if self.config.embeds_positions:
             positions = position_ids(*tokens.shape, batch.get("encoder_positions")) + self.config.position_offset
             embedded += self.position_embedder(positions)
         if self.config.num_token_types:
             embedded += self.token_type_embedder(batch.get("token_types", jnp.zeros_like(tokens)))
         return self.norm(embedded)
+
+    def embed_tokens(self, batch: Batch) -> Hidden:
+        """Returns the embeddings of the tokens alone."""
+        return self.token_embedder(batch["encoder_input_tokens"])
 
 
 class Bert(BaseModel):
@@ -288,7 +292,7 @@ class Bert(BaseModel):
     def __init__(self, config: BertConfig, *, key: jax.Array):
         token_key, position_key, token_type_key, encoder_key = jax.random.split(key, 4)
         self.config = config
-        self.embeddings = BertEmbeddings(config, keys=(token_key, position_key, token_type_key))
+        self.embeddings = self.make_embeddings(config, keys=(token_key, position_key, token_type_key))
         if config.unembed_dim != config.embed_dim:
             self.embedding_projection = Projection(
                 (config.unembed_dim,),
@@ -301,7 +305,8 @@ class Bert(BaseModel):
             )
         self.encoder = self.make_encoder(encoder_key)
 
-    # Makes the self-attention of a layer.
+    # Make the embeddings, and the self-attention of a layer.
+    make_embeddings = staticmethod(BertEmbeddings)
     make_attention = staticmethod(make_attention)
 
     def make_encoder(self, key: jax.Array, *, order: Sequence[int] | None = None) -> Stack:
@@ -354,7 +359,7 @@ class Bert(BaseModel):
     def apply_layers(
         self,
         embedded: Hidden,
-        attention: Mapping[str, Any],
+        attention: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]],
         *,
         dropout_key: jax.Array | None = None,
         capture: Sequence[str] = (),
@@ -364,7 +369,7 @@ class Bert(BaseModel):
 
         Args:
           embedded: embeddings of the rows.
-          attention: the inputs of the attention that all layers share, such as `mask`.
+          attention: the inputs of the attention, such as `mask`, or a function from the index of a layer to its inputs.
           dropout_key: random key of dropout; None disables dropout.
           capture: see `Model.trunk`.
           edits: see `Model.trunk`.
@@ -373,7 +378,8 @@ class Bert(BaseModel):
         captures = capturing.parse(capture, stacks, edits)["encoder"]
         first_key, layers_key = split_key(dropout_key, 2)
         x = self.first_layer_input(embedded, first_key)
-        hidden, captured = self.encoder(x, {"attention": attention}, dropout_key=layers_key, captures=captures)
+        inputs = (lambda index: {"attention": attention(index)}) if callable(attention) else {"attention": attention}
+        hidden, captured = self.encoder(x, inputs, dropout_key=layers_key, captures=captures)
         hidden, output = captures.state(capturing.OUTPUT, hidden)
         return Outputs(hidden=hidden, captured=captured | output)
 

@@ -1,0 +1,133 @@
+"""BigBird (Zaheer et al. 2020, arXiv:2007.14062), internal transformer construction (ITC): BERT with sparse attention.
+
+Rows are divided into blocks of `block_size` tokens. The first and the last block see all tokens, and all blocks see
+them. The other blocks see their own block, its neighbors, and random blocks that differ per layer and head (section 2
+and appendix D; `bigbird_plan`). Rows of at most `5 + 2 * num_random_blocks` blocks have dense attention.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
+from t5x_like.kernels.masks import BlockLists, Mask
+from t5x_like.layers.attention import MultiHeadAttention
+from t5x_like.layers.blocks import Hidden
+from t5x_like.layers.projections import Projection
+from t5x_like.models import bert, bigbird_plan, checks
+from t5x_like.models.base import Batch
+from t5x_like.models.bert import Bert, BertConfig, BertEmbeddings
+
+
+@dataclasses.dataclass(frozen=True)
+class BigBirdConfig(BertConfig):
+    """Sizes and hyperparameters of BigBird ITC; the defaults are those of BigBird base."""
+
+    # Rows of the token embedding table.
+    vocab_size: int = 50358
+    # Longest row, in tokens.
+    max_length: int = 4096
+    # Number of tokens of a block; None for dense attention in rows of any length.
+    block_size: int | None = 64
+    # Number of random blocks of keys per block of queries.
+    num_random_blocks: int = 3
+    # Whether the projections of queries, keys and values add a bias.
+    qkv_bias: bool = True
+    # Whether token embeddings are multiplied by the square root of their size.
+    scale_embeddings: bool = False
+    # Dropout rate of the attention weights in rows with dense attention. Sparse attention has none.
+    attention_dropout_rate: float = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.block_size is not None:
+            checks.positive_integers(self, "block_size")
+        checks.non_negative_integers(self, "num_random_blocks")
+
+    def is_dense(self, length: int) -> bool:
+        """Returns whether all tokens of a row of this length see each other."""
+        limit = bigbird_plan.dense_blocks(self.num_random_blocks)
+        return self.block_size is None or length <= limit * self.block_size
+
+    def blocks(self, length: int) -> BlockLists:
+        """Returns the blocks of all layers, whose `keys` have a leading dimension `layers`."""
+        keys = bigbird_plan.visible_blocks(
+            self.num_layers,
+            self.num_heads,
+            length,
+            max_length=self.max_length,
+            size=self.block_size,
+            num_random=self.num_random_blocks,
+        )
+        return BlockLists(keys=keys, size=self.block_size)
+
+    def make(self, key: jax.Array) -> "BigBird":
+        """Returns a BigBird with newly initialized parameters; see `ModelConfig.make`."""
+        return BigBird(self, key=key)
+
+    def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
+        """Returns the floating-point operations of one training step: of BERT, with the products of visible blocks."""
+        dense, (batch, length) = super().train_flops(shapes), shapes["encoder_input_tokens"]
+        if self.is_dense(length):
+            return dense
+        visible = (self.blocks(length).keys[0, 0] >= 0).sum() * self.block_size**2
+        # Of the forward pass and of the gradients: two products of scores and averages, two operations per element.
+        return dense - 3.0 * 4 * self.num_layers * batch * self.num_heads * self.head_dim * (length**2 - visible)
+
+
+class SparseAttention(MultiHeadAttention):
+    """Multi-head attention without dropout of the weights under a mask of blocks.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
+    """
+
+    def __init__(self, config: BigBirdConfig, *, key: jax.Array):
+        super().__init__(key=key, scale=config.head_dim**-0.5, **bert.attention_options(config))
+        if not config.qkv_bias:
+            for name, each in zip(("query", "key", "value"), jax.random.split(key, 3), strict=True):
+                axes = ("embed", "heads" if name == "query" else "kv_heads", "kv")
+                options = {"init": config.initializer, "dtype": config.compute_dtype, "axes": axes, "key": each}
+                sizes = (config.embed_dim,), (config.num_heads, config.head_dim)
+                setattr(self, name, Projection(*sizes, **options))
+
+    def weights_dropout(self, mask: Mask) -> Dropout:
+        """Returns the dropout of the attention weights; see `MultiHeadAttention.weights_dropout`."""
+        return self.dropout if mask.blocks is None else NO_DROPOUT
+
+
+class BigBirdEmbeddings(BertEmbeddings):
+    """BERT's embeddings, with a factor of the token embeddings if the configuration has `scale_embeddings`."""
+
+    def embed_tokens(self, batch: Batch) -> Hidden:
+        """Returns the embeddings of the tokens; see `BertEmbeddings.embed_tokens`."""
+        embedded = super().embed_tokens(batch)
+        return embedded * self.config.unembed_dim**0.5 if self.config.scale_embeddings else embedded
+
+
+class BigBird(Bert):
+    """BigBird ITC. Implements `Model` of `models/base.py`.
+
+    In packed rows, blocks count from the start of the row, and tokens see visible blocks of their own segment alone.
+    """
+
+    make_attention = staticmethod(SparseAttention)
+    make_embeddings = staticmethod(BigBirdEmbeddings)
+
+    def attention_inputs(self, batch: Batch) -> Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]:
+        """Returns the mask, or in sparse rows a function from the index of a layer to its mask."""
+        inputs, length = super().attention_inputs(batch), batch["encoder_input_tokens"].shape[1]
+        if self.config.is_dense(length):
+            return inputs
+        blocks = self.config.blocks(length)
+        keys = jnp.asarray(blocks.keys)
+
+        def of_layer(index):
+            mask = dataclasses.replace(inputs["mask"], blocks=dataclasses.replace(blocks, keys=keys[index]))
+            return {**inputs, "mask": mask}
+
+        return of_layer

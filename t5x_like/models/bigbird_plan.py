@@ -1,0 +1,122 @@
+"""The blocks of keys that BigBird's blocks of queries see: global, window and random blocks.
+
+Random blocks are drawn when a model is built and never again: with the index of the layer as the seed of NumPy's legacy
+generator, one draw per head. The released code (`bigbird/core/attention.py`) and transformers' `BigBirdModel` draw in
+two ways. For rows of 1,024, 2,048, 3,072 and 4,096 tokens, the plan of the paper draws for the longest row of the model
+among the first 1,024 tokens, and keeps the first blocks of queries. For other rows, random blocks are among the first
+`2 * random + 5` blocks. transformers draws in the second way for rows of 2,048 tokens too.
+"""
+
+import functools
+
+import numpy as np
+from jaxtyping import Int
+
+# Lengths for which the paper's plan draws, and the tokens among which it draws.
+PAPER_LENGTHS = (1024, 2048, 3072, 4096)
+PAPER_LAST = 1024
+# Blocks that a block of queries sees beside the random ones: the first, the last, and three of the window.
+NUM_FIXED = 5
+
+
+def dense_blocks(num_random: int) -> int:
+    """Returns the largest number of blocks of a row whose attention is dense.
+
+    The released code uses dense attention up to 512 tokens and fails at 576, 640 and 704, between which and the random
+    blocks is no room; transformers uses dense attention there, as here.
+
+    Args:
+      num_random: number of random blocks per block of queries.
+    """
+    return NUM_FIXED + 2 * num_random
+
+
+@functools.lru_cache(maxsize=64)
+def visible_blocks(
+    num_layers: int, num_heads: int, length: int, *, max_length: int, size: int, num_random: int
+) -> Int[np.ndarray, "layers heads query_blocks listed"]:
+    """Returns the blocks of keys that each block of queries sees.
+
+    The first and the last block of queries see all blocks. Block i of the others sees {0, i - 1, i, i + 1, last} and
+    its random blocks. A random block may be the last one, which is then listed twice, as it is gathered twice in the
+    released code.
+
+    Args:
+      num_layers: number of layers.
+      num_heads: number of heads.
+      length: number of tokens of a row.
+      max_length: number of tokens of the longest row, for which the paper's plan draws.
+      size: number of tokens of a block.
+      num_random: number of random blocks per block of queries.
+
+    Returns:
+      Indices of blocks, -1 where a list is shorter.
+    """
+    blocks = -(-length // size)
+    last = blocks - 1
+    lists = np.full((num_layers, num_heads, blocks, max(blocks, NUM_FIXED + num_random)), -1, np.int32)
+    lists[:, :, [0, last], :blocks] = np.arange(blocks)
+    for block in range(1, last):
+        window = {0, block - 1, block, block + 1, last}
+        lists[:, :, block, : len(window)] = sorted(window)
+    if num_random:
+        for layer in range(num_layers):
+            drawn = random_blocks(layer, num_heads, length, max_length=max_length, size=size, num_random=num_random)
+            lists[layer, :, 1:last, NUM_FIXED : NUM_FIXED + num_random] = drawn
+    return lists
+
+
+def random_blocks(
+    layer: int, num_heads: int, length: int, *, max_length: int, size: int, num_random: int
+) -> Int[np.ndarray, "heads inner_blocks random"]:
+    """Draws the random blocks of all blocks of queries but the first and the last; see `visible_blocks`.
+
+    Args:
+      layer: index of the layer, the seed.
+      num_heads: number of heads.
+      length: number of tokens of a row.
+      max_length: number of tokens of the longest row.
+      size: number of tokens of a block.
+      num_random: number of random blocks per block of queries.
+
+    Raises:
+      ValueError: there are fewer blocks to draw from than random blocks.
+    """
+    random, blocks = np.random.RandomState(layer), -(-length // size)
+
+    def draw(candidates):
+        found = random.permutation(candidates)[:num_random]
+        if len(found) < num_random:
+            raise ValueError(f"{num_random} random blocks: only {len(found)} of {blocks} blocks can be drawn")
+        return found
+
+    if blocks * size in PAPER_LENGTHS:
+        in_plan = -(-max_length // size)
+        draws = [[draw(_paper_candidates(i, in_plan, size)) for i in range(1, in_plan - 1)] for _ in range(num_heads)]
+        return np.array(draws, np.int32)[:, : blocks - 2]
+    choices = dense_blocks(num_random)
+    drawn = np.zeros((num_heads, blocks, num_random), np.int32)
+    for block in range(1, blocks):
+        excluded = {block - 1, block, block + 1, 0, choices - 1}
+        # The second block would see the last but one of the blocks to draw from, and the other way round.
+        excluded |= {1: {choices - 2}, choices - 2: {1}}.get(block, set())
+        for head in range(num_heads):
+            order = random.permutation(choices)
+            drawn[head, block] = [each for each in order if each not in excluded][:num_random]
+    return drawn[:, 1:-1]
+
+
+def _paper_candidates(block: int, blocks: int, size: int) -> Int[np.ndarray, " candidates"]:
+    """Returns the blocks that the paper's plan draws from for one block of queries, in the order of the released code.
+
+    The released code says that the two last blocks of queries can draw blocks of their own window.
+    """
+    inner = np.arange(1, blocks - 1, dtype=np.int32)
+    last = PAPER_LAST // size - 1 if PAPER_LAST > 2 * size else blocks - 1
+    if block <= 2:
+        return inner[block + 1 : last]
+    if block >= blocks - 3 or block - 2 > last:
+        return inner[:last]
+    if block + 1 == last:
+        return inner[: block - 2]
+    return np.concatenate([inner[: block - 2], inner[block + 1 : last]])

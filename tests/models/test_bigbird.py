@@ -1,0 +1,118 @@
+"""BigBird ITC: random blocks of the released code, visible blocks, sparse rows, and invalid configurations."""
+
+import dataclasses
+import functools
+import zlib
+
+import jax
+import numpy as np
+import pytest
+from families import FAMILIES, assert_trees_close, loss, random_model, scanned, tokens
+
+from t5x_like.errors import UserError
+from t5x_like.models import bigbird_plan
+from t5x_like.models.bigbird import BigBirdConfig
+from t5x_like.partitioning import Partitioner
+
+BASE = BigBirdConfig()
+# 15 blocks of 2 tokens, and no random block; with one random block, rows from 15 tokens are sparse.
+SPARSE = dataclasses.replace(FAMILIES["bigbird"].config, max_length=30)
+
+
+@pytest.mark.parametrize(
+    ("length", "checksum", "first", "last"),
+    [
+        (768, 108002833, [4, 6, 7], [7, 4, 2]),
+        (1024, 3875252580, [9, 14, 7], [2, 6, 1]),
+        (2048, 4230742703, [9, 14, 7], [6, 11, 4]),
+        (4096, 3531345607, [9, 14, 7], [14, 3, 12]),
+    ],
+)
+def test_random_blocks_are_those_of_the_released_code(length, checksum, first, last):
+    """Of 12 layers with 12 heads: CRC-32 of the blocks that google-research/bigbird at 5e7d375 draws."""
+    draw = functools.partial(bigbird_plan.random_blocks, max_length=4096, size=64, num_random=3)
+    drawn = np.stack([draw(layer, 12, length) for layer in range(12)])
+    assert drawn[0, 0, 0].tolist() == first and drawn[11, 11, -1].tolist() == last
+    assert zlib.crc32(drawn.astype("<i4").tobytes()) == checksum
+
+
+def test_short_rows_are_dense():
+    assert all(BASE.is_dense(length) for length in (64, 512, 576, 640, 704))
+    assert not BASE.is_dense(705)
+    assert dataclasses.replace(BASE, block_size=None).is_dense(4096)
+
+
+def test_blocks_see_the_first_the_last_their_neighbors_and_random_blocks():
+    lists = BASE.blocks(1024).keys[3, 5]
+    assert (np.sort(lists[[0, 15]]) == np.arange(16)).all()
+    fixed = {1: {0, 1, 2, 15}, 2: {0, 1, 2, 3, 15}, 13: {0, 12, 13, 14, 15}, 14: {0, 13, 14, 15}}
+    drawn = bigbird_plan.random_blocks(3, 12, 1024, max_length=4096, size=64, num_random=3)[5]
+    for block, expected in fixed.items():
+        listed = lists[block][lists[block] >= 0].tolist()
+        assert sorted(listed) == sorted([*expected, *drawn[block - 1]])
+    # The last block is drawn too, and then listed twice: its keys count twice in the softmax.
+    inner = BASE.blocks(1024).keys[:, :, 1:-1]
+    assert {1, 2} <= set((inner == 15).sum(axis=-1).ravel())
+
+
+def dense_mask(config, layer, length):
+    """Returns how often each head sees each key, in blocks, by loops."""
+    lists = config.blocks(length).keys[layer]
+    counts = np.zeros((config.num_heads, length, length))
+    for head, query, key in np.ndindex(counts.shape):
+        counts[head, query, key] = (lists[head, query // config.block_size] == key // config.block_size).sum()
+    return counts
+
+
+def test_sparse_attention_is_the_softmax_over_the_keys_of_visible_blocks():
+    batch = {"encoder_input_tokens": tokens(1, 29)}
+    whats = ["query", "key", "probabilities"]
+    captured = random_model(SPARSE)(batch, capture=tuple(f"encoder/layers/1/attention/{what}" for what in whats))
+    query, key, found = (captured.captured[f"encoder/layers/1/attention/{what}"][0] for what in whats)
+    weights = dense_mask(SPARSE, 1, 29) * np.exp(np.einsum("qhd,khd->hqk", query, key) / SPARSE.head_dim**0.5)
+    np.testing.assert_allclose(found, weights / weights.sum(axis=-1, keepdims=True), atol=1e-5)
+    assert (found[:, 5] == 0).any() and (found[:, 0] > 0).all() and (found[:, -1] > 0).all()
+
+
+def test_sparse_rows_are_the_same_scanned_and_on_eight_devices():
+    batch = {"encoder_input_tokens": tokens(8, 24)}
+    value, gradient = jax.jit(jax.value_and_grad(loss))(random_model(SPARSE), batch)
+    model = random_model(scanned(SPARSE))
+    partitioner = Partitioner(rules="fsdp_tp_sp", ici={"fsdp": 2, "sequence": 2, "tensor": 2})
+    shardings = partitioner.shardings(model)
+    step = partitioner.jit(jax.value_and_grad(loss), out_shardings=(partitioner.replicated, shardings))
+    other_value, other = step(jax.device_put(model, shardings), partitioner.put_batch(batch))
+    np.testing.assert_allclose(other_value, value, rtol=2e-6)
+    assert_trees_close(jax.device_get(other), gradient)
+
+
+def test_only_dense_rows_have_dropout_of_the_attention_weights():
+    model = random_model(dataclasses.replace(SPARSE, attention_dropout_rate=0.5))
+    for length, is_equal in ((14, False), (15, True)):
+        batch = {"encoder_input_tokens": tokens(1, length)}
+        plain, dropped = (model(batch, dropout_key=key).hidden for key in (None, jax.random.key(0)))
+        assert np.allclose(plain, dropped, atol=1e-6) == is_equal
+
+
+def test_settings_of_the_released_code_change_the_embeddings_and_the_projections():
+    model = random_model(dataclasses.replace(SPARSE, scale_embeddings=True, qkv_bias=False))
+    attention, table = model.encoder.layers[0].attention, model.embeddings.token_embedder.embedding[...]
+    has_bias = [attention.query.has_bias, attention.key.has_bias, attention.value.has_bias, attention.out.has_bias]
+    assert has_bias == [False, False, False, True]
+    embedded = model.embeddings.embed_tokens({"encoder_input_tokens": tokens(1, 3)})
+    np.testing.assert_allclose(embedded, table[tokens(1, 3)] * 12**0.5, rtol=1e-6)
+
+
+def test_sparse_rows_count_the_products_of_visible_blocks():
+    shapes = {"encoder_input_tokens": (2, 24)}
+    full = dataclasses.replace(SPARSE, block_size=None).train_flops(shapes)
+    hidden = 24 * 24 - dense_mask(SPARSE, 0, 24)[0].sum()
+    assert full - SPARSE.train_flops(shapes) == 3 * 4 * 2 * 2 * 12 * hidden
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"block_size": 0}, "block_size=0"), ({"num_random_blocks": -1}, "-1")]
+)
+def test_invalid_configurations_raise(changes, message):
+    with pytest.raises(UserError, match=message):
+        BigBirdConfig(**changes)
