@@ -25,6 +25,7 @@ from data_tasks.downstream import (
     wnli_simple,
 )
 from data_tasks.pretraining import (
+    bigbird_tasks,
     deberta_tasks,
     entity_alignment,
     masked_lm_tasks,
@@ -38,6 +39,7 @@ from data_tasks.pretraining import (
 )
 
 __all__ = [
+    "bigbird_tasks",
     "c4",
     "characters",
     "deberta_tasks",

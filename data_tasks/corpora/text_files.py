@@ -60,7 +60,7 @@ _DEFAULTS = FILES_ARGUMENTS | dict(
 
 
 def declare(
-    task: str, make_vocabulary: Callable[[Callable[[], str | None]], seqio.Vocabulary] | None = None
+    task: str, make_vocabulary: Callable[[Callable[[], str | None]], seqio.Vocabulary] | None = None, **defaults: Any
 ) -> tuple[FileSource, seqio.Vocabulary]:
     """Declares the arguments of a task over text files and returns its source and vocabulary.
 
@@ -69,11 +69,12 @@ def declare(
       make_vocabulary: makes the vocabulary, given a function that returns the argument `vocabulary_path` (None if not
         given). Default: from a Hugging Face directory or a SentencePiece model, the shipped one without
         `vocabulary_path`.
+      **defaults: defaults of arguments that differ from other tasks.
 
     Returns:
       The source and the vocabulary. Both use the current values of the arguments.
     """
-    values = task_arguments.declare(task, **_DEFAULTS)
+    values = task_arguments.declare(task, **_DEFAULTS | defaults)
     make_vocabulary = make_vocabulary or _sentencepiece
     return source(values), make_vocabulary(lambda: values["vocabulary_path"])
 

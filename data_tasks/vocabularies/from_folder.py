@@ -38,6 +38,7 @@ _GPT2_TOKENS = {**byte_bpe.GPT2_SPECIAL, "unk": byte_bpe.END_OF_TEXT}
 _GPT1_TOKENS = {"unk": "<unk>"}
 _T5_TOKENS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 _ALBERT_TOKENS = {**_BERT_TOKENS, "unk": "<unk>", "pad": "<pad>"}
+_BIGBIRD_TOKENS = {**_ALBERT_TOKENS, "bos": "<s>", "eos": "</s>"}
 _DEBERTA_TOKENS = {**_BERT_TOKENS, "bos": wordpiece.CLS, "eos": wordpiece.SEP}
 _LLAMA_TOKENS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
 # The number of sentinels of T5Tokenizer if tokenizer_config.json has none.
@@ -51,7 +52,7 @@ def from_folder(path: str | os.PathLike) -> Vocabulary:
     """Returns the vocabulary of a Hugging Face model directory.
 
     Supported are WordPiece (BERT, DistilBERT, ELECTRA), byte-level BPE (GPT-2, RoBERTa, BART, DeBERTa, Llama 3), BPE of
-    words (GPT-1), bytes (ByT5) and SentencePiece (T5, Llama 1 and 2, Mistral, ALBERT, DeBERTa v2 and v3).
+    words (GPT-1), bytes (ByT5) and SentencePiece (T5, Llama 1 and 2, Mistral, ALBERT, BigBird, DeBERTa v2 and v3).
 
     Args:
       path: the directory, with at least the vocabulary (`vocab.txt`; `vocab.json` and `merges.txt`; `spiece.model`,
@@ -165,6 +166,10 @@ def _xlnet(files: TokenizerFiles) -> XLNetVocabulary:
         raise files.error(name, None, f"not a SentencePiece model ({error}). Download the file again") from error
 
 
+def _bigbird(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
+    return _sentencepiece(files, "spiece.model", _BIGBIRD_TOKENS, 0)
+
+
 def _deberta_v2(files: TokenizerFiles) -> DebertaV2Vocabulary:
     for key in ("do_lower_case", "split_by_punct"):
         if files.config.get(key, False):
@@ -269,6 +274,7 @@ _BUILDERS: dict[str, Callable[[TokenizerFiles], Vocabulary]] = {
     "LlamaTokenizer": _llama,
     "AlbertTokenizer": _albert,
     "XLNetTokenizer": _xlnet,
+    "BigBirdTokenizer": _bigbird,
     "DebertaTokenizer": _byte_bpe(_DEBERTA_TOKENS),
     "DebertaV2Tokenizer": _deberta_v2,
     GENERIC_CLASS: _generic,

@@ -23,6 +23,7 @@ _CLASS_OF_MODEL_TYPE = {
     "bart": "BartTokenizer",
     "t5": "T5Tokenizer",
     "albert": "AlbertTokenizer",
+    "big_bird": "BigBirdTokenizer",
     "deberta": "DebertaTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
     "openai-gpt": "OpenAIGPTTokenizer",

@@ -181,6 +181,12 @@ RUNS = {
         [*TASK, ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
     "xlnet": ("train", ["models/xlnet/base.gin", "runs/xlnet.gin"], TASK),
+    "bigbird": ("train", ["models/bigbird/base.gin", "runs/bigbird.gin"], TASK),
+    "finetune_bigbird": (
+        "train",
+        ["models/bigbird/base.gin", "runs/finetune_bigbird.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "deberta": ("train", ["models/deberta/base.gin", "runs/deberta.gin"], TASK),
     "deberta_v3": ("train", ["models/deberta_v3/base.gin", "runs/deberta_v3.gin"], TASK),
     "finetune_deberta": (

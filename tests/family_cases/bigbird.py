@@ -18,4 +18,10 @@ FAMILIES = {
     )
 }
 
-PARAMETERS = {}
+# Without heads, with the pooler, with the heads of masked language modeling and next-sentence prediction.
+BIGBIRD = {
+    "bigbird/tiny": (7_367_168, 7_383_680, 7_451_064),
+    "bigbird/base": (126_878_208, 127_468_800, 128_112_824),
+    "bigbird/large": (358_074_368, 359_123_968, 360_228_024),
+}
+PARAMETERS = {name: counts[0] for name, counts in BIGBIRD.items()}

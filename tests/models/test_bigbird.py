@@ -110,9 +110,7 @@ def test_sparse_rows_count_the_products_of_visible_blocks():
     assert full - SPARSE.train_flops(shapes) == 3 * 4 * 2 * 2 * 12 * hidden
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"), [({"block_size": 0}, "block_size=0"), ({"num_random_blocks": -1}, "-1")]
-)
-def test_invalid_configurations_raise(changes, message):
-    with pytest.raises(UserError, match=message):
-        BigBirdConfig(**changes)
+@pytest.mark.parametrize(("field", "value"), [("block_size", 0), ("num_random_blocks", -1)])
+def test_invalid_configurations_raise(field, value):
+    with pytest.raises(UserError, match=f"{field}={value}"):
+        BigBirdConfig(**{field: value})

@@ -10,6 +10,7 @@ import pytest
 from families import PARAMETERS
 from family_cases.albert import ALBERT
 from family_cases.bert import BERT, COMPACT, ROBERTA
+from family_cases.bigbird import BIGBIRD
 from family_cases.deberta import DEBERTA, DEBERTA_V3
 from family_cases.distilbert import DISTILBERT
 from family_cases.electra import ELECTRA
@@ -72,9 +73,9 @@ def test_model_file_has_published_parameter_count(load, name):
     assert f"{PARAMETERS[name]:,} parameters" in header(name)
 
 
-@pytest.mark.parametrize("name", sorted(BERT | ALBERT | UNILM))
+@pytest.mark.parametrize("name", sorted(BERT | ALBERT | UNILM | BIGBIRD))
 def test_bert_file_has_published_parameter_counts(load, name):
-    model, expected = abstract(load(name)), (BERT | ALBERT | UNILM)[name]
+    model, expected = abstract(load(name)), (BERT | ALBERT | UNILM | BIGBIRD)[name]
     next_sentence = heads(NextSentence(), model)
     with_pooler = parameters.count(model) + parameters.count(next_sentence["next_sentence"].pooler)
     with_heads = sum(map(parameters.count, (model, heads(MaskedLM(), model), next_sentence)))

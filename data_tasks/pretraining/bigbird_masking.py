@@ -1,0 +1,123 @@
+"""BigBird's examples: a random span of each document, with masked words (`run_pretraining.py` of the released code)."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import seqio
+import tensorflow as tf
+from sentencepiece import sentencepiece_model_pb2
+
+from data_tasks.pretraining.masked_lm import ORDER_DRAW, BertMasking, Draw, RobertaMasking, Rows, number_words
+from data_tasks.pretraining.masked_lm_inputs import SPECIAL_TOKENS, add_special_tokens, row_length
+from data_tasks.vocabularies.special_tokens import SpecialTokens, special_tokens, word_starts
+
+DOCUMENTS_PER_BATCH = 64
+# The released code never draws a span that ends in the last tokens of a long document.
+_UNREACHED_TOKENS = 2
+_Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
+
+
+def bigbird_word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
+    """Returns which ids begin a word: the pieces that begin with `▁`, or those of `word_starts` without such pieces.
+
+    Args:
+      vocabulary: a vocabulary with a SentencePiece model, or with the attribute `word_starts`.
+
+    Returns:
+      bool `[vocab_size]`.
+
+    Raises:
+      UserError: the word boundaries of the vocabulary are unknown.
+    """
+    starts, model = np.array(word_starts(vocabulary), bool), getattr(vocabulary, "tokenizer", None)
+    if not hasattr(model, "IdToPiece"):
+        return starts
+    begins = [model.IdToPiece(index).startswith("▁") for index in range(model.GetPieceSize())]
+    return np.pad(begins, (0, len(starts) - len(begins)))
+
+
+@tf.autograph.experimental.do_not_convert
+def random_spans(
+    ds: tf.data.Dataset,
+    sequence_length: Mapping[str, int] | None,
+    output_features: Mapping[str, seqio.Feature],
+    *,
+    special: SpecialTokens | None = None,
+    documents_per_batch: int = DOCUMENTS_PER_BATCH,
+) -> tf.data.Dataset:
+    """Takes one span of each document, another one in each epoch: [CLS] span [SEP].
+
+    The end of the span is uniform, and tokens before its first word are removed. A document that fits is taken whole.
+
+    Args:
+      ds: documents as token ids, `targets` `[length]`.
+      sequence_length: length of `inputs` in tokens, including special ones.
+      output_features: `inputs`, whose vocabulary has the special tokens.
+      special: the special tokens. Default: the tokens of the vocabulary.
+      documents_per_batch: number of documents processed together.
+
+    Returns:
+      Examples with `inputs`, int32 `[length]`, 0 after the end.
+
+    Raises:
+      UserError: the length of `inputs` is missing or too small, or the vocabulary lacks special tokens or words.
+    """
+    length, vocabulary = row_length(sequence_length), output_features["inputs"].vocabulary
+    special = special or special_tokens(vocabulary)
+    begins = tf.constant(bigbird_word_starts(vocabulary))
+
+    def cut(batch, seed):
+        documents = batch["targets"]
+        counts = tf.cast(documents.row_lengths(), tf.int32)
+        text_length = length - SPECIAL_TOKENS
+        choices = tf.maximum(1, counts - length - _UNREACHED_TOKENS)
+        drawn = tf.random.stateless_uniform(tf.shape(counts), seed, dtype=tf.float64)
+        start = tf.cast(drawn * tf.cast(choices, tf.float64), tf.int32)
+        offsets = tf.range(text_length)[tf.newaxis]
+        is_text = start[:, tf.newaxis] + offsets < counts[:, tf.newaxis]
+        first = tf.cast(documents.row_starts(), tf.int32) + start
+        index = tf.where(is_text, first[:, tf.newaxis] + offsets, 0)
+        tokens = tf.gather(tf.pad(documents.flat_values, [[0, 1]]), index)
+        # A span without the beginning of a word is kept whole.
+        is_begin = is_text & tf.gather(begins, tokens)
+        skipped = tf.cast(tf.argmax(is_begin, axis=1), tf.int32)
+        kept = is_text & (offsets >= skipped[:, tf.newaxis])
+        return {"inputs": add_special_tokens(tf.ragged.boolean_mask(tokens, kept), special, length)}
+
+    return seqio.map_over_dataset(num_seeds=1)(cut)(ds.ragged_batch(documents_per_batch)).unbatch()
+
+
+@dataclasses.dataclass(frozen=True)
+class WordMasking(BertMasking):
+    """Chooses 15 % of the words, at least one, and as many as the length of `targets` at most.
+
+    The pieces of all chosen words become targets, except of words, in the order of their draws, from the one on that
+    exceeds the length of `targets`. Each piece is replaced by itself, and random tokens are pieces of text.
+    """
+
+    def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
+        """Chooses the tokens to predict; see `Masking.choose`."""
+        begins = tf.gather(tf.constant(bigbird_word_starts(vocabulary)), rows.tokens)
+        # Without the beginning of a word, each piece is a word.
+        begins |= ~tf.reduce_any(begins & rows.text, axis=1, keepdims=True)
+        words = number_words(rows, begins, draw(ORDER_DRAW))
+        number = tf.cast(tf.reduce_max(words.word, axis=1), tf.float64)
+        wanted = tf.maximum(tf.cast(tf.round(number * self.rate), tf.int32), 1 if self.rate else 0)
+        wanted = tf.minimum(wanted, max_predictions)
+        pieces = tf.cumsum(tf.gather(words.sizes, words.by_score, batch_dims=1), axis=1)
+        ranks = tf.range(tf.shape(pieces)[1])[tf.newaxis]
+        is_kept = (ranks < wanted[:, tf.newaxis]) & (pieces <= max_predictions) & (words.by_score > 0)
+        examples = tf.broadcast_to(tf.range(tf.shape(pieces)[0])[:, tf.newaxis], tf.shape(pieces))
+        places = tf.stack([examples, words.by_score], axis=-1)
+        is_chosen = tf.scatter_nd(places, tf.cast(is_kept, tf.int32), tf.shape(words.sizes))
+        return (tf.gather(is_chosen, words.word, batch_dims=1) > 0) & (words.word > 0)
+
+    def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
+        """Returns the ids of text, from 101 on in the released vocabulary, `[ids]`."""
+        model = getattr(vocabulary, "tokenizer", None)
+        if not hasattr(model, "serialized_model_proto"):
+            return RobertaMasking().random_tokens(vocabulary, special)
+        pieces = sentencepiece_model_pb2.ModelProto.FromString(model.serialized_model_proto()).pieces
+        ids = [index for index, piece in enumerate(pieces) if piece.type in (_Piece.NORMAL, _Piece.BYTE)]
+        return np.array(ids)
