@@ -62,7 +62,7 @@ class BigBirdConfig(BertConfig):
             size=self.block_size,
             num_random=self.num_random_blocks,
         )
-        return BlockLists(keys=keys, size=self.block_size)
+        return BlockLists(keys=keys, size=self.block_size, all_keys=(0, keys.shape[2] - 1))
 
     def make(self, key: jax.Array) -> "BigBird":
         """Returns a BigBird with newly initialized parameters; see `ModelConfig.make`."""
@@ -73,7 +73,9 @@ class BigBirdConfig(BertConfig):
         dense, (batch, length) = super().train_flops(shapes), shapes["encoder_input_tokens"]
         if self.is_dense(length):
             return dense
-        visible = (self.blocks(length).keys[0, 0] >= 0).sum() * self.block_size**2
+        blocks = self.blocks(length)
+        listed = (blocks.keys[0, 0] >= 0).sum() + len(blocks.all_keys) * blocks.keys.shape[2]
+        visible = listed * self.block_size**2
         # Of the forward pass and of the gradients: two products of scores and averages, two operations per element.
         return dense - 3.0 * 4 * self.num_layers * batch * self.num_heads * self.head_dim * (length**2 - visible)
 

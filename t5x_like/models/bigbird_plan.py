@@ -35,11 +35,10 @@ def dense_blocks(num_random: int) -> int:
 def visible_blocks(
     num_layers: int, num_heads: int, length: int, *, max_length: int, size: int, num_random: int
 ) -> Int[np.ndarray, "layers heads query_blocks listed"]:
-    """Returns the blocks of keys that each block of queries sees.
+    """Returns the blocks of keys that each block of queries sees, except the first and the last, which see all.
 
-    The first and the last block of queries see all blocks. Block i of the others sees {0, i - 1, i, i + 1, last} and
-    its random blocks. A random block may be the last one, which is then listed twice, as it is gathered twice in the
-    released code.
+    Block i sees {0, i - 1, i, i + 1, last} and its random blocks. A random block may be the last one, which is then
+    listed twice, as it is gathered twice in the released code.
 
     Args:
       num_layers: number of layers.
@@ -50,19 +49,18 @@ def visible_blocks(
       num_random: number of random blocks per block of queries.
 
     Returns:
-      Indices of blocks, -1 where a list is shorter.
+      Indices of blocks, -1 where a list is shorter, as those of the first and the last block are.
     """
     blocks = -(-length // size)
     last = blocks - 1
-    lists = np.full((num_layers, num_heads, blocks, max(blocks, NUM_FIXED + num_random)), -1, np.int32)
-    lists[:, :, [0, last], :blocks] = np.arange(blocks)
+    lists = np.full((num_layers, num_heads, blocks, NUM_FIXED + num_random), -1, np.int32)
     for block in range(1, last):
         window = {0, block - 1, block, block + 1, last}
         lists[:, :, block, : len(window)] = sorted(window)
     if num_random:
         for layer in range(num_layers):
             drawn = random_blocks(layer, num_heads, length, max_length=max_length, size=size, num_random=num_random)
-            lists[layer, :, 1:last, NUM_FIXED : NUM_FIXED + num_random] = drawn
+            lists[layer, :, 1:last, NUM_FIXED:] = drawn
     return lists
 
 
