@@ -14,7 +14,13 @@ from safetensors.numpy import load_file, save_file
 
 from t5x_like import interop, parameters
 from t5x_like.config import description
-from t5x_like.objectives import heads, sequence_classification, sequence_regression, token_classification
+from t5x_like.objectives import (
+    bigbird_heads,
+    heads,
+    sequence_classification,
+    sequence_regression,
+    token_classification,
+)
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_regression import SequenceRegression
 from t5x_like.objectives.token_classification import TokenClassification
@@ -61,6 +67,7 @@ def change_config(directory, **changes):
         ("distilbert", SEQUENCE, heads.ReluFirstToken(dropout_rate=0.2)),
         ("electra", SEQUENCE, heads.GeluFirstToken()),
         ("electra", TOKENS, heads.EachToken()),
+        ("bigbird", SEQUENCE, bigbird_heads.ActivatedFirstToken()),
         ("gpt1", SEQUENCE, heads.LastToken()),
         ("gpt2", TOKENS, heads.EachDecoderToken(dropout_rate=0.1)),
         ("llama", SEQUENCE, heads.LastToken()),

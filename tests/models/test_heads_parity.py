@@ -37,6 +37,7 @@ _MOBILEBERT = _ENCODER | dict(
 _DEBERTA = {name: value for name, value in _ENCODER.items() if name != "attn_implementation"} | dict(
     relative_attention=True, position_biased_input=False, pos_att_type=["c2p", "p2c"]
 )
+_BIGBIRD = {name: value for name, value in _ENCODER.items() if name != "attn_implementation"} | {"type_vocab_size": 2}
 _DEBERTA_V2 = _DEBERTA | dict(
     position_buckets=4, max_relative_positions=8, share_att_key=True, norm_rel_ebd="layer_norm", type_vocab_size=0
 )
@@ -69,6 +70,9 @@ CASES = [
     ("MobileBertForTokenClassification", _MOBILEBERT, 4),
     ("ElectraForSequenceClassification", _ENCODER | {"embedding_size": 7, "classifier_dropout": 0.2}, 3),
     ("ElectraForTokenClassification", _ENCODER | {"embedding_size": 15}, 4),
+    ("BigBirdForSequenceClassification", _BIGBIRD | {"classifier_dropout": 0.2}, 3),
+    ("BigBirdForSequenceClassification", _BIGBIRD | {"hidden_act": "relu"}, 1),
+    ("BigBirdForTokenClassification", _BIGBIRD, 4),
     ("DebertaForSequenceClassification", _DEBERTA | _LABEL | {"cls_dropout": 0.2, "pooler_dropout": 0.1}, 3),
     ("DebertaV2ForSequenceClassification", _DEBERTA_V2 | _SCORES, 1),
     ("DebertaForTokenClassification", _DEBERTA, 4),
@@ -92,6 +96,10 @@ CASES = [
     ("MistralForSequenceClassification", _LLAMA | {"sliding_window": 5}, 2),
     ("MistralForTokenClassification", _LLAMA | {"sliding_window": 5}, 2),
 ]
+
+
+# The pooler of classes that do not use it.
+UNUSED = {"bert.pooler.weight", "bert.pooler.bias"}
 
 
 @dataclasses.dataclass
@@ -224,6 +232,11 @@ def test_logits_loss_and_gradients(example, assert_parity):
         for name, parameter in example.reference.named_parameters()
     }
     assert_parity(interop.tensors_to_huggingface(gradient, example.config), gradients, "gradients")
+    assert_parity(
+        interop.tensors_to_huggingface(gradient, example.config),
+        {name: parameter.grad for name, parameter in example.reference.named_parameters() if name not in UNUSED},
+        "gradients",
+    )
 
 
 def test_transformers_reads_exported_head(example, tmp_path):
@@ -233,7 +246,8 @@ def test_transformers_reads_exported_head(example, tmp_path):
     options = {"labels": labels, "regression": regression, "dropout_rate": rate}
     interop.to_huggingface(example.params, example.config, str(tmp_path), **options)
     loaded, report = type(example.reference).from_pretrained(tmp_path, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    assert not set(report["missing_keys"]) - UNUSED
+    assert not report["unexpected_keys"] and not report["mismatched_keys"]
     for name in ("architectures", "num_labels", "pad_token_id"):
         assert getattr(loaded.config, name) == getattr(example.reference.config, name), name
     assert interop.task_head(str(tmp_path)).labels == labels
@@ -241,4 +255,4 @@ def test_transformers_reads_exported_head(example, tmp_path):
     assert loaded.config.label2id == {label: index for index, label in enumerate(labels)}
     assert loaded.config.problem_type in (None, example.reference.config.problem_type)
     for name, tensor in example.reference.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor), name
+        assert name in UNUSED or torch.equal(loaded.state_dict()[name], tensor), name
