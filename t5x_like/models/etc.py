@@ -1,0 +1,320 @@
+"""ETC (Ainslie et al. 2020, arXiv:2004.08483), the network of BigBird's extended transformer construction.
+
+Beside the text, the long input, there is a global input of one token per sentence. Tokens of the text see their
+neighbors and all global tokens; global tokens see each other and the text, or their own sentence alone. Both inputs
+share queries, keys, values and feed-forward blocks; the projections of the attention's output and the norms after the
+embeddings and after the attention are their own. Positions are relative (`models.etc_inputs`).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array
+
+from t5x_like.errors import UserError
+from t5x_like.kernels.dropout import Dropout, split_key
+from t5x_like.kernels.masks import Mask
+from t5x_like.layers import captures as capturing
+from t5x_like.layers import initializers
+from t5x_like.layers.attention import MultiHeadAttention
+from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
+from t5x_like.layers.captures import Captures
+from t5x_like.layers.mlp import MLP
+from t5x_like.layers.projections import Projection, gather_residual, scatter_residual, shard_residual
+from t5x_like.layers.stacks import Stack
+from t5x_like.models import bert, checks, etc_inputs
+from t5x_like.models.base import Batch
+from t5x_like.models.bert import Bert, BertConfig, BertEmbeddings
+from t5x_like.models.etc_inputs import GLOBAL_FEATURES, GlobalInput, RelativeScores
+from t5x_like.models.outputs import Outputs
+
+# Rows of a table of relative positions between the inputs: of another sentence, of the own sentence.
+_BETWEEN = 2
+# Standard deviation of new vectors of relative positions, in the released code.
+_RELATIVE_STDDEV = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class EtcConfig(BertConfig):
+    """Sizes and hyperparameters of ETC; the defaults are those of ETC base."""
+
+    # Longest row of the text, in tokens.
+    max_length: int = 4096
+    # Number of token types: 0 for global tokens, 1 and 2 for the segments of the text.
+    num_token_types: int = 16
+    # Number of tokens of the text that a token sees on each side.
+    local_radius: int = 84
+    # Distance from which all positions on a side share a vector.
+    max_distance: int = 12
+    # Rows of the two tables of relative positions of a layer.
+    relative_vocab_size: int = 32
+    # Whether a global token sees the tokens of its own sentence alone, or all of the text.
+    hard_global_mask: bool = True
+    # Number of tokens per global token in batches without sentences; None for no global tokens.
+    tokens_per_global: int | None = 32
+
+    def __post_init__(self):
+        super().__post_init__()
+        checks.positive_integers(self, "local_radius", "max_distance", "relative_vocab_size")
+        if self.tokens_per_global is not None:
+            checks.positive_integers(self, "tokens_per_global")
+        least = 2 * self.max_distance + 1 + _BETWEEN
+        if self.relative_vocab_size < least:
+            raise UserError(
+                f"relative_vocab_size={self.relative_vocab_size}: too small for max_distance={self.max_distance}. Give "
+                f"{least} or more."
+            )
+        if self.num_token_types < 2:
+            raise UserError(
+                f"num_token_types={self.num_token_types}: global tokens and tokens of the text have different types. "
+                "Give 2 or more."
+            )
+        if self.position_offset:
+            raise UserError(f"position_offset={self.position_offset}: positions of ETC are relative. Omit it.")
+
+    @property
+    def embeds_positions(self) -> bool:
+        """False: positions are relative; see `BertConfig.embeds_positions`."""
+        return False
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Features of a batch that the model reads; see `ModelConfig.reads`."""
+        return (*(name for name in super().reads if not name.endswith("_positions")), *GLOBAL_FEATURES)
+
+    def make(self, key: jax.Array) -> "Etc":
+        """Returns an ETC with newly initialized parameters; see `ModelConfig.make`."""
+        return Etc(self, key=key)
+
+    def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
+        """Returns the floating-point operations of one training step: of BERT, with the visible keys of both inputs.
+
+        A row has G more tokens, the global ones. A token of the text sees a window and G keys, a global token all keys.
+        The products with the R rows of relative positions take (G + L) · Ra multiply-adds per layer.
+        """
+        batch, length = shapes["encoder_input_tokens"]
+        number = shapes["global_positions"][1] if "global_positions" in shapes else self.default_globals(length)
+        a, tokens = self.num_heads * self.head_dim, number + length
+        window = length * (2 * self.local_radius + 1) - self.local_radius * (self.local_radius + 1)
+        pairs = (window if self.local_radius < length else length**2) + length * number + number * tokens
+        products = tokens * (4 * self.embed_dim * a + (len(self.activations) + 1) * self.embed_dim * self.mlp_dim)
+        products += 2 * pairs * a + tokens * self.relative_vocab_size * a
+        predictions = next((shapes[name][1] for name in ("masked_positions",) if name in shapes), 0)
+        return 6.0 * batch * (self.num_layers * products + predictions * self.unembed_dim * self.vocab_size)
+
+    def default_globals(self, length: int) -> int:
+        """Returns the number of global tokens of a batch without sentences."""
+        return etc_inputs.num_fixed_blocks(length, self.tokens_per_global) if self.tokens_per_global else 0
+
+
+class RelativeTable(nnx.Module):
+    """A vector and a score per relative position and head.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
+
+    Attributes:
+      embedding: `[rows heads kv]`.
+      bias: `[rows heads]`.
+    """
+
+    def __init__(self, config: EtcConfig, *, key: jax.Array):
+        shape, axes = (config.relative_vocab_size, config.num_heads, config.head_dim), ("relpos_buckets", "heads", "kv")
+        self.embedding = nnx.Param(initializers.truncated_normal(_RELATIVE_STDDEV)(key, shape, 1), axes=axes)
+        self.bias = nnx.Param(jnp.zeros(shape[:2], jnp.float32), axes=axes[:2])
+
+
+class EtcAttention(MultiHeadAttention):
+    """Multi-head attention of both inputs, with relative positions.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
+
+    Attributes:
+      global_out: projection of the output of global tokens.
+      relative: table of relative positions of queries of the text.
+      global_relative: table of relative positions of queries of global tokens.
+    """
+
+    def __init__(self, config: EtcConfig, *, key: jax.Array):
+        base_key, out_key, *table_keys = jax.random.split(key, 4)
+        super().__init__(key=base_key, scale=config.head_dim**-0.5, **bert.attention_options(config))
+        self.global_out = Projection(
+            (config.num_heads, config.head_dim),
+            (config.embed_dim,),
+            axes=("heads", "kv", "embed"),
+            key=out_key,
+            init=config.initializer,
+            bias=True,
+            dtype=config.compute_dtype,
+        )
+        self.relative, self.global_relative = (RelativeTable(config, key=each) for each in table_keys)
+        self.unseen = 2 * config.max_distance + 1
+
+    def __call__(
+        self, x: Hidden, *, num_global: int, relative_ids: Array, dropout_key: jax.Array | None = None, **options
+    ) -> tuple[Hidden, dict[str, Array]]:
+        """Computes attention.
+
+        Args:
+          x: activations, the global tokens first.
+          num_global: number of global tokens.
+          relative_ids: see `etc_inputs.relative_ids`.
+          dropout_key: random key of dropout; None disables dropout.
+          **options: see `MultiHeadAttention.__call__`.
+
+        Returns:
+          The output, and the captured arrays by name.
+        """
+        tables = self.global_relative, self.relative
+        embeddings = tuple(table.embedding[...] for table in tables)
+        biases = tuple(table.bias[...] for table in tables)
+        bias = RelativeScores(embeddings, biases, relative_ids, num_global, self.unseen)
+        output, captured = self.attend(x, bias=bias, dropout_key=dropout_key, **options)
+        projections = (functools.partial(each, dropout_key=dropout_key) for each in (self.global_out, self.out))
+        return by_input(num_global, output, *projections), captured
+
+
+def by_input(num_global: int, x: Array, of_global: Any, of_long: Any) -> Array:
+    """Applies a module to the global tokens, and another to the text."""
+    if not num_global:
+        return of_long(x)
+    return jnp.concatenate([of_global(x[:, :num_global]), of_long(x[:, num_global:])], axis=1)
+
+
+class EtcLayer(TransformerLayer):
+    """A post-norm layer of both inputs.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
+
+    Attributes:
+      global_attention_norm: norm of global tokens after the attention.
+    """
+
+    def __init__(self, config: EtcConfig, key: jax.Array):
+        attention_key, mlp_key = jax.random.split(key)
+        options = {"activations": config.activations, "init": config.initializer, "bias": True}
+        mlp = MLP(config.embed_dim, config.mlp_dim, dtype=config.compute_dtype, key=mlp_key, **options)
+        blocks = {"attention": EtcAttention(config, key=attention_key), "mlp": mlp}
+        make_norm = functools.partial(bert.make_norm, config)
+        super().__init__(blocks, make_norm, norm_position="post", dropout=Dropout(config.dropout_rate))
+        self.global_attention_norm = make_norm()
+
+    def __call__(
+        self, x: Hidden, inputs: Inputs, *, dropout_key: jax.Array | None = None, captures: Captures
+    ) -> tuple[Hidden, dict[str, Array]]:
+        """Applies attention and the feed-forward block; see `TransformerLayer.__call__`."""
+        keys, num_global = split_key(dropout_key, 4), inputs["attention"]["num_global"]
+        options = {"dropout_key": keys[0], **captures.within("attention"), **inputs["attention"]}
+        update, captured = self.attention(gather_residual(x), **options)
+        x = x + self.dropout(scatter_residual(update), keys[1])
+        x = by_input(num_global, x, self.global_attention_norm, self.attention_norm)
+        x, _ = self.residual("mlp", lambda x: self.mlp(x, dropout_key=keys[2]), x, keys[3])
+        x = captures.edits("hidden", shard_residual(x))
+        return x, captures.collect(hidden=x, attention=captured)
+
+
+class EtcEmbeddings(BertEmbeddings):
+    """The normalized embeddings of both inputs, the global tokens first.
+
+    Args:
+      config: configuration of the model.
+      keys: random keys of the tables.
+
+    Attributes:
+      global_norm: norm of the embeddings of global tokens.
+    """
+
+    def __init__(self, config: EtcConfig, *, keys: Sequence[jax.Array]):
+        super().__init__(config, keys=keys)
+        self.global_norm = bert.make_norm(config)
+
+    def __call__(self, batch: Batch) -> Hidden:
+        """Embeds tokens and their types; see `Etc.embed`."""
+        tokens = batch["encoder_input_tokens"]
+        checks.row_length(self.config, tokens.shape[1])
+        types = batch.get("token_types", jnp.zeros_like(tokens)) + 1
+        text = self.norm(self.embed_tokens(batch) + self.token_type_embedder(types))
+        globals_ = global_input(self.config, batch)
+        if not globals_.number:
+            return text
+        types = self.token_type_embedder(jnp.zeros_like(globals_.tokens))
+        return jnp.concatenate([self.global_norm(self.token_embedder(globals_.tokens) + types), text], axis=1)
+
+
+def global_input(config: EtcConfig, batch: Batch) -> GlobalInput:
+    """Returns the global tokens of a batch: those of its sentences, or one per block of tokens."""
+    segments = text_segments(config, batch)
+    positions, of_globals, tokens = (batch.get(name) for name in GLOBAL_FEATURES)
+    if positions is not None:
+        return etc_inputs.given_sentences(positions, of_globals, tokens, segments)
+    return etc_inputs.fixed_blocks(segments, config.tokens_per_global)
+
+
+def text_segments(config: EtcConfig, batch: Batch) -> Array:
+    """Returns the segments of the text, 0 for padding."""
+    segments = batch.get("encoder_segment_ids")
+    return (batch["encoder_input_tokens"] != config.padding_id).astype(jnp.int32) if segments is None else segments
+
+
+class Etc(Bert):
+    """ETC. Implements `Model` of `models/base.py`.
+
+    Captured arrays have the global tokens first; the hidden states of the outputs are those of the text.
+
+    Args:
+      config: configuration of the model.
+      key: random key of the initialization.
+    """
+
+    make_embeddings = staticmethod(EtcEmbeddings)
+
+    def make_encoder(self, key: jax.Array, *, order: Sequence[int] | None = None) -> Stack:
+        """Makes the layers; see `Bert.make_encoder`."""
+        config = self.config
+        number = config.num_layers if order is None else max(order) + 1
+        options = {"order": order, "scan": bool(config.scan_layers), "remat": config.remat}
+        return Stack(functools.partial(EtcLayer, config), number, key=key, **options)
+
+    def trunk(
+        self,
+        embedded: Mapping[str, Hidden],
+        batch: Batch,
+        *,
+        dropout_key: jax.Array | None = None,
+        capture: Sequence[str] = (),
+        edits: Sequence[capturing.Edit] = (),
+    ) -> Outputs:
+        """Computes everything between the embeddings and the logits; see `Model.trunk`.
+
+        Args:
+          embedded: result of `embed`.
+          batch: `encoder_input_tokens`; `encoder_segment_ids` in packed rows, without which `padding_id` is masked;
+            `token_types`; and `GLOBAL_FEATURES`, see `etc_inputs.given_sentences`.
+          dropout_key: random key of dropout; None disables dropout.
+          capture: names of intermediate arrays to return.
+          edits: interventions in intermediate arrays of the same names.
+        """
+        outputs = super().trunk(embedded, batch, dropout_key=dropout_key, capture=capture, edits=edits)
+        number = outputs.hidden.shape[1] - batch["encoder_input_tokens"].shape[1]
+        return outputs.replace(hidden=outputs.hidden[:, number:])
+
+    def attention_inputs(self, batch: Batch) -> dict[str, Any]:
+        """Returns the mask, the relative positions and the number of global tokens."""
+        config, globals_ = self.config, global_input(self.config, batch)
+        segments = jnp.concatenate([globals_.segments, text_segments(config, batch)], axis=1)
+        seen = etc_inputs.visible(globals_, radius=config.local_radius, is_hard=config.hard_global_mask)
+        return {
+            "mask": Mask(query_segments=segments, key_segments=segments, dense=seen),
+            "relative_ids": etc_inputs.relative_ids(globals_, config.max_distance),
+            "num_global": globals_.number,
+        }

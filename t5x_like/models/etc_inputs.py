@@ -1,0 +1,164 @@
+"""The global input of ETC: a token per sentence, what it stands for, and what tokens of both inputs see.
+
+Both inputs are one sequence, the global tokens first. See `models.etc`.
+"""
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+GLOBAL_FEATURES = ("global_positions", "global_segment_ids", "global_tokens")
+# Id of a global token, as in the released code.
+GLOBAL_TOKEN = 1
+# Global tokens of rows without sentences, beside those of a row of one text: a packed text may begin another block.
+SPARE_GLOBALS = 8
+
+
+@struct.dataclass
+class GlobalInput:
+    """The global tokens of a batch.
+
+    Attributes:
+      tokens: ids, 0 for none.
+      segments: segment of each global token, 0 for none.
+      sentence: index of the global token of each token of the long input; -1 for none.
+    """
+
+    tokens: Int[Array, "batch globals"]
+    segments: Int[Array, "batch globals"]
+    sentence: Int[Array, "batch length"]
+
+    @property
+    def number(self) -> int:
+        """Number of global tokens of a row, padding included."""
+        return self.tokens.shape[1]
+
+
+def given_sentences(
+    positions: Int[Array, "batch globals"],
+    of_globals: Int[Array, "batch globals"],
+    tokens: Int[Array, "batch globals"] | None,
+    segments: Int[Array, "batch length"],
+) -> GlobalInput:
+    """Returns the global tokens that a batch has; the first three arguments are its `GLOBAL_FEATURES`.
+
+    Args:
+      positions: the first token of each sentence, in ascending order. A sentence ends before the next one and with its
+        segment.
+      of_globals: segment of each global token; 0 is padding.
+      tokens: ids of the global tokens; None for `GLOBAL_TOKEN`.
+      segments: segments of the long input.
+    """
+    is_global = of_globals != 0
+    length = segments.shape[1]
+    begins = jnp.where(is_global, positions, length)[:, None] <= jnp.arange(length)[None, :, None]
+    sentence = jnp.sum(begins, axis=-1, dtype=jnp.int32) - 1
+    own = jnp.take_along_axis(of_globals, jnp.maximum(sentence, 0), axis=1)
+    sentence = jnp.where((own == segments) & (segments != 0), sentence, -1)
+    return GlobalInput(jnp.where(is_global, GLOBAL_TOKEN if tokens is None else tokens, 0), of_globals, sentence)
+
+
+def fixed_blocks(segments: Int[Array, "batch length"], tokens_per_global: int | None) -> GlobalInput:
+    """Returns one global token per block of tokens, for a batch without sentences.
+
+    Args:
+      segments: segments of the long input. A segment begins another block.
+      tokens_per_global: number of tokens of a block; None for no global tokens.
+    """
+    rows, length = segments.shape
+    if tokens_per_global is None:
+        return GlobalInput(*(jnp.zeros((rows, 0), jnp.int32),) * 2, jnp.full((rows, length), -1, jnp.int32))
+    number = num_fixed_blocks(length, tokens_per_global)
+    is_first = segments != jnp.pad(segments, ((0, 0), (1, 0)))[:, :-1]
+    index = jnp.arange(length)
+    start = jnp.maximum.accumulate(jnp.where(is_first, index, 0), axis=1)
+    begins = ((index - start) % tokens_per_global == 0) & (segments != 0)
+    sentence = jnp.where(segments != 0, jnp.cumsum(begins, axis=1, dtype=jnp.int32) - 1, -1)
+    sentence = jnp.where(sentence < number, sentence, -1)
+    of_blocks = sentence[:, None, :] == jnp.arange(number)[:, None]
+    of_globals = jnp.max(jnp.where(of_blocks, segments[:, None, :], 0), axis=-1)
+    return GlobalInput(jnp.where(of_globals != 0, GLOBAL_TOKEN, 0), of_globals, sentence)
+
+
+def num_fixed_blocks(length: int, tokens_per_global: int) -> int:
+    """Returns the number of global tokens of rows without sentences."""
+    return -(-length // tokens_per_global) + SPARE_GLOBALS
+
+
+def visible(globals_: GlobalInput, *, radius: int, is_hard: bool) -> Bool[Array, "batch globals+length globals+length"]:
+    """Returns which tokens see each other, in addition to the segments: a window, and all global tokens.
+
+    Args:
+      globals_: the global tokens.
+      radius: number of tokens that a token of the long input sees on each side.
+      is_hard: whether a global token sees the tokens of its own sentence alone.
+    """
+    number, (rows, length) = globals_.number, globals_.sentence.shape
+    index = jnp.arange(length)
+    window = jnp.abs(index[:, None] - index[None, :]) <= radius
+    own = globals_.sentence[:, None, :] == jnp.arange(number)[:, None]
+    from_globals = jnp.concatenate([jnp.ones((rows, number, number), bool), own if is_hard else own | True], axis=-1)
+    all_globals = jnp.ones((rows, length, number), bool)
+    from_long = jnp.concatenate([all_globals, jnp.broadcast_to(window, (rows, length, length))], axis=-1)
+    return jnp.concatenate([from_globals, from_long], axis=1)
+
+
+def relative_ids(globals_: GlobalInput, max_distance: int) -> Int[Array, "batch globals+length globals+length"]:
+    """Returns the row of the table of relative positions for each query and key.
+
+    Within one input: 0 for the query itself, 1 to m for keys after it and m + 1 to 2m for keys before it, by distance
+    up to m = `max_distance`. Between the inputs: 2m + 2 for a token and the global token of its sentence, 2m + 1 for
+    others.
+
+    Args:
+      globals_: the global tokens.
+      max_distance: m.
+    """
+    number, (rows, length) = globals_.number, globals_.sentence.shape
+
+    def within(size):
+        index = jnp.arange(size)
+        distance = jnp.clip(index[None, :] - index[:, None], -max_distance, max_distance)
+        return jnp.broadcast_to(jnp.where(distance < 0, max_distance - distance, distance), (rows, size, size))
+
+    own = globals_.sentence[:, :, None] == jnp.arange(number)
+    between = 2 * max_distance + 1 + own.astype(jnp.int32)
+    from_globals = jnp.concatenate([within(number), jnp.swapaxes(between, 1, 2)], axis=-1)
+    return jnp.concatenate([from_globals, jnp.concatenate([between, within(length)], axis=-1)], axis=1)
+
+
+@struct.dataclass
+class RelativeScores:
+    """The scores of queries against relative positions (Ainslie et al. 2020, appendix A). Implements `ScoreBias`.
+
+    Attributes:
+      embeddings: a vector per row of the tables of queries of the global and of the long input.
+      biases: a score per row of the same tables.
+      ids: see `relative_ids`.
+      number: number of global tokens.
+      unseen: the row for keys that are in neither input, those of a prefix.
+    """
+
+    embeddings: tuple[Float[Array, "rows heads kv"], Float[Array, "rows heads kv"]]
+    biases: tuple[Float[Array, "rows heads"], Float[Array, "rows heads"]]
+    ids: Int[Array, "batch globals+length globals+length"]
+    number: int = struct.field(pytree_node=False)
+    unseen: int = struct.field(pytree_node=False)
+
+    @property
+    def diagonals(self) -> None:
+        """None: the scores depend on the contents; see `ScoreBias.diagonals`."""
+        return None
+
+    def materialize(
+        self, q: Float[Array, "batch q_len heads kv"], k: Float[Array, "batch kv_len heads kv"], *, scale: float, **_
+    ) -> Float[Array, "batch heads q_len kv_len"]:
+        """Returns the scores of all pairs of queries and keys; see `ScoreBias.materialize`."""
+        prefix = k.shape[1] - self.ids.shape[2]
+        ids = jnp.pad(self.ids, ((0, 0), (0, 0), (prefix, 0)), constant_values=self.unseen)[:, None]
+        scores, parts = [], (slice(0, self.number), slice(self.number, None))
+        for part, vectors, bias in zip(parts, self.embeddings, self.biases, strict=True):
+            vectors = vectors.astype(q.dtype)
+            products = jnp.einsum("bqhd,rhd->bhqr", q[:, part], vectors, preferred_element_type=jnp.float32)
+            scores.append(jnp.take_along_axis(scale * (products + bias.T[:, None]), ids[:, :, part], axis=-1))
+        return jnp.concatenate(scores, axis=2)

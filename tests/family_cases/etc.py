@@ -1,0 +1,18 @@
+"""ETC. The small configuration has no global tokens, since the tests of all families give no sentences."""
+
+from family_case import NO_DROPOUT, SIZES, WIDE, Family
+
+from t5x_like.models.etc import EtcConfig
+
+_SMALL = dict(**SIZES, **NO_DROPOUT, num_heads=2, head_dim=6, num_layers=2, max_length=16)
+_RELATIVE = dict(max_distance=3, relative_vocab_size=10, tokens_per_global=None)
+FAMILIES = {
+    "etc": Family(
+        EtcConfig(**_SMALL, **_RELATIVE, local_radius=12),
+        ("encoder",),
+        # XLA also computes the products outside of the window, which the formula does not count.
+        flops_sizes=WIDE | {"num_layers": 3, "max_length": 96, "local_radius": 96},
+        huggingface=False,
+    )
+}
+PARAMETERS = {}
