@@ -1,4 +1,4 @@
-"""Tasks over documents that are divided into sentences: the data of BERT, ALBERT, SpanBERT and StructBERT.
+"""Tasks over documents that are divided into sentences: the data of BERT, ALBERT, SpanBERT, ETC and StructBERT.
 
 Each kind of data is a task over the shipped corpus and one over text files:
 
@@ -20,7 +20,7 @@ from data_tasks.pretraining import sentences
 from data_tasks.pretraining.masked_lm import MASK_RATE, BertMasking, Masking, mask_inputs
 from data_tasks.pretraining.masked_lm_tasks import output_features
 from data_tasks.pretraining.ngram_masking import NgramMasking
-from data_tasks.pretraining.sentence_blocks import sentence_blocks
+from data_tasks.pretraining.sentence_blocks import marked_sentences, sentence_blocks
 from data_tasks.pretraining.sentence_order import ordered_pairs
 from data_tasks.pretraining.sentence_pairs import sentence_pairs
 from data_tasks.pretraining.sentence_structure import shuffle_trigrams, structured_pairs
@@ -182,6 +182,12 @@ add_tasks(
     read_vocabulary=_albert_pieces,
 )
 add_tasks("span_masking", SpanMasking, examples=sentence_blocks, features=(), lower_case=False)
+add_tasks(
+    "etc",
+    functools.partial(BertMasking, whole_words=True),
+    examples=marked_sentences,
+    features=("global_positions",),
+)
 add_tasks(
     "sentence_structure",
     BertMasking,

@@ -15,4 +15,10 @@ FAMILIES = {
         huggingface=False,
     )
 }
-PARAMETERS = {}
+# Without heads, with the masked-LM head.
+ETC = {
+    "etc/tiny": (4_356_096, 4_403_386),
+    "etc/base": (116_215_296, 116_837_946),
+    "etc/large": (380_733_440, 381_835_446),
+}
+PARAMETERS = {name: counts[0] for name, counts in ETC.items()}

@@ -15,6 +15,7 @@ from family_cases.deberta import DEBERTA, DEBERTA_V3
 from family_cases.distilbert import DISTILBERT
 from family_cases.electra import ELECTRA
 from family_cases.ernie import ERNIE
+from family_cases.etc import ETC
 from family_cases.mobilebert import MOBILEBERT
 from family_cases.spanbert import SPANBERT
 from family_cases.unilm import UNILM
@@ -92,9 +93,9 @@ def test_ernie_file_has_expected_parameter_counts(load, name):
     assert "{:,} parameters; {:,} with the pooler, {:,} with all heads.".format(*expected) in header(name)
 
 
-@pytest.mark.parametrize("name", sorted(ROBERTA | DISTILBERT))
+@pytest.mark.parametrize("name", sorted(ROBERTA | DISTILBERT | ETC))
 def test_masked_lm_file_has_published_parameter_counts(load, name):
-    model, expected = abstract(load(name)), (ROBERTA | DISTILBERT)[name]
+    model, expected = abstract(load(name)), (ROBERTA | DISTILBERT | ETC)[name]
     assert (parameters.count(model), parameters.count((model, heads(MaskedLM(), model)))) == expected
     assert "{:,} parameters; {:,} with the masked-LM head.".format(*expected) in header(name)
 
