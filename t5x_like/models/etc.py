@@ -13,19 +13,29 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
 from t5x_like.errors import UserError
+from t5x_like.kernels import attention as kernels
+from t5x_like.kernels import local_global_attention
 from t5x_like.kernels.dropout import Dropout, split_key
+from t5x_like.kernels.local_global_attention import GlobalKeys, Window
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
 from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
-from t5x_like.layers.captures import Captures
+from t5x_like.layers.captures import NO_EDITS, Captures, LayerEdits
 from t5x_like.layers.mlp import MLP
-from t5x_like.layers.projections import Projection, gather_residual, scatter_residual, shard_residual
+from t5x_like.layers.projections import (
+    Projection,
+    gather_residual,
+    scatter_residual,
+    shard_activation,
+    shard_residual,
+)
 from t5x_like.layers.stacks import Stack
 from t5x_like.models import bert, checks, etc_inputs
 from t5x_like.models.base import Batch
@@ -37,6 +47,8 @@ from t5x_like.models.outputs import Outputs
 _BETWEEN = 2
 # Standard deviation of new vectors of relative positions, in the released code.
 _RELATIVE_STDDEV = 0.5
+# Number of blocks of keys that a block of queries is multiplied with. Texts without more blocks have dense scores.
+_WINDOWS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,30 +168,83 @@ class EtcAttention(MultiHeadAttention):
             dtype=config.compute_dtype,
         )
         self.relative, self.global_relative = (RelativeTable(config, key=each) for each in table_keys)
-        self.unseen = 2 * config.max_distance + 1
+        self.max_distance, self.radius = config.max_distance, config.local_radius
+        self.is_hard = config.hard_global_mask
 
     def __call__(
-        self, x: Hidden, *, num_global: int, relative_ids: Array, dropout_key: jax.Array | None = None, **options
+        self,
+        x: Hidden,
+        *,
+        mask: Mask,
+        globals_: GlobalInput,
+        dropout_key: jax.Array | None = None,
+        capture: frozenset[str] = frozenset(),
+        edits: LayerEdits = NO_EDITS,
     ) -> tuple[Hidden, dict[str, Array]]:
         """Computes attention.
 
         Args:
           x: activations, the global tokens first.
-          num_global: number of global tokens.
-          relative_ids: see `etc_inputs.relative_ids`.
+          mask: what tokens see, as a matrix, and the segments of both inputs.
+          globals_: the global tokens.
           dropout_key: random key of dropout; None disables dropout.
-          **options: see `MultiHeadAttention.__call__`.
+          capture: see `MultiHeadAttention.attend`. A text that is longer than its windows is divided into blocks unless
+            arrays of the attention are captured or edited.
+          edits: see `MultiHeadAttention.attend`.
 
         Returns:
           The output, and the captured arrays by name.
         """
+        is_short = x.shape[1] - globals_.number <= _WINDOWS * (self.radius + 1)
+        if is_short or capture or edits.edits or self.adapter is not None:
+            ids = etc_inputs.relative_ids(globals_, self.max_distance)
+            bias = self.relative_scores(ids, globals_.number)
+            options = {"mask": mask, "dropout_key": dropout_key, "capture": capture, "edits": edits}
+            output, captured = self.attend(x, bias=bias, **options)
+        else:
+            output, captured = self.by_blocks(x, mask.query_segments, globals_, dropout_key), {}
+        projections = (functools.partial(each, dropout_key=dropout_key) for each in (self.global_out, self.out))
+        return by_input(globals_.number, output, *projections), captured
+
+    def relative_scores(self, ids: Array, num_global: int) -> RelativeScores:
+        """Returns the scores of relative positions, of queries of which `num_global` are global tokens."""
         tables = self.global_relative, self.relative
         embeddings = tuple(table.embedding[...] for table in tables)
-        biases = tuple(table.bias[...] for table in tables)
-        bias = RelativeScores(embeddings, biases, relative_ids, num_global, self.unseen)
-        output, captured = self.attend(x, bias=bias, dropout_key=dropout_key, **options)
-        projections = (functools.partial(each, dropout_key=dropout_key) for each in (self.global_out, self.out))
-        return by_input(num_global, output, *projections), captured
+        return RelativeScores(
+            embeddings, tuple(table.bias[...] for table in tables), ids, num_global, 2 * self.max_distance + 1
+        )
+
+    def by_blocks(self, x: Hidden, segments: Array, globals_: GlobalInput, dropout_key: jax.Array | None) -> Array:
+        """Computes attention without the scores of tokens of the text that are far from each other."""
+        number = globals_.number
+        global_key, long_key = split_key(dropout_key, 2)
+        query = shard_activation(self.query(x, dropout_key=dropout_key), "heads", "kv")
+        key, value = self.keys_values(x, dropout_key=dropout_key)
+        of_text, of_globals = slice(number, None), slice(0, number)
+        ids = etc_inputs.relative_ids_of_globals(globals_, self.max_distance)
+        seen = etc_inputs.visible_to_globals(globals_, is_hard=self.is_hard)
+        seen = Mask(query_segments=segments[:, of_globals], key_segments=segments, dense=seen)
+        options = {"scale": self.scale, "dropout": self.dropout}
+        bias = self.relative_scores(ids, number)
+        of_global_queries = kernels.attention(
+            query[:, of_globals], key, value, mask=seen, bias=bias, dropout_key=global_key, **options
+        )
+        vectors = self.relative.embedding[...].astype(query.dtype)
+        products = jnp.einsum("bqhd,rhd->bhqr", query[:, of_text], vectors, preferred_element_type=jnp.float32)
+        distances = np.arange(-2 * self.radius - 1, 2 * self.radius + 2)
+        rows = etc_inputs.rows_of_distances(jnp.asarray(distances), self.max_distance)
+        same = segments[:, of_text, None] == segments[:, None, of_globals]
+        between = etc_inputs.rows_between(globals_, self.max_distance)
+        of_text_queries = local_global_attention.attention(
+            *(each[:, of_text] for each in (query, key, value)),
+            self.scale * (products + self.relative.bias[...].T[:, None]),
+            window=Window(self.radius, segments[:, of_text], rows),
+            globals_=GlobalKeys(key[:, of_globals], value[:, of_globals], same, between),
+            dropout_key=long_key,
+            **options,
+        )
+        output = jnp.concatenate([of_global_queries, of_text_queries], axis=1)
+        return shard_activation(output, "heads", "kv")
 
 
 def by_input(num_global: int, x: Array, of_global: Any, of_long: Any) -> Array:
@@ -213,7 +278,7 @@ class EtcLayer(TransformerLayer):
         self, x: Hidden, inputs: Inputs, *, dropout_key: jax.Array | None = None, captures: Captures
     ) -> tuple[Hidden, dict[str, Array]]:
         """Applies attention and the feed-forward block; see `TransformerLayer.__call__`."""
-        keys, num_global = split_key(dropout_key, 4), inputs["attention"]["num_global"]
+        keys, num_global = split_key(dropout_key, 4), inputs["attention"]["globals_"].number
         options = {"dropout_key": keys[0], **captures.within("attention"), **inputs["attention"]}
         update, captured = self.attention(gather_residual(x), **options)
         x = x + self.dropout(scatter_residual(update), keys[1])
@@ -309,12 +374,8 @@ class Etc(Bert):
         return outputs.replace(hidden=outputs.hidden[:, number:])
 
     def attention_inputs(self, batch: Batch) -> dict[str, Any]:
-        """Returns the mask, the relative positions and the number of global tokens."""
+        """Returns the mask and the global tokens."""
         config, globals_ = self.config, global_input(self.config, batch)
         segments = jnp.concatenate([globals_.segments, text_segments(config, batch)], axis=1)
         seen = etc_inputs.visible(globals_, radius=config.local_radius, is_hard=config.hard_global_mask)
-        return {
-            "mask": Mask(query_segments=segments, key_segments=segments, dense=seen),
-            "relative_ids": etc_inputs.relative_ids(globals_, config.max_distance),
-            "num_global": globals_.number,
-        }
+        return {"mask": Mask(query_segments=segments, key_segments=segments, dense=seen), "globals_": globals_}

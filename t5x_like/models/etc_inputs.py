@@ -96,35 +96,58 @@ def visible(globals_: GlobalInput, *, radius: int, is_hard: bool) -> Bool[Array,
     number, (rows, length) = globals_.number, globals_.sentence.shape
     index = jnp.arange(length)
     window = jnp.abs(index[:, None] - index[None, :]) <= radius
-    own = globals_.sentence[:, None, :] == jnp.arange(number)[:, None]
-    from_globals = jnp.concatenate([jnp.ones((rows, number, number), bool), own if is_hard else own | True], axis=-1)
+    from_globals = visible_to_globals(globals_, is_hard=is_hard)
     all_globals = jnp.ones((rows, length, number), bool)
     from_long = jnp.concatenate([all_globals, jnp.broadcast_to(window, (rows, length, length))], axis=-1)
     return jnp.concatenate([from_globals, from_long], axis=1)
 
 
-def relative_ids(globals_: GlobalInput, max_distance: int) -> Int[Array, "batch globals+length globals+length"]:
-    """Returns the row of the table of relative positions for each query and key.
+def visible_to_globals(globals_: GlobalInput, *, is_hard: bool) -> Bool[Array, "batch globals globals+length"]:
+    """Returns what global tokens see; see `visible`."""
+    number, rows = globals_.number, len(globals_.sentence)
+    own = globals_.sentence[:, None, :] == jnp.arange(number)[:, None]
+    return jnp.concatenate([jnp.ones((rows, number, number), bool), own if is_hard else own | True], axis=-1)
 
-    Within one input: 0 for the query itself, 1 to m for keys after it and m + 1 to 2m for keys before it, by distance
-    up to m = `max_distance`. Between the inputs: 2m + 2 for a token and the global token of its sentence, 2m + 1 for
-    others.
+
+def relative_ids(globals_: GlobalInput, max_distance: int) -> Int[Array, "batch globals+length globals+length"]:
+    """Returns the row of the table of relative positions for each query and key; see `rows_of_distances`.
 
     Args:
       globals_: the global tokens.
-      max_distance: m.
+      max_distance: distance from which all positions on a side share a row.
     """
-    number, (rows, length) = globals_.number, globals_.sentence.shape
+    rows, length = globals_.sentence.shape
+    within = jnp.broadcast_to(_rows_within(length, max_distance), (rows, length, length))
+    from_long = jnp.concatenate([rows_between(globals_, max_distance), within], axis=-1)
+    return jnp.concatenate([relative_ids_of_globals(globals_, max_distance), from_long], axis=1)
 
-    def within(size):
-        index = jnp.arange(size)
-        distance = jnp.clip(index[None, :] - index[:, None], -max_distance, max_distance)
-        return jnp.broadcast_to(jnp.where(distance < 0, max_distance - distance, distance), (rows, size, size))
 
-    own = globals_.sentence[:, :, None] == jnp.arange(number)
-    between = 2 * max_distance + 1 + own.astype(jnp.int32)
-    from_globals = jnp.concatenate([within(number), jnp.swapaxes(between, 1, 2)], axis=-1)
-    return jnp.concatenate([from_globals, jnp.concatenate([between, within(length)], axis=-1)], axis=1)
+def relative_ids_of_globals(globals_: GlobalInput, max_distance: int) -> Int[Array, "batch globals globals+length"]:
+    """Returns the rows of `relative_ids` for queries that are global tokens."""
+    number, rows = globals_.number, len(globals_.sentence)
+    within = jnp.broadcast_to(_rows_within(number, max_distance), (rows, number, number))
+    return jnp.concatenate([within, jnp.swapaxes(rows_between(globals_, max_distance), 1, 2)], axis=-1)
+
+
+def rows_of_distances(distance: Int[Array, "..."], max_distance: int) -> Int[Array, "..."]:
+    """Returns the row for the position of a key minus the position of a query of the same input.
+
+    It is 0 for the query itself, 1 to m for keys after it and m + 1 to 2m for keys before it, by distance up to m =
+    `max_distance`.
+    """
+    distance = jnp.clip(distance, -max_distance, max_distance)
+    return jnp.where(distance < 0, max_distance - distance, distance)
+
+
+def rows_between(globals_: GlobalInput, max_distance: int) -> Int[Array, "batch length globals"]:
+    """Returns the row for a token and a global token: 2m + 2 for the one of its sentence, 2m + 1 for others."""
+    own = globals_.sentence[:, :, None] == jnp.arange(globals_.number)
+    return 2 * max_distance + 1 + own.astype(jnp.int32)
+
+
+def _rows_within(size: int, max_distance: int) -> Int[Array, "size size"]:
+    index = jnp.arange(size)
+    return rows_of_distances(index[None, :] - index[:, None], max_distance)
 
 
 @struct.dataclass

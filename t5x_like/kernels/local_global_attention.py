@@ -1,0 +1,117 @@
+"""Attention of a text to a window and to global tokens, with scores of relative positions (ETC).
+
+The text is divided into blocks of one more token than the window has on each side. A block of queries is multiplied
+with three blocks of keys and with the global keys, so that memory is linear in the length of the text.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from t5x_like.kernels.dropout import Dropout
+from t5x_like.kernels.masks import MASK_VALUE
+from t5x_like.kernels.softmax import softmax
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What a token of the text sees of the text.
+
+    Attributes:
+      radius: number of tokens on each side.
+      segments: segment of each token, which sees its own segment alone.
+      rows: row of the table of relative positions for each distance, the key's position minus the query's, from
+        `-2 * radius - 1` to `2 * radius + 1`.
+    """
+
+    radius: int
+    segments: Int[Array, "batch length"]
+    rows: Int[Array, " distances"]
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalKeys:
+    """The global tokens that the text sees.
+
+    Attributes:
+      key: keys.
+      value: values.
+      is_visible: whether a token of the text sees a global token.
+      rows: row of the table of relative positions.
+    """
+
+    key: Float[Array, "batch globals heads kv"]
+    value: Float[Array, "batch globals heads kv"]
+    is_visible: Bool[Array, "batch length globals"]
+    rows: Int[Array, "batch length globals"]
+
+
+def attention(
+    q: Float[Array, "batch length heads kv"],
+    k: Float[Array, "batch length heads kv"],
+    v: Float[Array, "batch length heads kv"],
+    relative: Float[Array, "batch heads length rows"],
+    *,
+    window: Window,
+    globals_: GlobalKeys,
+    scale: float,
+    dropout: Dropout,
+    dropout_key: jax.Array | None = None,
+) -> Float[Array, "batch length heads kv"]:
+    """Computes attention with one softmax over the window and the global tokens.
+
+    Args:
+      q: queries of the text.
+      k: keys of the text.
+      v: values of the text.
+      relative: scaled scores of the queries against the rows of a table of relative positions.
+      window: what a token sees of the text.
+      globals_: the global tokens.
+      scale: factor of the products of queries and keys.
+      dropout: dropout of the attention weights.
+      dropout_key: random key for dropout; None disables dropout.
+
+    Returns:
+      Averages of the values.
+    """
+    length, size = q.shape[1], window.radius + 1
+    number = -(-length // size)
+    padding = number * size - length
+
+    def block(x, axis=1):
+        pads = [(0, 0)] * x.ndim
+        pads[axis] = (0, padding)
+        x = jnp.pad(x, pads)
+        return x.reshape(*x.shape[:axis], number, size, *x.shape[axis + 1 :])
+
+    def neighbors(x):
+        before, after = jnp.pad(x[:, :-1], _pads(x, 1, 0)), jnp.pad(x[:, 1:], _pads(x, 0, 1))
+        return jnp.concatenate([before, x, after], axis=2)
+
+    # Offsets of the keys of three blocks from the queries of the middle one.
+    distance = jnp.arange(-size, 2 * size)[None, :] - jnp.arange(size)[:, None]
+    segments = block(window.segments + 1)  # 0 beyond the text
+    same = segments[:, :, :, None] == neighbors(segments)[:, :, None, :]
+    is_visible = (same & (jnp.abs(distance) <= window.radius) & (segments != 0)[..., None])[:, None]
+    relative, queries = block(relative, 2), block(q)
+    rows = jnp.take(window.rows, distance + 2 * window.radius + 1)
+    keys, values = neighbors(block(k)), neighbors(block(v))
+    products = {"preferred_element_type": jnp.float32}
+    local = scale * jnp.einsum("bnqhd,bnkhd->bhnqk", queries, keys, **products)
+    local += jnp.take_along_axis(relative, jnp.broadcast_to(rows, (*relative.shape[:3], *rows.shape)), axis=-1)
+    across = scale * jnp.einsum("bnqhd,bkhd->bhnqk", queries, globals_.key, **products)
+    of_globals = jnp.broadcast_to(block(globals_.rows)[:, None], across.shape)
+    across += jnp.take_along_axis(relative, of_globals, axis=-1)
+    local = local + jnp.where(is_visible, 0.0, MASK_VALUE)
+    across = across + jnp.where(block(globals_.is_visible)[:, None], 0.0, MASK_VALUE)
+    weights = dropout(softmax(jnp.concatenate([local, across], axis=-1)), dropout_key).astype(v.dtype)
+    split = local.shape[-1]
+    output = jnp.einsum("bhnqk,bnkhd->bnqhd", weights[..., :split], values)
+    output += jnp.einsum("bhnqk,bkhd->bnqhd", weights[..., split:], globals_.value)
+    return output.reshape(output.shape[0], number * size, *output.shape[3:])[:, :length]
+
+
+def _pads(x: Array, before: int, after: int) -> list[tuple[int, int]]:
+    return [(0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)]
