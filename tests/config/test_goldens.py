@@ -187,7 +187,7 @@ RUNS = {
         ["models/bigbird/base.gin", "runs/finetune_bigbird.gin"],
         [*TASK, ("LABELS", "('no', 'yes')"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
-    "etc": ("train", ["models/etc/base.gin", "runs/etc.gin"], TASK),
+    "bigbird_etc": ("train", ["models/bigbird_etc/base.gin", "runs/bigbird_etc.gin"], TASK),
     "deberta": ("train", ["models/deberta/base.gin", "runs/deberta.gin"], TASK),
     "deberta_v3": ("train", ["models/deberta_v3/base.gin", "runs/deberta_v3.gin"], TASK),
     "finetune_deberta": (

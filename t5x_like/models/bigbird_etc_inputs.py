@@ -1,6 +1,6 @@
 """The global input of ETC: a token per sentence, what it stands for, and what tokens of both inputs see.
 
-Both inputs are one sequence, the global tokens first. See `models.etc`.
+Both inputs are one sequence, the global tokens first. See `models.bigbird_etc`.
 """
 
 import jax.numpy as jnp

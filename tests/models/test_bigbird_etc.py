@@ -9,15 +9,15 @@ import pytest
 from families import FAMILIES, assert_trees_close, loss, random_model, scanned, tokens
 
 from t5x_like.errors import UserError
-from t5x_like.models import etc_inputs
-from t5x_like.models.etc import EtcConfig
+from t5x_like.models import bigbird_etc_inputs
+from t5x_like.models.bigbird_etc import EtcConfig
 
 CONFIG = dataclasses.replace(FAMILIES["etc"].config, local_radius=2, tokens_per_global=3)
 SEGMENTS = jnp.array([[1, 1, 1, 1, 2, 2, 2, 0]])
 
 
 def by_sentences(positions, of_globals):
-    return etc_inputs.given_sentences(jnp.array([positions]), jnp.array([of_globals]), None, SEGMENTS)
+    return bigbird_etc_inputs.given_sentences(jnp.array([positions]), jnp.array([of_globals]), None, SEGMENTS)
 
 
 def test_sentences_end_before_the_next_one_and_with_their_segment():
@@ -28,15 +28,15 @@ def test_sentences_end_before_the_next_one_and_with_their_segment():
 
 
 def test_blocks_of_tokens_begin_with_their_segment():
-    found = etc_inputs.fixed_blocks(SEGMENTS, 3)
+    found = bigbird_etc_inputs.fixed_blocks(SEGMENTS, 3)
     assert found.sentence.tolist() == [[0, 0, 0, 1, 2, 2, 2, -1]]
-    assert found.segments[0, :4].tolist() == [1, 1, 2, 0] and found.number == 3 + etc_inputs.SPARE_GLOBALS
-    assert etc_inputs.fixed_blocks(SEGMENTS, None).number == 0
+    assert found.segments[0, :4].tolist() == [1, 1, 2, 0] and found.number == 3 + bigbird_etc_inputs.SPARE_GLOBALS
+    assert bigbird_etc_inputs.fixed_blocks(SEGMENTS, None).number == 0
 
 
 def test_global_tokens_see_their_own_sentence_alone_under_the_hard_mask():
     found = by_sentences([1, 3], [1, 1])
-    hard, soft = (np.asarray(etc_inputs.visible(found, radius=1, is_hard=each))[0] for each in (True, False))
+    hard, soft = (np.asarray(bigbird_etc_inputs.visible(found, radius=1, is_hard=each))[0] for each in (True, False))
     assert hard[:2, :2].all() and hard[2:, :2].all()
     assert np.flatnonzero(hard[0, 2:]).tolist() == [1, 2] and np.flatnonzero(hard[1, 2:]).tolist() == [3]
     assert soft[:2].all()
@@ -45,7 +45,7 @@ def test_global_tokens_see_their_own_sentence_alone_under_the_hard_mask():
 
 def test_relative_positions_have_the_rows_of_the_released_code():
     """By hand, with m = 2: 0 itself, 1 and 2 to the right, 3 and 4 to the left, 5 not mine, 6 mine."""
-    ids = np.asarray(etc_inputs.relative_ids(by_sentences([1, 3], [1, 1]), 2))[0]
+    ids = np.asarray(bigbird_etc_inputs.relative_ids(by_sentences([1, 3], [1, 1]), 2))[0]
     assert ids[0, :2].tolist() == [0, 1] and ids[1, :2].tolist() == [3, 0]
     assert ids[0, 2:].tolist() == [5, 6, 6, 5, 5, 5, 5, 5]
     assert ids[2 + 3].tolist() == [5, 6, 4, 4, 3, 0, 1, 2, 2, 2]

@@ -3,7 +3,7 @@
 Beside the text, the long input, there is a global input of one token per sentence. Tokens of the text see their
 neighbors and all global tokens; global tokens see each other and the text, or their own sentence alone. Both inputs
 share queries, keys, values and feed-forward blocks; the projections of the attention's output and the norms after the
-embeddings and after the attention are their own. Positions are relative (`models.etc_inputs`).
+embeddings and after the attention are their own. Positions are relative (`models.bigbird_etc_inputs`).
 """
 
 import dataclasses
@@ -37,10 +37,10 @@ from t5x_like.layers.projections import (
     shard_residual,
 )
 from t5x_like.layers.stacks import Stack
-from t5x_like.models import bert, checks, etc_inputs
+from t5x_like.models import bert, bigbird_etc_inputs, checks
 from t5x_like.models.base import Batch
 from t5x_like.models.bert import Bert, BertConfig, BertEmbeddings
-from t5x_like.models.etc_inputs import GLOBAL_FEATURES, GlobalInput, RelativeScores
+from t5x_like.models.bigbird_etc_inputs import GLOBAL_FEATURES, GlobalInput, RelativeScores
 from t5x_like.models.outputs import Outputs
 
 # Rows of a table of relative positions between the inputs: of another sentence, of the own sentence.
@@ -121,7 +121,7 @@ class EtcConfig(BertConfig):
 
     def default_globals(self, length: int) -> int:
         """Returns the number of global tokens of a batch without sentences."""
-        return etc_inputs.num_fixed_blocks(length, self.tokens_per_global) if self.tokens_per_global else 0
+        return bigbird_etc_inputs.num_fixed_blocks(length, self.tokens_per_global) if self.tokens_per_global else 0
 
 
 class RelativeTable(nnx.Module):
@@ -197,7 +197,7 @@ class EtcAttention(MultiHeadAttention):
         """
         is_short = x.shape[1] - globals_.number <= _WINDOWS * (self.radius + 1)
         if is_short or capture or edits.edits or self.adapter is not None:
-            ids = etc_inputs.relative_ids(globals_, self.max_distance)
+            ids = bigbird_etc_inputs.relative_ids(globals_, self.max_distance)
             bias = self.relative_scores(ids, globals_.number)
             options = {"mask": mask, "dropout_key": dropout_key, "capture": capture, "edits": edits}
             output, captured = self.attend(x, bias=bias, **options)
@@ -221,8 +221,8 @@ class EtcAttention(MultiHeadAttention):
         query = shard_activation(self.query(x, dropout_key=dropout_key), "heads", "kv")
         key, value = self.keys_values(x, dropout_key=dropout_key)
         of_text, of_globals = slice(number, None), slice(0, number)
-        ids = etc_inputs.relative_ids_of_globals(globals_, self.max_distance)
-        seen = etc_inputs.visible_to_globals(globals_, is_hard=self.is_hard)
+        ids = bigbird_etc_inputs.relative_ids_of_globals(globals_, self.max_distance)
+        seen = bigbird_etc_inputs.visible_to_globals(globals_, is_hard=self.is_hard)
         seen = Mask(query_segments=segments[:, of_globals], key_segments=segments, dense=seen)
         options = {"scale": self.scale, "dropout": self.dropout}
         bias = self.relative_scores(ids, number)
@@ -232,9 +232,9 @@ class EtcAttention(MultiHeadAttention):
         vectors = self.relative.embedding[...].astype(query.dtype)
         products = jnp.einsum("bqhd,rhd->bhqr", query[:, of_text], vectors, preferred_element_type=jnp.float32)
         distances = np.arange(-2 * self.radius - 1, 2 * self.radius + 2)
-        rows = etc_inputs.rows_of_distances(jnp.asarray(distances), self.max_distance)
+        rows = bigbird_etc_inputs.rows_of_distances(jnp.asarray(distances), self.max_distance)
         same = segments[:, of_text, None] == segments[:, None, of_globals]
-        between = etc_inputs.rows_between(globals_, self.max_distance)
+        between = bigbird_etc_inputs.rows_between(globals_, self.max_distance)
         of_text_queries = local_global_attention.attention(
             *(each[:, of_text] for each in (query, key, value)),
             self.scale * (products + self.relative.bias[...].T[:, None]),
@@ -321,8 +321,8 @@ def global_input(config: EtcConfig, batch: Batch) -> GlobalInput:
     segments = text_segments(config, batch)
     positions, of_globals, tokens = (batch.get(name) for name in GLOBAL_FEATURES)
     if positions is not None:
-        return etc_inputs.given_sentences(positions, of_globals, tokens, segments)
-    return etc_inputs.fixed_blocks(segments, config.tokens_per_global)
+        return bigbird_etc_inputs.given_sentences(positions, of_globals, tokens, segments)
+    return bigbird_etc_inputs.fixed_blocks(segments, config.tokens_per_global)
 
 
 def text_segments(config: EtcConfig, batch: Batch) -> Array:
@@ -364,7 +364,7 @@ class Etc(Bert):
         Args:
           embedded: result of `embed`.
           batch: `encoder_input_tokens`; `encoder_segment_ids` in packed rows, without which `padding_id` is masked;
-            `token_types`; and `GLOBAL_FEATURES`, see `etc_inputs.given_sentences`.
+            `token_types`; and `GLOBAL_FEATURES`, see `bigbird_etc_inputs.given_sentences`.
           dropout_key: random key of dropout; None disables dropout.
           capture: names of intermediate arrays to return.
           edits: interventions in intermediate arrays of the same names.
@@ -377,5 +377,5 @@ class Etc(Bert):
         """Returns the mask and the global tokens."""
         config, globals_ = self.config, global_input(self.config, batch)
         segments = jnp.concatenate([globals_.segments, text_segments(config, batch)], axis=1)
-        seen = etc_inputs.visible(globals_, radius=config.local_radius, is_hard=config.hard_global_mask)
+        seen = bigbird_etc_inputs.visible(globals_, radius=config.local_radius, is_hard=config.hard_global_mask)
         return {"mask": Mask(query_segments=segments, key_segments=segments, dense=seen), "globals_": globals_}
