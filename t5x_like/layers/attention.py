@@ -153,7 +153,6 @@ class MultiHeadAttention(nnx.Module):
         self, x: Float[Array, "batch q_len embed"], *, dropout_key: jax.Array | None = None, **options
     ) -> tuple[Float[Array, "batch q_len out_embed"], dict[str, Array]]:
         """Computes attention from `x` to `source`, to `keys_values`, or to `x` itself if neither is given.
-        """Computes attention.
 
         Args:
           x: activations that the queries are computed from.
@@ -182,9 +181,6 @@ class MultiHeadAttention(nnx.Module):
         edits: LayerEdits = NO_EDITS,
     ) -> tuple[Float[Array, "batch q_len heads kv"], dict[str, Array]]:
         """Computes the averages of the values of each head, which the output projection reads; see `__call__`.
-        """Computes attention without the projection of its output.
-
-        It is from `x` to `source`, to `keys_values`, or to `x` itself if neither is given.
 
         Args:
           x: activations that the queries are computed from.
@@ -203,7 +199,6 @@ class MultiHeadAttention(nnx.Module):
 
         Returns:
           The averages, and the captured arrays by name.
-          The averages of the values, and the captured arrays by name.
         """
         query = shard_activation(self._apply_rope(self.query(x, dropout_key=dropout_key), positions), "heads", "kv")
         if keys_values is None:
