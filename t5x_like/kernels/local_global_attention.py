@@ -39,13 +39,15 @@ class GlobalKeys:
       key: keys.
       value: values.
       is_visible: whether a token of the text sees a global token.
-      rows: row of the table of relative positions.
+      is_own: whether a global token is the token's own.
+      rows: rows of the table of relative positions for other global tokens, and for the own one.
     """
 
     key: Float[Array, "batch globals heads kv"]
     value: Float[Array, "batch globals heads kv"]
     is_visible: Bool[Array, "batch length globals"]
-    rows: Int[Array, "batch length globals"]
+    is_own: Bool[Array, "batch length globals"]
+    rows: tuple[int, int]
 
 
 def attention(
@@ -100,10 +102,12 @@ def attention(
     keys, values = neighbors(block(k)), neighbors(block(v))
     products = {"preferred_element_type": jnp.float32}
     local = scale * jnp.einsum("bnqhd,bnkhd->bhnqk", queries, keys, **products)
-    local += jnp.take_along_axis(relative, jnp.broadcast_to(rows, (*relative.shape[:3], *rows.shape)), axis=-1)
+    # A product with one-hot vectors: the backward pass of a gather is slow.
+    of_rows = jax.nn.one_hot(rows, relative.shape[-1], axis=1, dtype=relative.dtype)
+    local += jnp.einsum("bhnqr,qrk->bhnqk", relative, of_rows, precision=jax.lax.Precision.HIGHEST)
     across = scale * jnp.einsum("bnqhd,bkhd->bhnqk", queries, globals_.key, **products)
-    of_globals = jnp.broadcast_to(block(globals_.rows)[:, None], across.shape)
-    across += jnp.take_along_axis(relative, of_globals, axis=-1)
+    other, own = (relative[..., row, None] for row in globals_.rows)
+    across += jnp.where(block(globals_.is_own)[:, None], own, other)
     local = local + jnp.where(is_visible, 0.0, MASK_VALUE)
     across = across + jnp.where(block(globals_.is_visible)[:, None], 0.0, MASK_VALUE)
     weights = dropout(softmax(jnp.concatenate([local, across], axis=-1)), dropout_key).astype(v.dtype)

@@ -234,12 +234,13 @@ class EtcAttention(MultiHeadAttention):
         distances = np.arange(-2 * self.radius - 1, 2 * self.radius + 2)
         rows = bigbird_etc_inputs.rows_of_distances(jnp.asarray(distances), self.max_distance)
         same = segments[:, of_text, None] == segments[:, None, of_globals]
-        between = bigbird_etc_inputs.rows_between(globals_, self.max_distance)
+        is_own = globals_.sentence[:, :, None] == jnp.arange(number)
+        between = 2 * self.max_distance + 1, 2 * self.max_distance + 2
         of_text_queries = local_global_attention.attention(
             *(each[:, of_text] for each in (query, key, value)),
             self.scale * (products + self.relative.bias[...].T[:, None]),
             window=Window(self.radius, segments[:, of_text], rows),
-            globals_=GlobalKeys(key[:, of_globals], value[:, of_globals], same, between),
+            globals_=GlobalKeys(key[:, of_globals], value[:, of_globals], same, is_own, between),
             dropout_key=long_key,
             **options,
         )

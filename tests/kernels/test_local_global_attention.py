@@ -13,14 +13,15 @@ ROWS, LENGTH, GLOBALS, HEADS, SIZE, TABLE = 2, 23, 4, 3, 5, 7
 RNG = np.random.default_rng(0)
 SEGMENTS = np.array([[1] * 9 + [2] * 10 + [0] * 4, [1] * 23])
 IS_VISIBLE = RNG.integers(0, 2, (ROWS, LENGTH, GLOBALS)).astype(bool)
-ROWS_OF_GLOBALS = RNG.integers(0, TABLE, (ROWS, LENGTH, GLOBALS))
+IS_OWN = RNG.integers(0, 2, (ROWS, LENGTH, GLOBALS)).astype(bool)
+OTHER, OWN = 5, 2
 
 
 def dense(q, k, v, relative, global_key, global_value, radius, rows):
     index = np.arange(LENGTH)
     distance = index[None] - index[:, None]
     ids = rows[np.clip(distance, -2 * radius - 1, 2 * radius + 1) + 2 * radius + 1]
-    ids = np.concatenate([np.broadcast_to(ids, (ROWS, LENGTH, LENGTH)), ROWS_OF_GLOBALS], axis=-1)[:, None]
+    ids = np.concatenate([np.broadcast_to(ids, (ROWS, LENGTH, LENGTH)), np.where(IS_OWN, OWN, OTHER)], axis=-1)[:, None]
     seen = (np.abs(distance) <= radius) & (SEGMENTS[:, :, None] == SEGMENTS[:, None])
     seen = np.concatenate([seen, IS_VISIBLE], axis=-1)[:, None]
     keys, values = jnp.concatenate([k, global_key], axis=1), jnp.concatenate([v, global_value], axis=1)
@@ -37,7 +38,8 @@ def test_output_and_gradients_equal_dense_attention(radius):
 
     def blocked(q, k, v, relative, global_key, global_value):
         window = Window(radius, jnp.asarray(SEGMENTS), jnp.asarray(rows))
-        globals_ = GlobalKeys(global_key, global_value, jnp.asarray(IS_VISIBLE), jnp.asarray(ROWS_OF_GLOBALS))
+        masks = jnp.asarray(IS_VISIBLE), jnp.asarray(IS_OWN)
+        globals_ = GlobalKeys(global_key, global_value, *masks, (OTHER, OWN))
         options = {"window": window, "globals_": globals_, "scale": 0.3, "dropout": NO_DROPOUT}
         return local_global_attention.attention(q, k, v, relative, **options)
 
