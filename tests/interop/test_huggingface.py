@@ -21,7 +21,7 @@ from t5x_like.interop.stored_tensors import StoredTensors
 
 NAMES = [name for name, family in FAMILIES.items() if family.huggingface]
 EVERY = pytest.mark.parametrize("name", NAMES)
-ACTIVATION_KEYS = ("hidden_act", "activation_function", "afn", "feed_forward_proj", "activation")
+ACTIVATION_KEYS = ("ff_activation", "hidden_act", "activation_function", "afn", "feed_forward_proj", "activation")
 
 
 def config_of(name):
@@ -186,6 +186,7 @@ def test_special_tokens_default_to_the_family(name, directory, tmp_path):
         "albert": {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": 3},
         **dict.fromkeys(("roberta", "longformer"), {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}),
         "bigbird": {"bos_token_id": 1, "pad_token_id": 0, "eos_token_id": 2, "sep_token_id": 66},
+        "xlnet": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 5},
         "t5_1_0": {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
         "t5_1_1": {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
         "bart": dict(bos_token_id=0, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2),
