@@ -181,6 +181,8 @@ class RelativeScores:
         ids = jnp.pad(self.ids, ((0, 0), (0, 0), (prefix, 0)), constant_values=self.unseen)[:, None]
         scores, parts = [], (slice(0, self.number), slice(self.number, None))
         for part, vectors, bias in zip(parts, self.embeddings, self.biases, strict=True):
+            if not q[:, part].shape[1]:  # queries of one input alone
+                continue
             vectors = vectors.astype(q.dtype)
             products = jnp.einsum("bqhd,rhd->bhqr", q[:, part], vectors, preferred_element_type=jnp.float32)
             scores.append(jnp.take_along_axis(scale * (products + bias.T[:, None]), ids[:, :, part], axis=-1))
