@@ -77,8 +77,8 @@ def convert(
     both directions. A vocabulary that is not in the files of a Hugging Face tokenizer is written as such. The
     updates of adapters, such as LoRA, are added to the kernels; with `merge=False`, they are written alone, in the
     files of peft or, for bottlenecks, of the library adapters. These are read as well, and so are updates of
-    microsoft/LoRA and prompts of google-research/prompt-tuning. An exported model has a
-    README.md, which says what the run knows about it and how to load it.
+    microsoft/LoRA and prompts of google-research/prompt-tuning. An exported model has a README.md, which says what the
+    run knows about it and how to load it.
 
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a TensorFlow checkpoint of
