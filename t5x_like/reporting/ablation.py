@@ -182,20 +182,21 @@ def _plot_points(cells, position, label, path, title, scale="linear"):
     from matplotlib.figure import Figure
 
     columns, grid = _grid(cells)
-    figure = Figure(figsize=(5.5 * max(len(columns), 1), 4))
+    rows = list(dict.fromkeys(row for row, _ in grid))
+    figure = Figure(figsize=(4.5 * max(len(columns), 1) + 2.5, 4))
     panels = figure.subplots(1, max(len(columns), 1), squeeze=False)[0]
+    drawn = {}
     for (row, column), runs in grid.items():
         panel, values = panels[columns.index(column)], [cell.value for cell in runs]
         mean, deviation = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
         if (x := position(runs[0])) is None:
-            panel.axhline(mean, linestyle="--", color="gray", label=row)
+            drawn[row] = panel.axhline(mean, linestyle="--", color="gray")
         else:
-            panel.errorbar([x], [mean], yerr=[deviation], marker="o", capsize=3, label=row)
+            color = f"C{rows.index(row) % 10}"
+            drawn[row] = panel.errorbar([x], [mean], yerr=[deviation], marker="o", capsize=3, color=color)
         panel.set(title=column, ylabel=f"held-out {_short(runs[0].metric)}", xlabel=label, xscale=scale)
-    for panel in figure.axes:
         panel.grid(alpha=0.3)
-        if panel.has_data():
-            panel.legend()
+    panels[-1].legend(drawn.values(), drawn, loc="center left", bbox_to_anchor=(1.0, 0.5))
     _save(figure, path, title)
 
 
