@@ -34,7 +34,6 @@ from t5x_like.interop import (
 from t5x_like.interop.adapter_files import LoralibSettings
 from t5x_like.models import networks, special_tokens
 from t5x_like.models.base import ModelConfig
-from t5x_like.models.longformer import LongformerConfig
 from t5x_like.models.networks import MODEL
 from t5x_like.objectives.heads import HeadForm
 from t5x_like.objectives.sequence_regression import SequenceRegression
@@ -146,7 +145,7 @@ def convert(
         model, leaves = interop.merge_adapters(model, leaves)
         model, leaves = (model, leaves) if long is None else long_rows.lengthen(model, leaves, long)
         leaves = _exportable(leaves, model)
-    if long is not None and not isinstance(model, LongformerConfig):
+    if long is not None and not (is_run or weight_files.is_huggingface(checkpoint_path)):
         raise UserError(f"LONG={long}: {given} is neither a Hugging Face directory nor a run. Convert it first.")
     if network not in (None, MODEL) and not is_run:
         raise UserError(f"NETWORK={network!r}: {given} is not a run. Convert all of it to a run, and give the run.")
