@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from absl import logging
 
 from t5x_like import paths
+from t5x_like.cleaning.packages import require
 from t5x_like.cleaning.pipeline import Cleaned, run
 from t5x_like.cleaning.reading import ERROR, SKIP, ReadPages
 from t5x_like.cleaning.step import Step
@@ -63,14 +64,14 @@ def clean(
     # ---- settings ----------------------------------------------------------------------------------------------------
     if on_bad_record not in (ERROR, SKIP):
         raise UserError(f"ON_BAD_RECORD={on_bad_record!r} is neither {ERROR!r} nor {SKIP!r}. Give one of them.")
-    _check_beam()
+    require("apache_beam", "t5x_like clean")
     paths.check_new_directory("OUTPUT_PATH", output, overwrite=overwrite)
     write = WritePages(
         directory=output,
         shards=shards,
         file_format=output_format,
         validation_fraction=validation_fraction,
-        languages=tuple(by_language),
+        languages=by_language,
     )
     read = ReadPages(text_column=text_column, on_bad_record=on_bad_record)
     every = [*steps, *(step for group in further_steps for step in group or ())]
@@ -92,13 +93,6 @@ def clean(
     paths.write_output("OUTPUT_PATH", paths.join(output, REPORT), page)
     _print(output, cleaned.splits, cleaned.counters[read.namespace]["passed"])
     return cleaned
-
-
-def _check_beam() -> None:
-    try:
-        import apache_beam  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise UserError("Apache Beam is not installed. Run `pip install -e '.[clean]' -c constraints.txt`.") from error
 
 
 def _print(output: str, splits: Mapping[str, Mapping[str, int]], read: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 import web_archives
 
 from t5x_like import clean as command
-from t5x_like.cleaning import bad_words, lengths, lines, pages, urls
+from t5x_like.cleaning import bad_words, lengths, lines, pages, reading, urls, writing
 from t5x_like.errors import UserError
 
 pytest.importorskip("warcio")
@@ -146,7 +146,7 @@ def test_overwriting_removes_other_shards(crawl, tmp_path):
 
 def test_missing_packages_and_files_raise(crawl, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
-    with pytest.raises(UserError, match=r"Apache Beam is not installed. Run `pip install -e '.\[clean\]'"):
+    with pytest.raises(UserError, match=r"t5x_like clean needs apache_beam, which is not installed. Run `pip install"):
         clean(crawl, tmp_path / "out")
     monkeypatch.setitem(sys.modules, "punkt", None)
     with pytest.raises(UserError, match="counting sentences needs punkt, which is not installed"):
@@ -198,14 +198,42 @@ def test_bad_words(tmp_path):
     assert kept(soft, "bad", language="en")[1] == {"soft-passed": 1, "en:soft-passed": 1}
 
 
+def read(path):
+    """Returns the pages of a file, and the counters of the rules that removed some."""
+    record = pages.Record("read")
+    found = list(reading.ReadPages().process(str(path), record))
+    return found, {name: number for name, number in record.counts.items() if name.startswith("filtered") and number}
+
+
+def test_archives_are_known_by_their_suffix(tmp_path):
+    """A path that contains `.wet` is not an archive, whose pages need dates and have headers."""
+    path = tmp_path / "crawl.wet.d" / "a.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"url": "http://a.example", "text": "WARC is a format."}))
+    found, removed = read(path)
+    assert [page.text for page in found] == ["WARC is a format."] and not removed
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.001, 0.25, 0.3, 0.75])
+def test_validation_split_has_its_fraction(fraction, tmp_path):
+    write = writing.WritePages(directory=str(tmp_path), validation_fraction=fraction)
+    number = 20_000
+    splits = [write.shard_of(pages.Page(f"http://a.example/{index}", "text"))[0] for index in range(number)]
+    # Four standard deviations.
+    assert splits.count("validation") / number == pytest.approx(fraction, abs=4 * (fraction / number) ** 0.5)
+
+
+def test_text_instead_of_a_list_of_languages_raises(tmp_path):
+    with pytest.raises(UserError, match=r"BY_LANGUAGE='en' is not a list of languages"):
+        writing.WritePages(directory=str(tmp_path), languages="en")
+
+
 def test_truncated_plain_archive_ends_with_an_error(tmp_path):
     """An archive that is cut in the middle of a record, as a whole in one gzip member."""
-    from t5x_like.cleaning.reading import ReadPages
-
     web_archives.write(tmp_path / "a.wet", web_archives.PAGES)
     data = (tmp_path / "a.wet").read_bytes()
     (tmp_path / "b.wet.gz").write_bytes(gzip.compress(data[: len(data) // 2]))
     record = pages.Record("read")
     with pytest.raises(UserError, match=r"b.wet.gz: the archive is damaged or not complete after record \d"):
-        list(ReadPages().process(str(tmp_path / "b.wet.gz"), record))
+        list(reading.ReadPages().process(str(tmp_path / "b.wet.gz"), record))
     assert 0 < record.counts["passed"] < len(web_archives.PAGES)

@@ -50,13 +50,13 @@ class ReadPages:
         """
         import fsspec
 
-        from data_tasks.corpora.formats import base, format_of
+        from data_tasks.corpora.formats import WebArchive, base, format_of
         from data_tasks.corpora.text_lines import DamagedFile
 
         record.count("wet-file")
         filesystem, inner = fsspec.url_to_fs(path)
         file, known = fsspec.core.OpenFile(filesystem, inner, "rb"), format_of(inner)
-        is_archive = ".warc" in inner or ".wet" in inner
+        is_archive = isinstance(known, WebArchive)
         reading = base.Reading(self.text_column, fields=_FIELDS)
         records, number = known.records(file, base.Cursor(), reading), 0
         while True:

@@ -1,6 +1,7 @@
 """Writes pages to shards, in an order that depends on the pages alone."""
 
 import dataclasses
+import fractions
 import io
 import json
 import re
@@ -55,6 +56,8 @@ class WritePages:
             raise UserError(
                 f"VALIDATION_FRACTION={self.validation_fraction} is out of range. Give a fraction in [0, 1)."
             )
+        if isinstance(self.languages, str):
+            raise UserError(f"BY_LANGUAGE={self.languages!r} is not a list of languages. Give one, such as ['en'].")
         if self.file_format == "parquet":
             require("pyarrow.parquet", "OUTPUT_FORMAT=parquet")
 
@@ -79,8 +82,10 @@ class WritePages:
 
     def shard_of(self, page: Page) -> tuple[str, int]:
         """Returns the split of a page, after its language if pages are written by language, and its shard."""
-        digest, parts = url_hash(page), round(1 / self.validation_fraction) if self.validation_fraction else 0
-        split = VALIDATION if parts and digest % parts == 0 else TRAIN
+        # The shortest decimal of the fraction: 0.001 is 1 / 1000, as in C4.
+        held_out, parts = fractions.Fraction(str(self.validation_fraction)).as_integer_ratio()
+        digest = url_hash(page)
+        split = VALIDATION if digest % parts < held_out else TRAIN
         name = f"{page.language}/{split}" if page.language in self.languages else split
         # Other bits than those of the split.
         return name, 0 if split == VALIDATION else (digest >> 64) % self.shards
