@@ -18,17 +18,18 @@ _WORD = re.compile(r"\w+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decontamination:
-    """Cuts text out of pages that has an n-gram of words in common with an evaluation set.
+    """Cuts n-grams of words that evaluation sets contain out of pages.
 
-    An n-gram is cut out with `window` characters on both sides. What is left are several pages; short ones are removed,
-    and the whole page is removed if it would be divided into many. N-grams that many pages contain are phrases, and are
-    not cut out. Words are compared without case and punctuation.
+    An n-gram is cut out with `window` characters on both sides. Each piece that is left becomes a page; short pieces
+    are removed, and the whole page is removed if it would be divided into many pieces. N-grams that many pages contain
+    are phrases, and are not cut out. Words are compared without case and punctuation. Texts of an evaluation set with
+    fewer than `ngram` words have no n-gram, and are not found.
 
     Attributes:
       patterns: files of evaluation sets, in any format of the tasks text_files_*.
-      columns: columns or fields with their text.
-      ngram: number of words.
-      window: characters.
+      columns: columns or fields with their text. Each record must have all of them.
+      ngram: number of words of an n-gram.
+      window: number of characters to cut out on each side of an n-gram.
       min_characters: shorter pieces are removed.
       max_pieces: pages that would be divided into more pieces are removed.
       max_pages: n-grams that more pages contain are not cut out.
@@ -44,7 +45,7 @@ class Decontamination:
 
     namespace = "decontamination"
     rules = {
-        "ngrams": "n-grams of evaluation sets that pages contain",
+        "ngrams": "n-grams of evaluation sets in pages, except phrases",
         "piece-filtered:too_short": "pieces of pages that are too short",
         "filtered:too_many_pieces": "pages that would be divided into too many pieces",
         "cut": "pages from which text was cut out",
@@ -89,7 +90,7 @@ class Decontamination:
           page: the page.
           record: counts what is removed.
           known: hashes of the n-grams of the evaluation sets.
-          phrases: those of them that are not cut out.
+          phrases: hashes of known n-grams that are not cut out.
         """
         spans = [span for digest, span in _ngrams(page.text, self.ngram) if digest in known and digest not in phrases]
         record.count("ngrams", len(spans))
@@ -130,7 +131,11 @@ class Decontamination:
             for column in self.columns:
                 reading = base.Reading(column, lines_per_document=1)
                 for record in known.records(file, base.Cursor(), reading):
-                    text = known.text(record.raw, reading).decode("utf-8", "replace")
+                    try:
+                        text = known.text(record.raw, reading).decode("utf-8", "replace")
+                    except base.BadRecord as error:
+                        place = base.where(known, file.path, record.number)
+                        raise UserError(f"{place}: {error}. Correct Decontamination.columns or the record.") from error
                     yield from (digest for digest, _ in _ngrams(text, self.ngram))
 
 
@@ -140,7 +145,6 @@ def _ngrams(text: str, count: int) -> Iterator[tuple[int, tuple[int, int]]]:
     for start in range(len(words) - count + 1):
         chosen = words[start : start + count]
         joined = " ".join(word for word, _ in chosen).encode("utf-8", "surrogatepass")
-        digest = int.from_bytes(
-            hashlib.blake2b(joined, digest_size=8).digest(), signed=True
-        )  # Beam has no coder of larger ones
+        # Beam encodes integers of at most 64 bits, signed.
+        digest = int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), signed=True)
         yield digest, (chosen[0][1][0], chosen[-1][1][1])

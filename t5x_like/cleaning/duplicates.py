@@ -48,9 +48,10 @@ class ExactDuplicates:
         return transforms.apply(selected, self.namespace, _selected, self.namespace)
 
 
-def _inverted_rank(page: Page) -> tuple[int, ...]:
-    digest, _, record, text = _rank(page)
-    return -int(digest, 16), -record, -int(text, 16)
+def _inverted_rank(page: Page) -> tuple[int, int, int, str]:
+    """Returns a key whose largest value selects a page: first of all the smallest hash of a URL."""
+    digest, source, record, text = _rank(page)
+    return -int(digest, 16), -record, -int(text, 16), source
 
 
 def _selected(found: tuple[str, tuple[int, Page]], record: Record) -> Iterator[Page]:
@@ -68,8 +69,8 @@ class NearDuplicates:
 
     Two pages whose sets of n-grams have the Jaccard similarity s share a band with the probability
     1 - (1 - s**rows)**bands: 0.5 at s = 0.69 and 0.92 at s = 0.8 with the defaults, those of FineWeb (Penedo et al.
-    2024). Of the pages that share a band, the one with the smallest hash is kept, so that a page is removed only if a
-    page that is probably similar precedes it.
+    2024). All pages of a band are removed but the one with the smallest hash, which another band may remove. At least
+    one page of a group of similar pages is kept, but not every removed page is similar to a kept one.
 
     Attributes:
       ngram: number of words of an n-gram.
