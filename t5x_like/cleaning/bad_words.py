@@ -18,11 +18,11 @@ _WITHOUT_SPACES = ("ja", "th", "zh")
 class BadWords(PageStep):
     """Removes pages that contain a word of a list, as C4 3.1.0 does.
 
-    The page must have a language. Pages of languages without a list are kept.
+    Pages without a language, and pages in languages without a list, are kept.
 
     Attributes:
       files: language -> a text file with a word or phrase per line, in lower case.
-      fraction: fraction of the pages with such a word to remove, chosen by the hash of the URL; mC4 keeps 0.1 %.
+      fraction: fraction of the pages with such a word to remove, chosen by the hash of the URL. mC4 removes 0.999.
     """
 
     files: Mapping[str, str]

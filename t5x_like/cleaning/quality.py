@@ -1,4 +1,7 @@
-"""Rules for the length of words and the repetition of text, of Gopher (Rae et al. 2021, appendix A.1.1)."""
+"""Rules for the length of words and the repetition of text, of Gopher (Rae et al. 2021, appendix A.1.1).
+
+Gopher's rules for symbols, bullet points, ellipses, words without letters, stop words and paragraphs are not applied.
+"""
 
 import dataclasses
 from collections import Counter

@@ -1,7 +1,7 @@
 """Beam transforms of steps. This is the only module of the package that imports Beam at module level."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import apache_beam as beam
@@ -15,25 +15,24 @@ _REMOVED = "removed"
 _KEPT = "kept"
 
 
-def emit(results: Iterable[Any], record: Record) -> Iterator[Any]:
-    """Yields results, and examples of what was removed as a tagged output. Adds the counts to Beam's counters."""
-    yield from results
-    for name, number in record.counts.items():
-        Metrics.counter(record.namespace, name).inc(number)
-    for example in record.examples:
-        yield beam.pvalue.TaggedOutput(_REMOVED, example)
-
-
 class _PerElement(beam.DoFn):
-    """Calls a function of an element, a `Record` and side inputs."""
+    """Calls a function of an element, a `Record` and side inputs.
+
+    Yields the results of the function, and examples of what was removed as a tagged output. Adds the counts of the
+    record to Beam's counters.
+    """
 
     def __init__(self, function: Callable[[Any, Record], Iterable[Any]], namespace: str):
         self._function, self._namespace = function, namespace
 
     def process(self, element, *sides):
         record = Record(self._namespace)
+        yield from self._function(element, record, *sides)
         # The counts are complete when all results have been produced.
-        yield from emit(self._function(element, record, *sides), record)
+        for name, number in record.counts.items():
+            Metrics.counter(record.namespace, name).inc(number)
+        for example in record.examples:
+            yield beam.pvalue.TaggedOutput(_REMOVED, example)
 
 
 def apply(
