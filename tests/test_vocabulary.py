@@ -260,6 +260,19 @@ def test_coverage_of_domains_is_printed(texts, tmp_path, capsys):
     assert same.split()[0] == "same"
 
 
+def test_sample_does_not_depend_on_the_order_of_documents():
+    """Short documents with large hashes do not take the place of a long document that does not fit."""
+    rng = random.Random(0)
+    places = [sample._Place(0, number, rng.randbytes(rng.choice([5, 400]))) for number in range(60)]
+    found = []
+    for _ in range(20):
+        rng.shuffle(places)
+        kept, size = sample._smallest(iter(places), 2_000, files=1)
+        found.append(sorted(kept))
+        assert size == sum(len(place.text) for place in places)
+    assert found == found[:1] * 20 and 0 < sum(len(place.text) for place in found[0]) <= 2_000
+
+
 @pytest.mark.beam
 def test_beam_draws_the_same_sample(texts, tmp_path):
     alone = sample.draw(f"{texts}/*", 8_000)

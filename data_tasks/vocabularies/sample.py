@@ -16,7 +16,8 @@ from t5x_like import paths
 from t5x_like.errors import UserError
 
 PROGRESS_SECONDS = 15.0
-# Beam keeps a few more documents than fit, because it decides for each document by itself.
+# Beam selects documents by their hashes alone, about this many times the size of the sample. This process reduces them
+# to the sample.
 _MARGIN = 1.2
 _SHARDS = ".sample"
 
@@ -45,7 +46,7 @@ def draw(
     beam: Sequence[str] | None = None,
     directory: str = "",
 ) -> Sample:
-    """Reads the documents of files, or as many of those with the smallest hashes as fit.
+    """Reads the documents of files, or the ones with the smallest hashes, as many as fit.
 
     Args:
       pattern: the files; see `matching_files.files`.
@@ -87,15 +88,21 @@ def _read(item: tuple[int, str], *, text_column: str, on_bad_record: str) -> Ite
 
 def _smallest(places: Iterator[_Place], max_bytes: int, files: int) -> tuple[list[_Place], int]:
     """Returns the documents with the smallest hashes, and the size of all documents."""
-    kept: list[tuple[float, _Place]] = []  # (-hash, document): the first one is left out first
+    kept: list[tuple[float, _Place]] = []  # (-hash, document): the first one is removed first
+    # The last document that was removed. Documents with larger hashes are not kept, even if they are short: otherwise,
+    # the sample would depend on the order in which the documents are read.
+    removed = None
     read = size = 0
     logged = time.monotonic()
     for place in places:
         read += len(place.text)
-        size += len(place.text)
-        heapq.heappush(kept, (-_hash_fraction(place.text), place))
+        item = (-_hash_fraction(place.text), place)
+        if removed is None or item > removed:
+            size += len(place.text)
+            heapq.heappush(kept, item)
         while size > max_bytes and len(kept) > 1:
-            size -= len(heapq.heappop(kept)[1].text)
+            removed = heapq.heappop(kept)
+            size -= len(removed[1].text)
         if time.monotonic() - logged >= PROGRESS_SECONDS:
             logging.info("read %.0f MB of text from %d files", read / 1e6, files)
             logged = time.monotonic()

@@ -102,7 +102,7 @@ def train(documents: Iterable[str], size: int, layout: Layout, lower_case: bool,
     # The trainer takes a line as a sentence.
     lines = itertools.chain.from_iterable(document.splitlines() for document in documents)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
+        sentence_iterator=lines,
         model_writer=model,
         model_type="unigram",
         vocab_size=size,

@@ -21,7 +21,7 @@ from t5x_like import paths
 from t5x_like.errors import UserError
 
 MERGES_HEADER = "#version: 0.2\n"
-_SIZE = 32_000
+_DEFAULT_SIZE = 32_000
 # Merges and pieces that occur only once are not worth an id.
 _MIN_FREQUENCY = 2
 # WordPiece needs two pieces per character, `x` and `##x`. In text with many characters, such as Chinese, the alphabet
@@ -112,6 +112,7 @@ def word_pieces(documents: Sequence[str], size: int, lower_case: bool = True) ->
       UserError: the size is too large or too small for the text.
     """
     library = _tokenizers()
+    characters = max(_SMALL_ALPHABET, int(size * _ALPHABET_SHARE))
 
     def learn(most: int, first: list[str]) -> list[str]:
         tokenizer = library.Tokenizer(library.models.WordPiece(unk_token=wordpiece.UNKNOWN))
@@ -128,7 +129,6 @@ def word_pieces(documents: Sequence[str], size: int, lower_case: bool = True) ->
         ids = tokenizer.get_vocab()
         return sorted(ids, key=ids.get)
 
-    characters = max(_SMALL_ALPHABET, int(size * _ALPHABET_SHARE))
     # The library numbers the continuing characters in the order of a hash table, and breaks ties between merges by
     # number. Passing them sorted, as special tokens, makes the result deterministic.
     alphabet = learn(0, _SPECIAL)
@@ -224,7 +224,7 @@ def too_small(size: int, least: int) -> UserError:
 
 def default_size(kind: str) -> int:
     """Returns the number of pieces of a kind of vocabulary if the user gives none."""
-    return BYTES_SIZE if kind == "bytes" else _SIZE
+    return BYTES_SIZE if kind == "bytes" else _DEFAULT_SIZE
 
 
 def path_of(directory: str, files: Files) -> str:
