@@ -85,6 +85,12 @@ def test_list_of_caches_is_mixed_at_given_rates(cache_dir):
     source = make(directories, rates=Rates())
     assert source.name == "the mixture of 2 caches"
     assert take(source.host_iterator(SPEC), 9) == take(make(cache_dir, rates=Rates()).host_iterator(SPEC), 9)
+    (small,) = make(directories, split="validation", rates={"large": 1, "small": 1}).per_task()
+    assert small.directory == f"{cache_dir}/small/validation"
+    evaluated = make(directories, split="validation", rates={"large": 1, "small": 1})
+    assert evaluated.mixing_fractions() == {"small": 1.0}
+    with pytest.raises(UserError, match="/none/train is not a cache"):
+        make([f"{cache_dir}/none"], rates=Rates()).per_task()
     with pytest.raises(UserError, match="RATES: missing. Give the rates of the caches"):
         make(directories).host_iterator(SPEC)
     with pytest.raises(UserError, match="CACHE_DIR: .*/large and .*/large are both of large"):

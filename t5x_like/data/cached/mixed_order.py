@@ -42,7 +42,7 @@ class MixedOrder:
 
     @property
     def rows(self) -> int:
-        """The number of positions until a stage without end has read every row of each of its tasks."""
+        """The number of positions until the last stage has read every row of each of its tasks."""
         last = self._stages[-1]
         left = [
             max(self._orders[task].rows - last.start[task], 0) / fraction for task, fraction in last.fractions.items()
@@ -90,7 +90,7 @@ class _Stage:
         return task, self.start[task] + number
 
     def counts(self, positions: int) -> dict[str, int]:
-        """Returns task -> number of its rows before a position, which is not before the first one."""
+        """Returns task -> number of its rows before a position, which is at or after the first one."""
         counts = dict(self.start)
         left = set(self.fractions)
         for position in range(positions - 1, self.first - 1, -1):

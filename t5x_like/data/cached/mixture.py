@@ -10,8 +10,8 @@ import numpy as np
 
 from t5x_like import paths
 from t5x_like.data import batches, mixing, vocabulary_digest, vocabulary_kind
+from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached.iterator import CachedIterator
-from t5x_like.data.cached.manifest import Manifest
 from t5x_like.data.cached.mixed_order import MixedOrder
 from t5x_like.data.cached.mixture_file import MixtureFile
 from t5x_like.data.cached.source import CachedSource, RowReader, number_of_threads
@@ -42,7 +42,7 @@ class CachedMixture:
       verify_checksums: Whether to read every file before the first batch to find altered ones.
       threads: Number of batches read concurrently. The default is 0 (on request) from a disk and 16 from a bucket.
       vocabulary_path: As in `SeqIOSource`, for text; by default the one that the caches were written with.
-      continuous: As in `CachedSource`, but refused: the rows of several caches do not continue one another.
+      continuous: True raises: the rows of several caches do not continue one another.
     """
 
     cache_dir: str | Sequence[str]
@@ -92,28 +92,39 @@ class CachedMixture:
 
     @functools.cached_property
     def sources(self) -> dict[str, CachedSource]:
-        """Task -> its cache, for the tasks that have the split.
+        """Task -> cache, for the tasks that have the split.
 
         Raises:
           UserError: a cache is not found, incomplete or damaged, no task has the split, or a task has two caches.
         """
-        if (stored := self._stored) is not None:
-            directories = {task: paths.join(self.cache_dir, task) for task in stored.tasks}
-        else:
-            directories = {}
-            for directory in self.cache_dir:
-                task = self._source(directory, None).manifest.settings["task"]
-                if task in directories:
-                    raise UserError(f"CACHE_DIR: {directories[task]} and {directory} are both of {task}. Give one.")
-                directories[task] = directory
         found = {
             task: self._source(directory, task)
-            for task, directory in directories.items()
+            for task, directory in self._directories.items()
             if self.split in paths.listdir(directory)
         }
         if not found:
             raise UserError(f"{self.name} has no split {self.split!r} of any task. Write it with `t5x_like cache`.")
         return found
+
+    @functools.cached_property
+    def _directories(self) -> dict[str, str]:
+        """Task -> directory of its cache, also for tasks without the split."""
+        if (stored := self._stored) is not None:
+            return {task: paths.join(self.cache_dir, task) for task in stored.tasks}
+        directories: dict[str, str] = {}
+        for directory in self.cache_dir:
+            task = self._task_of(directory)
+            if task in directories:
+                raise UserError(f"CACHE_DIR: {directories[task]} and {directory} are both of {task}. Give one.")
+            directories[task] = directory
+        return directories
+
+    def _task_of(self, directory: str) -> str:
+        """Returns the task of a cache, which the manifest of each of its splits names."""
+        splits = [self.split, *paths.listdir(directory)]
+        caches = (paths.join(directory, split) for split in splits)
+        found = next((cache for cache in caches if paths.exists(paths.join(cache, manifests.MANIFEST))), None)
+        return manifests.read(found or paths.join(directory, self.split)).settings["task"]
 
     def _source(self, directory: str, task: str | None) -> CachedSource:
         shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(CachedSource)}
@@ -139,8 +150,7 @@ class CachedMixture:
                 "RATES: missing. Give the rates of the caches, such as --gin.RATES=@mixing.Rates() for rates in "
                 "proportion to their numbers of examples."
             )
-        tasks = self._stored.tasks if self._stored is not None else tuple(self.sources)
-        mixing.check_names(rates, tasks, self.name)
+        mixing.check_names(rates, tuple(self._directories), self.name)
         if isinstance(rates, mixing.Rates):
             by_task = {task: rates.rate(_examples(source)) for task, source in self.sources.items()}
         else:
@@ -316,7 +326,7 @@ def _examples(source: CachedSource) -> int:
     return sum(shard.examples for shard in source.manifest.shards if shard.number_of_pass == 0)
 
 
-def _known(manifest: Manifest) -> dict[str, Any]:
+def _known(manifest: manifests.Manifest) -> dict[str, Any]:
     """Returns the vocabularies of a cache without digests, which caches of earlier versions do not have."""
     return {
         name: {key: value for key, value in about.items() if key != "digest"}
