@@ -1,4 +1,4 @@
-"""Makes a Longformer of a RoBERTa (Beltagy et al. 2020, section 5): copied positions, and copied global projections."""
+"""Converts RoBERTa to Longformer (Beltagy et al. 2020, section 5) by copying positions and projections."""
 
 import dataclasses
 import re
@@ -19,18 +19,21 @@ _LOCAL = re.compile(r"(attention/(?:query|key|value))/")
 def lengthen(
     config: ModelConfig, leaves: Mapping[str, Any], max_length: int
 ) -> tuple[LongformerConfig, dict[str, np.ndarray]]:
-    """Returns a Longformer that starts from a RoBERTa, or from a Longformer after its pretraining.
+    """Converts a RoBERTa, or a Longformer after its pretraining, to a Longformer with more positions.
 
-    Rows of the position table are repeated until there are enough. The projections of global tokens become copies of
-    the projections of all tokens, also in a Longformer, whose pretraining does not train them.
+    Rows of the position table are repeated. The projections of global tokens become copies of the projections of all
+    tokens, also if the model is a Longformer: pretraining does not train its projections of global tokens.
 
     Args:
       config: configuration of the model.
       leaves: arrays by stored name, `model/…` and `objective/…`. Layers are stacked.
       max_length: number of positions of the result.
 
+    Returns:
+      The configuration and the arrays of the Longformer.
+
     Raises:
-      UserError: the model is neither of the two, or has more positions.
+      UserError: the model is neither a RoBERTa nor a Longformer, or has more positions than `max_length`.
     """
     if type(config) not in (BertConfig, LongformerConfig) or not config.position_offset:
         raise UserError(

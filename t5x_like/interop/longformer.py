@@ -121,7 +121,7 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     choice = dense(f"{choices}/pooler", f"{_PREFIX}pooler.dense") + dense(f"{choices}/classifier", "classifier")
     tags = dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier")
     first, pooled, each = heads.DenseFirstToken, heads.PooledFirstToken, heads.EachToken
-    # All of them have the dropout rate of the model.
+    # The heads have the dropout rate of the model, except for question answering, which has no dropout.
     return (
         HeadClass("LongformerForSequenceClassification", SEQUENCE, tuple(classifier), lambda hf_config: first()),
         HeadClass("LongformerForTokenClassification", TOKENS, tuple(tags), lambda hf_config: each()),
@@ -145,7 +145,7 @@ FAMILY = Family(
     table=table,
     head_classes=head_classes,
     prefix=_PREFIX,
-    # Which tokens are global is a matter of the task.
+    # config.json does not state global tokens, because they depend on the task.
     free_fields=("global_tokens", "max_global_tokens"),
     ignored=re.compile(r"longformer\.(embeddings\.(position_ids|token_type_ids)|pooler\.dense\.(weight|bias))"),
     tied=_tied,

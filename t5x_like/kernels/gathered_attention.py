@@ -32,15 +32,19 @@ SPARSE = frozenset({"window", "blocks"})
 # Smallest and largest number of positions of a block within a window. Larger blocks visit more keys outside of the
 # window; the products of smaller ones run at a lower rate.
 SMALLEST_BLOCK, LARGEST_BLOCK = 16, 128
-# A row must have this many times as many keys as a query visits. Gathering costs as much as some of the products.
-SAVED = 1.5
+# A row must have at least this many times as many keys as a query visits, since gathering costs as much as some of the
+# products.
+MIN_SAVING = 1.5
 
 # Dimensions of products per row, head and block of queries.
 _BATCH = ((0, 1, 2), (0, 1, 2))
 
 
 def block_size(mask: Mask) -> int:
-    """Returns the number of positions of a block: for windows, the largest power of two up to half of one side."""
+    """Returns the number of positions of a block.
+
+    For windows, it is the largest power of two up to half of one side, between `SMALLEST_BLOCK` and `LARGEST_BLOCK`.
+    """
     if mask.blocks is not None:
         return mask.blocks.size
     half = (mask.window - 1) // 2
@@ -87,7 +91,7 @@ def unsupported_reason(
         return "its dropout shares decisions"
     if length != kv_len:
         return f"it has {length} queries and {kv_len} keys"
-    if visited_keys(mask) * SAVED > kv_len:
+    if visited_keys(mask) * MIN_SAVING > kv_len:
         return f"a query would visit {visited_keys(mask)} of {kv_len} keys"
     return None
 
@@ -170,7 +174,7 @@ def _interleave(output: Array, others: Array, gather: "_Gather") -> Array:
 
 
 class _Gather:
-    """Gathers what belongs to the visited keys of each block of queries.
+    """Gathers arrays, such as keys and segments, by the keys that each block of queries visits.
 
     Args:
       mask: the keys that each query may attend to.
@@ -200,12 +204,12 @@ class _Gather:
         return np.asarray(blocks)[..., None] * self.size + np.arange(self.size)
 
     def query_blocks(self, x: Float[Array, "batch length heads kv"]) -> Float[Array, "batch heads blocks size kv"]:
-        """Returns what belongs to the queries of each block."""
+        """Returns the blocks of queries of an array per query."""
         blocks = _blocks(x, self.size, self.number)
         return blocks[:, :, self.queries] if self.all_keys else blocks
 
     def keys(self, x: Float[Array, "batch length heads kv"]) -> Float[Array, "batch heads blocks visited kv"]:
-        """Returns what belongs to the keys of the visited blocks, followed by the global keys."""
+        """Returns the visited blocks of an array per key, followed by the global keys."""
         gathered = self._visited(_blocks(x, self.size, self.number))
         if self.global_positions is None:
             return gathered
@@ -266,7 +270,7 @@ class _Gather:
         return visible if mask.global_keys is None else self._with_global(queries, visible)
 
     def _with_global(self, queries: Array, visible: Array) -> Array:
-        """Appends the global keys, which a query sees unless it sees them among the keys of its blocks."""
+        """Appends which global keys each query sees: the ones that it does not see in the blocks that it visits."""
         positions, has_global = (x[:, None, None, None] for x in (self.global_positions, self.has_global))
         if self.mask.window is not None:
             is_visited = jnp.abs(queries - positions) < self.mask.window

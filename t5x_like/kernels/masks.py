@@ -22,8 +22,8 @@ class BlockLists:
     """The blocks of keys that each block of queries sees (BigBird, Zaheer et al. 2020, section 2).
 
     Attributes:
-      keys: indices of blocks of keys; negative entries are none. A block that a list has n times counts n times in the
-        softmax, as if its keys were repeated.
+      keys: indices of blocks of keys; negative entries are ignored. A block that occurs n times in a list counts n
+        times in the softmax, as if its keys were repeated.
       size: number of positions of a block.
       all_keys: blocks of queries that see all keys, whatever their lists are.
     """
@@ -83,7 +83,7 @@ class Mask:
       key_ranks: rank of each key; required with `query_ranks`.
       strict_ranks: whether a query sees keys of lower ranks only.
       global_keys: True for keys that are visible regardless of `window` and `blocks`.
-      max_global_keys: how many keys of a row can be global; further ones are not. None for no limit.
+      max_global_keys: largest number of global keys per row; later keys are not global. None for no limit.
       blocks: the blocks of keys that each block of queries sees.
     """
 
@@ -179,7 +179,7 @@ class Mask:
 
     @property
     def global_positions(self) -> tuple[Int[Array, "batch global"], Bool[Array, "batch global"]]:
-        """Positions of the global keys, whose number is limited, and which of them there are."""
+        """Positions of `max_global_keys` keys per row, global keys first, and which of these keys are global."""
         given = self.limited_global_keys
         positions = jnp.argsort(~given, axis=1, stable=True)[:, : self.max_global_keys]
         return positions, jnp.take_along_axis(given, positions, axis=1)

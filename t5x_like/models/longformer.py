@@ -71,7 +71,10 @@ class AfterSeparators:
     separator_id: int = 2
 
     def choose(self, tokens, positions):
-        """Returns True from the second position after the first separator on; see `GlobalTokens.choose`."""
+        """Returns True from the second position after the first separator on; see `GlobalTokens.choose`.
+
+        As in transformers, the position after the first separator is not checked to be a separator.
+        """
         is_after = _separators(tokens == self.separator_id, positions) > 0
         return jnp.pad(is_after, ((0, 0), (2, 0)))[:, :-2] & (positions >= 2)
 
@@ -103,9 +106,9 @@ class LongformerConfig(BertConfig):
     norm_epsilon: float = 1e-5
     # Number of tokens that a token sees on each side (half of `attention_window` of transformers).
     window: int = 256
-    # Chooses the global tokens of batches without the feature `encoder_global_tokens`; None: there are none.
+    # Chooses the global tokens of batches without the feature `encoder_global_tokens`; None for no global tokens.
     global_tokens: GlobalTokens | None = None
-    # Largest number of global tokens of a row. Tokens after that many are not global.
+    # Largest number of global tokens per row. Later tokens are not global.
     max_global_tokens: int = 64
 
     def __post_init__(self):
@@ -168,7 +171,7 @@ class GlobalQueries:
         return jnp.einsum("bql,bl...->bq...", self.selection.astype(x.dtype), x, precision=lax.Precision.HIGHEST)
 
     def put(self, x: Float[Array, "batch length ..."], new: Float[Array, "batch queries ..."]) -> Array:
-        """Replaces what belongs to the global tokens."""
+        """Returns `x` with the values of the global tokens replaced by `new`."""
         selection = self.selection.astype(x.dtype)
         placed = jnp.einsum("bql,bq...->bl...", selection, new, precision=lax.Precision.HIGHEST)
         is_global = jnp.any(self.selection > 0, axis=1).reshape(*x.shape[:2], *(1,) * (x.ndim - 2))
@@ -211,12 +214,12 @@ class LongformerAttention(MultiHeadAttention):
 
         Args:
           x: activations.
-          global_queries: the queries of the global tokens; None if there are none.
+          global_queries: the queries of the global tokens; None for no global tokens.
           dropout_key: random key of dropout; None disables dropout.
           **options: see `MultiHeadAttention.__call__`.
 
         Returns:
-          The output, and the captured arrays by name, which are those of the attention within windows.
+          The output, and the captured arrays of the attention within windows by name.
         """
         output, captured = self.attend(x, dropout_key=dropout_key, **options)
         if global_queries is not None:

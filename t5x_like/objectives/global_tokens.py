@@ -1,4 +1,4 @@
-"""A head whose task chooses the global tokens of Longformer."""
+"""A wrapper of heads for tasks that choose the global tokens of Longformer."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ TASK_FEATURE = "global_tokens"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskGlobalTokens:
-    """Any head, with global tokens that the task chooses: its feature `global_tokens`, as long as `inputs`."""
+    """Any head, with the global tokens of the task feature `global_tokens`, which is as long as `inputs`."""
 
     # The head.
     form: HeadForm

@@ -19,7 +19,7 @@ Scores = Float[Array, "batch heads global q_len"]
 
 
 def add(inputs: Inputs, mask: Mask) -> Inputs:
-    """Returns inputs with the global keys of a mask, which limits their number, and with segments."""
+    """Returns inputs with the global keys of a mask that has `max_global_keys`, and with segments."""
     positions, is_given = mask.global_positions
     k, v = (jnp.take_along_axis(x, positions[:, :, None, None], axis=1) for x in (inputs.k, inputs.v))
     queries, keys = inputs.query_segments, inputs.key_segments
@@ -95,7 +95,7 @@ def _scores(inputs: Inputs, g: Geometry) -> tuple[Scores, Bool[Array, "batch 1 g
 
 
 def _drop(weights: Scores, seeds: Array | None, g: Geometry) -> Scores:
-    """Applies dropout with the decisions of keys after the last key of a row."""
+    """Applies dropout; the decisions are numbered as if the global keys followed the last key of a row."""
     if seeds is None:
         return weights
     rows, heads = jnp.arange(g.batch)[:, None, None, None], jnp.arange(g.heads)[None, :, None, None]
