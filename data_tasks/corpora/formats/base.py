@@ -1,19 +1,15 @@
 """The interface of a format of files with documents."""
 
 import dataclasses
-import importlib
+import functools
 import re
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import fsspec
 
 from data_tasks.corpora.text_lines import DamagedFile
-from t5x_like.errors import UserError
-
-INSTALL = "pip install -e '.[corpora]' -c constraints.txt"
-"""The command that installs the packages of all formats."""
+from t5x_like import packages
 
 
 class Cursor(NamedTuple):
@@ -132,22 +128,8 @@ def where(known: Format, path: str, number: int) -> str:
     return known.place.format(path=path, number=number + known.first)
 
 
-def require(package: str, purpose: str) -> ModuleType:
-    """Imports a package of the extra `corpora`.
-
-    Args:
-      package: name of the module.
-      purpose: what needs it, for the message.
-
-    Raises:
-      UserError: the package is not installed.
-    """
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{purpose} needs {package.partition('.')[0]}, which is not installed. Run `{INSTALL}`."
-        ) from error
+require = functools.partial(packages.require, extra="corpora")
+"""Imports a module of the extra `corpora`, which installs the packages of all formats; see `packages.require`."""
 
 
 def missing_column(path: str, column: str, columns: Any) -> DamagedFile:
