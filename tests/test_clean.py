@@ -89,6 +89,22 @@ def test_result_depends_on_the_pages_alone(crawl, tmp_path):
 
 
 @pytest.mark.beam
+def test_listed_urls_are_read_from_compressed_files(tmp_path):
+    (tmp_path / "urls").mkdir()
+    (tmp_path / "urls" / "a.txt.gz").write_bytes(gzip.compress(b"https://www.a.example/one/\n\n"))
+    (tmp_path / "urls" / "b.txt").write_text("b.example\r\nc.example")
+    rows = [{"url": f"http://{url}", "text": "Text."} for url in ("a.example/one", "b.example", "d.example")]
+    (tmp_path / "pages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    step = urls.UrlList(f"{tmp_path}/urls/*.txt*")
+    cleaned = command.clean(
+        data_files=f"{tmp_path}/*.jsonl", output=f"{tmp_path}/out", steps=[step], validation_fraction=0.0
+    )
+    assert cleaned.counters[step.namespace] == {"filtered": 1, "missing-page": 1, "passed": 2}
+    with pytest.raises(UserError, match=r"pages.jsonl is not a text file. Give a URL per line"):
+        urls.UrlList(f"{tmp_path}/pages.jsonl").check()
+
+
+@pytest.mark.beam
 def test_tasks_read_parquet_and_gzip(crawl, tmp_path):
     pytest.importorskip("pyarrow")
     from data_tasks.corpora import matching_files, text_files
@@ -212,6 +228,11 @@ def test_archives_are_known_by_their_suffix(tmp_path):
     path.write_text(json.dumps({"url": "http://a.example", "text": "WARC is a format."}))
     found, removed = read(path)
     assert [page.text for page in found] == ["WARC is a format."] and not removed
+
+
+def test_lone_surrogates_of_urls_are_replaced(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"url": "http://a.example/\\ud800", "text": "Text."}')
+    assert [page.url for page in read(tmp_path / "a.jsonl")[0]] == ["http://a.example/?"]
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.001, 0.25, 0.3, 0.75])

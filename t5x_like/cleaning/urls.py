@@ -114,7 +114,7 @@ class UrlList:
     """Keeps pages whose normalized URLs are in files, such as the pages that OpenWebText links to.
 
     Attributes:
-      pattern: text files with a URL per line; see `apache_beam.io.ReadFromText`.
+      pattern: text files with a URL per line, which may be compressed; see `data_tasks.corpora.matching_files.files`.
     """
 
     pattern: str
@@ -127,10 +127,18 @@ class UrlList:
     }
 
     def check(self) -> None:
-        """Checks that files match."""
-        from data_tasks.corpora import matching_files
+        """Checks that text files match."""
+        self._files()
 
-        matching_files.files(self.pattern)
+    def _files(self) -> list[str]:
+        from data_tasks.corpora import matching_files
+        from data_tasks.corpora.formats import TextFiles, format_of
+
+        files = matching_files.files(self.pattern)
+        for file in files:
+            if not isinstance(format_of(file.path), TextFiles):
+                raise UserError(f"UrlList.pattern={self.pattern}: {file.path} is not a text file. Give a URL per line.")
+        return [matching_files.path_of(file) for file in files]
 
     def expand(self, pages: "beam.PCollection") -> Stage:
         """Joins the pages with the list; see `Step`."""
@@ -140,12 +148,25 @@ class UrlList:
 
         listed = (
             pages.pipeline
-            | "listed URLs" >> beam.io.ReadFromText(self.pattern)
-            | "normalize listed URLs" >> beam.Map(lambda url: (normalize_url(url.strip()), None))
+            | "files of URLs" >> beam.Create(self._files())
+            | "listed URLs" >> beam.FlatMap(_urls)
+            | "normalize listed URLs" >> beam.Map(lambda url: (normalize_url(url), None))
         )
         keyed = pages | "pages by normalized URL" >> beam.Map(lambda page: (page.normalized_url, page))
         joined = {"pages": keyed, "listed": listed} | "join with listed URLs" >> beam.CoGroupByKey()
         return transforms.apply(joined, self.namespace, _listed, self.namespace)
+
+
+def _urls(path: str) -> Iterator[str]:
+    """Yields the lines of a file that are not blank."""
+    import fsspec
+
+    from data_tasks.corpora.text_lines import positioned_lines
+
+    filesystem, inner = fsspec.url_to_fs(path)
+    for line in positioned_lines(fsspec.core.OpenFile(filesystem, inner, "rb")):
+        if url := (line.data or b"").decode("utf-8", "replace").strip():
+            yield url
 
 
 def _listed(found: tuple[str, Mapping[str, Any]], record: Record) -> Iterator[Page]:

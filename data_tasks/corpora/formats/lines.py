@@ -46,9 +46,10 @@ class JsonLines:
         return text.encode("utf-8", errors="surrogatepass")
 
     def fields(self, raw: bytes, reading: Reading) -> dict[str, str]:
-        """Returns other fields of a line; see `Format`."""
+        """Returns other fields of a line, with `?` for lone surrogates; see `Format`."""
         record = self._parse(raw) if reading.fields else {}
-        return {name: str(record[name]) for name in reading.fields if record.get(name) is not None}
+        found = {name: str(record[name]) for name in reading.fields if record.get(name) is not None}
+        return {name: value.encode("utf-8", "replace").decode() for name, value in found.items()}
 
     @staticmethod
     def _parse(raw: bytes | None) -> Any:
