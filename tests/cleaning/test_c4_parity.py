@@ -6,8 +6,6 @@ import random
 import sys
 import types
 
-import apache_beam as beam
-import langdetect_rs
 import pytest
 import web_archives
 
@@ -15,6 +13,8 @@ from t5x_like.cleaning import detectors, sentences
 
 pytestmark = [pytest.mark.beam, pytest.mark.clean]
 
+beam = pytest.importorskip("apache_beam")
+langdetect_rs = pytest.importorskip("langdetect_rs")
 c4_utils = pytest.importorskip("tensorflow_datasets.text.c4_utils")
 
 LINES = [
