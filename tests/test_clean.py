@@ -150,6 +150,16 @@ def test_bad_input_is_named_and_skipped_only_on_request(name, crawl, tmp_path):
 
 
 @pytest.mark.beam
+def test_error_of_another_process_is_that_of_the_user(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "lemon"}')
+    workers = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
+    with pytest.raises(UserError) as error:
+        clean(tmp_path, tmp_path / "out", beam=workers)
+    assert str(error.value).startswith(f"{tmp_path}/a.jsonl:1: the line has no field 'text'")
+    assert str(error.value).endswith("ON_BAD_RECORD=skip skips and counts such records.")
+
+
+@pytest.mark.beam
 def test_overwriting_removes_other_shards(crawl, tmp_path):
     clean(crawl, tmp_path / "out", shards=7)
     with pytest.raises(UserError, match="not empty"):

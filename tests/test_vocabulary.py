@@ -279,3 +279,11 @@ def test_beam_draws_the_same_sample(texts, tmp_path):
     with_beam = sample.draw(f"{texts}/*", 8_000, beam=[], directory=str(tmp_path))
     assert with_beam == alone and 0 < len(alone.documents) < 300
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.beam
+def test_bad_record_is_named_without_the_transform_of_beam(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "lemon"}')
+    with pytest.raises(UserError, match=r"a.jsonl:1: the line has no field 'text'") as error:
+        sample.draw(f"{tmp_path}/*", 8_000, beam=[], directory=str(tmp_path))
+    assert "while running" not in str(error.value)

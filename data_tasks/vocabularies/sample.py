@@ -12,7 +12,7 @@ import fsspec
 from absl import logging
 
 from data_tasks.corpora import matching_files, text_files
-from t5x_like import paths
+from t5x_like import beam_errors, paths
 from t5x_like.errors import UserError
 
 PROGRESS_SECONDS = 15.0
@@ -119,7 +119,7 @@ def _with_beam(files, read, max_bytes: int, options: Sequence[str], directory: s
             "BEAM: Apache Beam is not installed. Run `pip install -e '.[cache]' -c constraints.txt`, or omit BEAM."
         ) from error
     prefix, total = paths.join(directory, f"{_SHARDS}-text"), paths.join(directory, f"{_SHARDS}-bytes")
-    with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
+    with beam_errors.explained(), beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
         places = pipeline | beam.Create(list(enumerate(files))) | beam.Reshuffle() | beam.FlatMap(read)
         size = places | "sizes" >> beam.Map(lambda place: len(place.text)) | beam.CombineGlobally(sum)
         wanted = beam.pvalue.AsSingleton(size)

@@ -3,19 +3,14 @@
 import collections
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from t5x_like import paths
+from t5x_like import beam_errors, paths
 from t5x_like.cleaning.pages import Example
 from t5x_like.cleaning.reading import ReadPages
 from t5x_like.cleaning.step import Step
 from t5x_like.cleaning.writing import WritePages
-from t5x_like.errors import RunFailed, UserError
-
-# Beam appends the name of the transform to the message of an error.
-_WHILE = re.compile(r" \[while running .*", re.DOTALL)
 
 Counters = Mapping[str, Mapping[str, int]]
 """Namespace of a step -> counter -> number."""
@@ -71,13 +66,9 @@ def run(
     for name, collection in summary.items():
         path = _summary_path(write.directory, name)
         _ = collection | f"gather {name}" >> beam.combiners.ToList() | f"write {name}" >> beam.Map(_write_json, path)
-    try:
+    with beam_errors.explained():
         result = pipeline.run()
         result.wait_until_finish()
-    except UserError as error:
-        raise UserError(_WHILE.sub("", str(error))) from error
-    except RunFailed as error:
-        raise RunFailed(_WHILE.sub("", str(error))) from error
     found = {name: _take_json(_summary_path(write.directory, name)) for name in summary}
     return Cleaned(
         _counters(result, [read, *steps]),
