@@ -11,7 +11,7 @@ import pytest
 import web_archives
 
 from t5x_like import clean as command
-from t5x_like.cleaning import bad_words, lengths, lines, pages, reading, urls, writing
+from t5x_like.cleaning import bad_words, duplicate_lines, lengths, lines, pages, reading, urls, writing
 from t5x_like.errors import UserError
 
 pytest.importorskip("warcio")
@@ -209,6 +209,19 @@ def test_lengths():
     assert kept(lengths.MaxCharacters(characters=3), "abcd") == ([], {"filtered": 1})
     assert kept(lengths.Paragraphs(paragraphs=2, characters=3), "abc\na\nabcd")[1] == {"passed": 1}
     assert kept(lengths.Paragraphs(paragraphs=2, characters=3), "abc\nab")[1] == {"filtered": 1}
+
+
+def test_first_page_of_a_url_keeps_the_line():
+    step = duplicate_lines.DuplicateLines(min_sentences=0)
+    own = [
+        pages.Page("http://a.example", text, record=index) for index, text in enumerate(("One.\nTwo.", "two.\nSix."))
+    ]
+    lines_of_url = [pages.text_hash(line) for line in ("one.", "two.")]
+    for order in (own, own[::-1]):
+        record = pages.Record(step.namespace)
+        found = list(step.remove(("http://a.example", {"pages": order, "lines": lines_of_url}), record))
+        assert [page.text for page in found] == ["One.\nTwo."]
+        assert record.counts["line-filtered:local_duplicate"] == record.counts["line-filtered:global_duplicate"] == 1
 
 
 def test_bad_words(tmp_path):

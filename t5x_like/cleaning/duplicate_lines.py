@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class DuplicateLines:
     """Keeps one occurrence of each line over all pages, compared without case and outer spaces, as C4 does.
 
-    The page with the smallest hash of its URL keeps the line, so that no domain is preferred.
+    The page with the smallest hash of its URL keeps the line, so that no domain is preferred. Of several pages of a
+    URL, the first one in the order of files keeps it.
 
     Attributes:
       min_sentences: pages with fewer sentences left are removed; 0 to keep them.
@@ -29,7 +30,7 @@ class DuplicateLines:
     namespace = "dedupe-lines"
     rules = {
         "line-filtered:global_duplicate": "lines that another page keeps",
-        "line-filtered:local_duplicate": "lines that occur before in the page",
+        "line-filtered:local_duplicate": "lines that occur before in a page of the same URL",
         "line-passed": "lines that are kept, of all pages",
         "filtered:empty": "pages without a line that is left",
         "filtered:too_few_sentences": "pages with too few sentences left",
@@ -58,18 +59,18 @@ class DuplicateLines:
         return transforms.apply(joined, self.namespace, self.remove, self.namespace)
 
     def remove(self, found: tuple[str, Mapping[str, Any]], record: Record) -> Iterator[Page]:
-        """Yields a page with its own lines.
+        """Yields the pages of a URL with the lines that they keep.
 
         Args:
-          found: a URL, and its `pages` and the hashes of the `lines` that it keeps.
+          found: a URL, its `pages`, and the hashes of the `lines` that it keeps.
           record: counts what is removed.
         """
-        own, seen = set(found[1]["lines"]), set()
-        for page in found[1]["pages"]:
+        kept_by_url, seen = set(found[1]["lines"]), set()
+        for page in sorted(found[1]["pages"], key=lambda page: (page.source, page.record)):
             lines = []
             for line in page.text.split("\n"):
                 digest = text_hash(line.strip().lower())
-                if digest not in own:
+                if digest not in kept_by_url:
                     record.remove("line-filtered:global_duplicate", page.url, line)
                 elif digest in seen:
                     record.remove("line-filtered:local_duplicate", page.url, line)
