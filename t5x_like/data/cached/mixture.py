@@ -42,7 +42,7 @@ class CachedMixture:
       verify_checksums: Whether to read every file before the first batch to find altered ones.
       threads: Number of batches read concurrently. The default is 0 (on request) from a disk and 16 from a bucket.
       vocabulary_path: As in `SeqIOSource`, for text; by default the one that the caches were written with.
-      continuous: True raises: the rows of several caches do not continue one another.
+      continuous: As in `CachedSource`. True raises an error: the rows of several caches do not continue one another.
     """
 
     cache_dir: str | Sequence[str]
