@@ -6,9 +6,19 @@ from collections.abc import Iterator, Sequence
 from t5x_like.cleaning.detectors import detector
 from t5x_like.cleaning.pages import Page, Record
 from t5x_like.cleaning.step import PageStep
+from t5x_like.errors import UserError
 
 UNKNOWN = "und"
 """The language of pages whose language cannot be determined, as in mC4."""
+
+
+def _check(step) -> None:
+    """Checks the probability of a step, and that its library is installed."""
+    if not 0 <= step.min_probability <= 1:
+        raise UserError(
+            f"{type(step).__name__}.min_probability={step.min_probability} is not a probability. Give 0 to 1."
+        )
+    detector(step.detector)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,8 +45,8 @@ class OneLanguage(PageStep):
     }
 
     def check(self) -> None:
-        """Checks that the library is installed."""
-        detector(self.detector)
+        """Checks the probability, and that the library is installed."""
+        _check(self)
 
     def process(self, page: Page, record: Record) -> Iterator[Page]:
         """Yields the page if it is in the language; see `PageStep`."""
@@ -76,8 +86,10 @@ class Languages(PageStep):
     }
 
     def check(self) -> None:
-        """Checks that the library is installed."""
-        detector(self.detector)
+        """Checks the languages, the probability, and that the library is installed."""
+        if isinstance(self.languages, str):
+            raise UserError(f"Languages.languages={self.languages!r} is not a list. Give {[self.languages]!r}.")
+        _check(self)
 
     def process(self, page: Page, record: Record) -> Iterator[Page]:
         """Yields the page with its language; see `PageStep`."""

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from t5x_like import clean as command
-from t5x_like.cleaning import decontamination, duplicates, pages, quality
+from t5x_like.cleaning import decontamination, duplicates, languages, pages, quality
 from t5x_like.errors import UserError
 
 WORDS = [f"w{number}ord" for number in range(300)]
@@ -172,6 +172,10 @@ def test_missing_column_of_an_evaluation_set_raises(tmp_path):
 def test_invalid_settings_raise(tmp_path):
     with pytest.raises(UserError, match="NearDuplicates.bands=0 is not positive"):
         duplicates.NearDuplicates(bands=0).check()
+    with pytest.raises(UserError, match="OneLanguage.min_probability=99 is not a probability. Give 0 to 1"):
+        languages.OneLanguage(min_probability=99).check()
+    with pytest.raises(UserError, match=r"Languages.languages='en' is not a list. Give \['en'\]"):
+        languages.Languages(languages="en").check()
     with pytest.raises(UserError, match="is not a list of patterns"):
         decontamination.Decontamination(patterns="a").check()
     with pytest.raises(UserError, match="no file matches"):
