@@ -12,6 +12,8 @@ import functools
 import numpy as np
 from jaxtyping import Int
 
+from t5x_like.errors import UserError
+
 # Lengths for which the paper's plan draws, and the tokens among which it draws.
 PAPER_LENGTHS = (1024, 2048, 3072, 4096)
 PAPER_LAST = 1024
@@ -22,8 +24,8 @@ NUM_FIXED = 5
 def dense_blocks(num_random: int) -> int:
     """Returns the largest number of blocks of a row whose attention is dense.
 
-    The released code uses dense attention up to 512 tokens and fails at 576, 640 and 704, between which and the random
-    blocks is no room; transformers uses dense attention there, as here.
+    The released code uses dense attention up to 512 tokens, and fails at 576, 640 and 704 tokens, where too few blocks
+    are left to draw from. transformers uses dense attention there, as here.
 
     Args:
       num_random: number of random blocks per block of queries.
@@ -78,14 +80,17 @@ def random_blocks(
       num_random: number of random blocks per block of queries.
 
     Raises:
-      ValueError: there are fewer blocks to draw from than random blocks.
+      UserError: there are fewer blocks to draw from than random blocks.
     """
     random, blocks = np.random.RandomState(layer), -(-length // size)
 
     def draw(candidates):
         found = random.permutation(candidates)[:num_random]
         if len(found) < num_random:
-            raise ValueError(f"{num_random} random blocks: only {len(found)} of {blocks} blocks can be drawn")
+            raise UserError(
+                f"num_random_blocks={num_random}: blocks of queries in rows of {length} tokens can draw only "
+                f"{len(found)} blocks of {size} tokens. Lower num_random_blocks or block_size."
+            )
         return found
 
     if blocks * size in PAPER_LENGTHS:

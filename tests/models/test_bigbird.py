@@ -15,7 +15,7 @@ from t5x_like.models.bigbird import BigBirdConfig
 from t5x_like.partitioning import Partitioner
 
 BASE = BigBirdConfig()
-# 15 blocks of 2 tokens, and no random block; with one random block, rows from 15 tokens are sparse.
+# Blocks of 2 tokens and one random block: rows of more than 14 tokens are sparse.
 SPARSE = dataclasses.replace(FAMILIES["bigbird"].config, max_length=30)
 
 
@@ -110,6 +110,13 @@ def test_sparse_rows_count_the_products_of_visible_blocks():
     full = dataclasses.replace(SPARSE, block_size=None).train_flops(shapes)
     hidden = 24 * 24 - dense_mask(SPARSE, 0, 24)[0].sum()
     assert full - SPARSE.train_flops(shapes) == 3 * 4 * 2 * 2 * 12 * hidden
+
+
+@pytest.mark.parametrize(("changes", "drawn"), [({"block_size": 256}, 1), ({"num_random_blocks": 13}, 12)])
+def test_more_random_blocks_than_the_plan_of_the_paper_has_raise(changes, drawn):
+    config = dataclasses.replace(BASE, **changes)
+    with pytest.raises(UserError, match=f"rows of 3072 tokens can draw only {drawn} blocks of"):
+        config.blocks(3072)
 
 
 @pytest.mark.parametrize(("field", "value"), [("block_size", 0), ("num_random_blocks", -1)])
