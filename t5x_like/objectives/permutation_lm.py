@@ -150,13 +150,37 @@ class PermutationLM(OrderedLM):
     of `OrderedLM`.
 
     With continuous data (`data/continuous.gin`), the memory of the model is carried from row i of a batch to row i of
-    the next one.
+    the next one. A row begins in the middle of the row before, so the `reuse_length` of the model is half of a row.
 
     Args:
       z_loss: factor of log(Z)², which keeps the logits close to normalized.
     """
 
     features = specs.PERMUTATION_LM
+
+    def run(
+        self,
+        params: Params,
+        rows: Batch,
+        *,
+        keys: Keys = NO_KEYS,
+        carry: Carry = NO_CARRY,
+        capture: Sequence[str] = (),
+        edits: Sequence[Edit] = (),
+    ) -> Outputs:
+        """Runs both streams of the model; see `OrderedLM.run`.
+
+        Raises:
+          UserError: the memory has tokens of the row that it continues, whose targets it would show to the model.
+        """
+        if MODEL in carry:
+            length, reuse = rows["encoder_input_tokens"].shape[1], params["model"].config.reuse_length
+            if not 0 < reuse <= length // 2:
+                raise UserError(
+                    f"REUSE_LENGTH={reuse}: the memory of rows of {length} tokens would have targets of the next row. "
+                    f"Set {length // 2}, half of a row."
+                )
+        return super().run(params, rows, keys=keys, carry=carry, capture=capture, edits=edits)
 
     def order(self, rows: Batch) -> dict[str, Array]:
         """Returns the ranks of the task; see `OrderedLM.order`."""

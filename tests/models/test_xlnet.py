@@ -109,6 +109,15 @@ def test_invalid_configurations_raise(changes, message):
         XLNetConfig(**changes)
 
 
+@pytest.mark.parametrize("reuse_length", [0, 4])
+def test_memory_with_targets_of_the_next_row_raises(reuse_length):
+    config = dataclasses.replace(CONFIG, reuse_length=reuse_length)
+    carry = {"model": config.initial_carry(1)}
+    rows = {"encoder_input_tokens": tokens(1, 7), "is_target": np.zeros((1, 7), np.int32)}
+    with pytest.raises(UserError, match=f"REUSE_LENGTH={reuse_length}: the memory of rows of 7 tokens .* Set 3"):
+        PermutationLM().run({"model": random_model(config)}, rows, carry=carry)
+
+
 def test_prompts_in_pretraining_and_other_models_raise():
     config = dataclasses.replace(CONFIG, adapters=(Prompt(length=2, initialization="uniform"),))
     model = config.make(jax.random.key(0))
