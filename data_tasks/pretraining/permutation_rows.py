@@ -14,27 +14,28 @@ from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining.permutations import permutation_ranks
 from data_tasks.pretraining.span_sampling import sample_targets, starts_of_pieces
 from data_tasks.vocabularies.special_tokens import SpecialTokens, special_tokens
+from t5x_like.data.specs import TOKENS_PER_TARGET
 from t5x_like.errors import UserError
 
 # Documents that are joined to a stream.
 DOCUMENTS_PER_STREAM = 32
 # Tokens of a row that are not text: SEP after both segments, CLS at the end.
 SPECIAL_TOKENS_PER_ROW = 3
-# One token of K is predicted (Yang et al. 2019, section 2.3); 85 of 512 in the released data.
-K = 6
-CONTINUE_PROBABILITY = 0.5
+# Probability that B is a random part of the stream.
+RANDOM_PROBABILITY = 0.5
+# Token type of CLS; A has 0, B has 1.
 CLS_TYPE = 2
+# Features of a row beside `inputs`.
 FEATURES = ("token_types", "ranks", "is_target", "reversed")
 
 
 class Segments(NamedTuple):
-    """Segments A and B of rows: offset in the stream and length, int32 `[rows]` each, and whether B follows A."""
+    """Segments A and B of rows: offset in the stream and length, int32 `[rows]` each."""
 
     a_start: tf.Tensor
     a_length: tf.Tensor
     b_start: tf.Tensor
     b_length: tf.Tensor
-    follows: tf.Tensor
 
 
 class Draws(NamedTuple):
@@ -79,13 +80,17 @@ def permutation_rows(
     """
     is_continuous = sequence_length is None
     length = row_length() if is_continuous else require_lengths("XLNet's data", sequence_length, "inputs")["inputs"]
-    if length < 2 * K:
-        raise UserError(f"TASK_FEATURE_LENGTHS: inputs={length} is too short for XLNet's rows. Give {2 * K} or more.")
+    shortest = 2 * TOKENS_PER_TARGET  # a target in each half
+    if length < shortest:
+        raise UserError(
+            f"TASK_FEATURE_LENGTHS: inputs={length} is too short for XLNet's rows. Give {shortest} or more."
+        )
     vocabulary = output_features["inputs"].vocabulary
     special = special or special_tokens(vocabulary)
-    end = getattr(vocabulary, "eod_id", None)
-    end, starts = special.sep if end is None else end, tf.constant(starts_of_pieces(vocabulary))
-    reuse = length // 2
+    eod = getattr(vocabulary, "eod_id", None)
+    end = special.sep if eod is None else eod
+    starts = tf.constant(starts_of_pieces(vocabulary))
+    reuse, targets = length // 2, length // TOKENS_PER_TARGET
 
     def make(element, seeds):
         number, batch = element
@@ -97,7 +102,7 @@ def permutation_rows(
         draws = Draws(*tf.unstack(tf.random.stateless_uniform([len(Draws._fields), rows], seeds[0])))
         segments = next_segments(sentences, begins + reuse, length - reuse - SPECIAL_TOKENS_PER_ROW, draws)
         inputs, types = assemble(tokens, begins, segments, special, reuse=reuse, length=length)
-        halves, goals = (inputs[:, :reuse], inputs[:, reuse:]), (length // K - length // K // 2, length // K // 2)
+        halves, goals = (inputs[:, :reuse], inputs[:, reuse:]), (targets - targets // 2, targets // 2)
         chosen = [
             sample_targets(half, starts, goal, seed, is_reversed=is_reversed)
             for half, goal, seed in zip(halves, goals, tf.unstack(seeds[1:3]), strict=True)
@@ -154,7 +159,7 @@ def next_segments(sentences: tf.Tensor, begins: tf.Tensor, total: int, draws: Dr
     end = tf.gather(after, last)
     cut = tf.gather(after, first + tf.cast(draws.cut * tf.cast(count, tf.float32), tf.int32))
     a_end = tf.where(count > 0, cut, end)
-    follows = (count > 0) & (draws.kind >= CONTINUE_PROBABILITY)
+    follows = (count > 0) & (draws.kind >= RANDOM_PROBABILITY)
     wanted = tf.maximum(1, total - (a_end - begins))
     random_start = tf.cast(draws.start * tf.cast(size - wanted + 1, tf.float32), tf.int32)
     random_start = tf.minimum(random_start, size - wanted)
@@ -168,7 +173,7 @@ def next_segments(sentences: tf.Tensor, begins: tf.Tensor, total: int, draws: Dr
     a_kept = tf.where(
         a_length <= total // 2, a_length, tf.where(b_length <= total // 2, total - b_length, total - total // 2)
     )
-    return Segments(begins, a_kept, b_start, total - a_kept, follows)
+    return Segments(begins, a_kept, b_start, total - a_kept)
 
 
 def assemble(

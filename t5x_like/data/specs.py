@@ -103,6 +103,9 @@ MASKED_LM_WITH_TYPES = dataclasses.replace(
 )
 """Masked LM of two segments, distinguished by `token_types`."""
 
+TOKENS_PER_TARGET = 6
+"""Tokens per target of `PERMUTATION_LM`, K of Yang et al. (2019, section 2.3): a row of 512 tokens has 85 targets."""
+
 PERMUTATION_LM = FeatureSpec(
     features=(
         ModelFeature("encoder_input_tokens", "inputs", "tokens"),

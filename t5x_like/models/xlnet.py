@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 from t5x_like import partitioning
 from t5x_like.adapters import prompt
 from t5x_like.axis_rules import EMBED_VECTOR
+from t5x_like.data.specs import TOKENS_PER_TARGET
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.kernels.masks import Mask
@@ -42,8 +43,6 @@ from t5x_like.models.xlnet_attention import RelativeAttention
 RANKS, TARGET_POSITIONS = "encoder_ranks", "target_positions"
 # Feature `[batch, length]`: 1 for the tokens of a row whose text is reversed, so that distances have the other sign.
 REVERSED = "reversed"
-# One token of K is predicted (Yang et al. 2019, section 2.3 and appendix A.4.1).
-K = 6
 _MEMORY = "memory"
 
 
@@ -128,7 +127,7 @@ class XLNetConfig(BaseConfig):
         """
         batch, length = shapes["encoder_input_tokens"]
         d, a, f = self.embed_dim, self.num_heads * self.head_dim, self.mlp_dim
-        targets, relative = length // K if RANKS in shapes else 0, 2 * length - 1
+        targets, relative = length // TOKENS_PER_TARGET if RANKS in shapes else 0, 2 * length - 1
         queries, m = length + targets, len(self.activations) + 1
         row = 2 * d * a * (length + queries) + m * queries * d * f + queries * a * (2 * length + relative + 2)
         predictions = next((shapes[name][1] for name in ("masked_positions", "target_tokens") if name in shapes), 0)

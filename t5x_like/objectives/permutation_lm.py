@@ -14,7 +14,7 @@ from t5x_like.layers.captures import Edit
 from t5x_like.models.base import Model, ModelConfig
 from t5x_like.models.networks import MODEL, NetworkSpec
 from t5x_like.models.outputs import Outputs
-from t5x_like.models.xlnet import RANKS, TARGET_POSITIONS, K
+from t5x_like.models.xlnet import RANKS, TARGET_POSITIONS
 from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
 from t5x_like.objectives.carry import NO_CARRY, Carry
 from t5x_like.objectives.keys import NO_KEYS, Keys
@@ -189,7 +189,8 @@ class PermutationLM(OrderedLM):
     def targets(self, rows: Batch) -> tuple[Int[Array, "batch targets"], Float[Array, "batch targets"]]:
         """Returns the positions where `is_target` is 1, in the order of the text; see `OrderedLM.targets`."""
         flags = jnp.asarray(rows[IS_TARGET])
-        found, positions = jax.lax.top_k(flags, max(1, flags.shape[1] // K))  # equal flags keep their order
+        number = max(1, flags.shape[1] // specs.TOKENS_PER_TARGET)
+        found, positions = jax.lax.top_k(flags, number)  # equal flags keep their order
         return positions, (found > 0).astype(jnp.float32)
 
 
