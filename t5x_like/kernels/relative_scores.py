@@ -42,7 +42,7 @@ class RelativeScores:
       query_types: token types of the queries.
       key_types: token types of the keys without a prefix.
       is_reversed: 1 for rows whose text is reversed; None if `relative` has one direction.
-      length: number of queries, from the first one, whose positions are those of the last keys; None: 0.
+      length: number of leading queries, whose positions are those of the last keys; None: 0.
     """
 
     relative: Float[Array, "directions relative heads kv"]
@@ -84,14 +84,14 @@ class RelativeScores:
         else:
             chosen = jnp.where(self.is_reversed[:, None, None, None] > 0, self.relative[1], self.relative[0])
             scores = jnp.einsum("bqhd,brhd->bhqr", q + self.position_bias, chosen, preferred_element_type=jnp.float32)
-        first, kv_len, length = self.relative.shape[1], key_positions.shape[1], self.length or 0
-        if first != kv_len + length - 1:  # a prefix, or a step of decoding
+        num_distances, kv_len, length = self.relative.shape[1], key_positions.shape[1], self.length or 0
+        if num_distances != kv_len + length - 1:  # a prefix, or a step of decoding
             length = 0
         found = [_shift(scores[:, :, :length], kv_len)] if length else []
         if length < q.shape[1]:
             distances = query_positions[:, length:, None] - key_positions[:, None, :]
             # Column c has the distance kv_len - 1 - c, where kv_len counts the keys that the table was made for.
-            columns = jnp.clip(self.largest_distance - distances, 0, first - 1)
+            columns = jnp.clip(self.largest_distance - distances, 0, num_distances - 1)
             rest = scores[:, :, length:]
             columns = jnp.broadcast_to(columns[:, None], (*rest.shape[:3], kv_len))
             found.append(jnp.take_along_axis(rest, columns, axis=-1))

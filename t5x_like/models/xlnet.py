@@ -233,8 +233,8 @@ class XLNet(nnx.Module):
         inputs["relative"] = dropout(self.relative_table(memory_length + length, length, batch), relative_key)
 
         def layer_inputs(index):
-            of_layer = {} if memory is None else {"memory": jnp.take(memory, index, axis=1)}
-            return {"attention": inputs | of_layer}
+            added = {} if memory is None else {"memory": jnp.take(memory, index, axis=1)}
+            return {"attention": inputs | added}
 
         hidden, captured = self.encoder(x, layer_inputs, dropout_key=layers_key, captures=captures)
         hidden, output = captures.state(capturing.OUTPUT, dropout(hidden, output_key))
@@ -295,37 +295,37 @@ class XLNet(nnx.Module):
         segments, ranks, flags = batch.get("encoder_segment_ids"), batch.get(RANKS), batch.get(REVERSED)
         types = batch.get("token_types", jnp.zeros_like(tokens))
 
-        def of_queries(x):
+        def with_targets(x):  # per query: the tokens, then the targets
             return x if targets is None else jnp.concatenate([x, jnp.take_along_axis(x, targets, axis=1)], axis=1)
 
-        def of_keys(x, value):
+        def with_memory(x, value):  # per key: the memory, then the tokens
             return jnp.pad(x, ((0, 0), (memory_length, 0)), constant_values=value)
 
         conditions = {}
         if segments is None:
-            conditions["key_valid"] = of_keys(tokens != self.config.padding_id, True)
+            conditions["key_valid"] = with_memory(tokens != self.config.padding_id, True)
         else:
-            conditions["query_segments"], conditions["key_segments"] = of_queries(segments), of_keys(segments, 1)
+            conditions["query_segments"], conditions["key_segments"] = with_targets(segments), with_memory(segments, 1)
         if targets is not None and ranks is None:
             ranks = jnp.zeros_like(tokens)
         if ranks is not None:
             # A token sees its own rank, which is lower than its rank + 1; a target does not.
-            queries = of_queries(ranks) + (jnp.arange(length + (0 if targets is None else targets.shape[1])) < length)
+            queries = with_targets(ranks) + (jnp.arange(length + (0 if targets is None else targets.shape[1])) < length)
             lowest = jnp.iinfo(ranks.dtype).min
-            conditions |= {"query_ranks": queries, "key_ranks": of_keys(ranks, lowest), "strict_ranks": True}
+            conditions |= {"query_ranks": queries, "key_ranks": with_memory(ranks, lowest), "strict_ranks": True}
         positions = jnp.broadcast_to(jnp.arange(length), (rows, length))
         return {
             "mask": Mask(**conditions),
-            "query_types": of_queries(types),
-            "key_types": of_keys(types, 0),
+            "query_types": with_targets(types),
+            "key_types": with_memory(types, 0),
             "is_reversed": None if flags is None else flags[:, 0],
             "length": length,
-            "positions": of_queries(positions),
+            "positions": with_targets(positions),
             "key_positions": jnp.arange(-memory_length, length)[None],
         }
 
     def _next_memory(self, memory: Array, captured: Mapping[str, Array]) -> Array:
-        """Returns the last inputs of each layer, from those of the rows before and of the first tokens of these."""
+        """Returns the last states of the old memory and of the inputs of each layer for the first tokens of a row."""
         config = self.config
         layers = captured["encoder/layers/hidden"][:-1]
         inputs = jnp.concatenate([captured["encoder/embedding"][None], layers])[:, :, : config.reuse_length or None]

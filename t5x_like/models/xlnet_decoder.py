@@ -68,9 +68,9 @@ class XLNetDecoder(nnx.Module):
         segments, in_prompt = batch["decoder_segment_ids"], batch["decoder_prefix"] > 0
         rows, length = segments.shape
         order = _PROMPT + 1 + jnp.arange(length)
-        read = self._extended(batch["decoder_input_tokens"], segments, jnp.where(in_prompt, _PROMPT, order))
-        read[TARGET_POSITIONS] = jnp.broadcast_to(1 + jnp.arange(length), (rows, length))
-        return self.model(read, dropout_key=dropout_key, capture=capture, edits=edits)
+        extended = self._extended(batch["decoder_input_tokens"], segments, jnp.where(in_prompt, _PROMPT, order))
+        extended[TARGET_POSITIONS] = jnp.broadcast_to(1 + jnp.arange(length), (rows, length))
+        return self.model(extended, dropout_key=dropout_key, capture=capture, edits=edits)
 
     def prefill(
         self, batch: Batch, cache_length: int, num_positions: int = 1
@@ -87,11 +87,11 @@ class XLNetDecoder(nnx.Module):
           The hidden states of the next tokens, and the cache with the keys and values of the prompts.
         """
         tokens, present = batch["decoder_input_tokens"], batch["decoder_segment_ids"] > 0
-        read = self._extended(tokens, present.astype(jnp.int32), jnp.full_like(tokens, _PROMPT))
+        extended = self._extended(tokens, present.astype(jnp.int32), jnp.full_like(tokens, _PROMPT))
         # The token that is not known yet is not padding, also after a prompt without tokens.
-        read["encoder_segment_ids"] = jnp.pad(present.astype(jnp.int32), ((0, 0), (0, 1)), constant_values=1)
-        read[TARGET_POSITIONS] = jnp.full((len(tokens), 1), tokens.shape[1])
-        outputs = self.model(read, capture=(_KEYS, _VALUES))
+        extended["encoder_segment_ids"] = jnp.pad(present.astype(jnp.int32), ((0, 0), (0, 1)), constant_values=1)
+        extended[TARGET_POSITIONS] = jnp.full((len(tokens), 1), tokens.shape[1])
+        outputs = self.model(extended, capture=(_KEYS, _VALUES))
         cache = Cache(
             self_attention=KeyValueCache.from_prompts(
                 outputs.captured[_KEYS],

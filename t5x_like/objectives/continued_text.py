@@ -40,15 +40,14 @@ class ContinuedText(TokenPrediction):
     """
 
     inputs_eos = False
+    # The model is an encoder, which reads the row that a decoder would read.
+    read_as = {"decoder_input_tokens": "encoder_input_tokens", "decoder_segment_ids": "encoder_segment_ids"}
 
     def __init__(self, *, bos_id: int = 7, z_loss: float = 0.0, label_smoothing: float = 0.0):
         super().__init__(z_loss=z_loss, label_smoothing=label_smoothing)
         if bos_id < 0:
             raise UserError(f"bos_id={bos_id} is not a token id. Give an id of at least 0.")
         self.features = dataclasses.replace(specs.PREFIX_LM, bos_id=bos_id, packable=False)
-
-    # The model is an encoder, which reads the row that a decoder would read.
-    read_as = {"decoder_input_tokens": "encoder_input_tokens", "decoder_segment_ids": "encoder_segment_ids"}
 
     def networks(self, config: ModelConfig) -> dict[str, NetworkSpec]:
         """Declares no further networks, and checks the model; see `Objective.networks`."""

@@ -214,8 +214,8 @@ class NoAnswerScore(nnx.Module):
 class XLNetQuestion:
     """The head of XLNet's released fine-tuning code (`function_builder.get_qa_outputs`).
 
-    The score of no answer reads the last token, [CLS]. Answers are in the second text. Kernels are drawn from a normal
-    distribution with standard deviation 0.02.
+    The score of no answer reads the last token, [CLS]. Answers are in the second text, or at the first token, which
+    stands for no answer. Kernels are drawn from a normal distribution with standard deviation 0.02.
     """
 
     inputs = specs.ENCODER_INPUTS_WITH_TYPES
