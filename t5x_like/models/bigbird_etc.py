@@ -40,11 +40,9 @@ from t5x_like.layers.stacks import Stack
 from t5x_like.models import bert, bigbird_etc_inputs, checks
 from t5x_like.models.base import Batch
 from t5x_like.models.bert import Bert, BertConfig, BertEmbeddings
-from t5x_like.models.bigbird_etc_inputs import GLOBAL_FEATURES, GlobalInput, RelativeScores
+from t5x_like.models.bigbird_etc_inputs import GLOBAL_FEATURES, GlobalInput, TableScores
 from t5x_like.models.outputs import Outputs
 
-# Rows of a table of relative positions between the inputs: of another sentence, of the own sentence.
-_BETWEEN = 2
 # Standard deviation of new vectors of relative positions, in the released code.
 _RELATIVE_STDDEV = 0.5
 # Number of blocks of keys that a block of queries is multiplied with. Texts without more blocks have dense scores.
@@ -75,7 +73,7 @@ class EtcConfig(BertConfig):
         checks.positive_integers(self, "local_radius", "max_distance", "relative_vocab_size")
         if self.tokens_per_global is not None:
             checks.positive_integers(self, "tokens_per_global")
-        least = 2 * self.max_distance + 1 + _BETWEEN
+        least = 1 + max(bigbird_etc_inputs.other_and_own_rows(self.max_distance))
         if self.relative_vocab_size < least:
             raise UserError(
                 f"relative_vocab_size={self.relative_vocab_size}: too small for max_distance={self.max_distance}. Give "
@@ -116,7 +114,7 @@ class EtcConfig(BertConfig):
         pairs = (window if self.local_radius < length else length**2) + length * number + number * tokens
         products = tokens * (4 * self.embed_dim * a + (len(self.activations) + 1) * self.embed_dim * self.mlp_dim)
         products += 2 * pairs * a + tokens * self.relative_vocab_size * a
-        predictions = next((shapes[name][1] for name in ("masked_positions",) if name in shapes), 0)
+        predictions = shapes["masked_positions"][1] if "masked_positions" in shapes else 0
         return 6.0 * batch * (self.num_layers * products + predictions * self.unembed_dim * self.vocab_size)
 
     def default_globals(self, length: int) -> int:
@@ -189,7 +187,7 @@ class EtcAttention(MultiHeadAttention):
           globals_: the global tokens.
           dropout_key: random key of dropout; None disables dropout.
           capture: see `MultiHeadAttention.attend`. A text that is longer than its windows is divided into blocks unless
-            arrays of the attention are captured or edited.
+            arrays of the attention are captured or edited, or the attention has a prefix.
           edits: see `MultiHeadAttention.attend`.
 
         Returns:
@@ -206,13 +204,12 @@ class EtcAttention(MultiHeadAttention):
         projections = (functools.partial(each, dropout_key=dropout_key) for each in (self.global_out, self.out))
         return by_input(globals_.number, output, *projections), captured
 
-    def relative_scores(self, ids: Array, num_global: int) -> RelativeScores:
+    def relative_scores(self, ids: Array, num_global: int) -> TableScores:
         """Returns the scores of relative positions, of queries of which `num_global` are global tokens."""
         tables = self.global_relative, self.relative
-        embeddings = tuple(table.embedding[...] for table in tables)
-        return RelativeScores(
-            embeddings, tuple(table.bias[...] for table in tables), ids, num_global, 2 * self.max_distance + 1
-        )
+        vectors, biases = tuple(table.embedding[...] for table in tables), tuple(table.bias[...] for table in tables)
+        unseen, _ = bigbird_etc_inputs.other_and_own_rows(self.max_distance)
+        return TableScores(vectors, biases, ids, num_global, unseen)
 
     def by_blocks(self, x: Hidden, segments: Array, globals_: GlobalInput, dropout_key: jax.Array | None) -> Array:
         """Computes attention without the scores of tokens of the text that are far from each other."""
@@ -234,13 +231,12 @@ class EtcAttention(MultiHeadAttention):
         distances = np.arange(-2 * self.radius - 1, 2 * self.radius + 2)
         rows = bigbird_etc_inputs.rows_of_distances(jnp.asarray(distances), self.max_distance)
         same = segments[:, of_text, None] == segments[:, None, of_globals]
-        is_own = globals_.sentence[:, :, None] == jnp.arange(number)
-        between = 2 * self.max_distance + 1, 2 * self.max_distance + 2
+        between = bigbird_etc_inputs.other_and_own_rows(self.max_distance)
         of_text_queries = local_global_attention.attention(
             *(each[:, of_text] for each in (query, key, value)),
             self.scale * (products + self.relative.bias[...].T[:, None]),
             window=Window(self.radius, segments[:, of_text], rows),
-            globals_=GlobalKeys(key[:, of_globals], value[:, of_globals], same, is_own, between),
+            globals_=GlobalKeys(key[:, of_globals], value[:, of_globals], same, globals_.is_own, between),
             dropout_key=long_key,
             **options,
         )

@@ -33,6 +33,11 @@ class GlobalInput:
         """Number of global tokens of a row, padding included."""
         return self.tokens.shape[1]
 
+    @property
+    def is_own(self) -> Bool[Array, "batch length globals"]:
+        """Whether a token of the long input is in the sentence of a global token."""
+        return self.sentence[:, :, None] == jnp.arange(self.number)
+
 
 def given_sentences(
     positions: Int[Array, "batch globals"],
@@ -60,6 +65,8 @@ def given_sentences(
 
 def fixed_blocks(segments: Int[Array, "batch length"], tokens_per_global: int | None) -> GlobalInput:
     """Returns one global token per block of tokens, for a batch without sentences.
+
+    The last blocks of a row have no global token if its texts begin more than `SPARE_GLOBALS` further blocks.
 
     Args:
       segments: segments of the long input. A segment begins another block.
@@ -105,7 +112,7 @@ def visible(globals_: GlobalInput, *, radius: int, is_hard: bool) -> Bool[Array,
 def visible_to_globals(globals_: GlobalInput, *, is_hard: bool) -> Bool[Array, "batch globals globals+length"]:
     """Returns what global tokens see; see `visible`."""
     number, rows = globals_.number, len(globals_.sentence)
-    own = globals_.sentence[:, None, :] == jnp.arange(number)[:, None]
+    own = jnp.swapaxes(globals_.is_own, 1, 2)
     return jnp.concatenate([jnp.ones((rows, number, number), bool), own if is_hard else own | True], axis=-1)
 
 
@@ -140,9 +147,14 @@ def rows_of_distances(distance: Int[Array, "..."], max_distance: int) -> Int[Arr
 
 
 def rows_between(globals_: GlobalInput, max_distance: int) -> Int[Array, "batch length globals"]:
-    """Returns the row for a token and a global token: 2m + 2 for the one of its sentence, 2m + 1 for others."""
-    own = globals_.sentence[:, :, None] == jnp.arange(globals_.number)
-    return 2 * max_distance + 1 + own.astype(jnp.int32)
+    """Returns the row for a token and a global token; see `other_and_own_rows`."""
+    other, own = other_and_own_rows(max_distance)
+    return jnp.where(globals_.is_own, own, other)
+
+
+def other_and_own_rows(max_distance: int) -> tuple[int, int]:
+    """Returns the rows for a token and the global token of another sentence, 2m + 1, and of its own, 2m + 2."""
+    return 2 * max_distance + 1, 2 * max_distance + 2
 
 
 def _rows_within(size: int, max_distance: int) -> Int[Array, "size size"]:
@@ -151,7 +163,7 @@ def _rows_within(size: int, max_distance: int) -> Int[Array, "size size"]:
 
 
 @struct.dataclass
-class RelativeScores:
+class TableScores:
     """The scores of queries against relative positions (Ainslie et al. 2020, appendix A). Implements `ScoreBias`.
 
     Attributes:
@@ -159,7 +171,7 @@ class RelativeScores:
       biases: a score per row of the same tables.
       ids: see `relative_ids`.
       number: number of global tokens.
-      unseen: the row for keys that are in neither input, those of a prefix.
+      unseen: the row for the keys of a prefix, which are in neither input.
     """
 
     embeddings: tuple[Float[Array, "rows heads kv"], Float[Array, "rows heads kv"]]

@@ -33,7 +33,7 @@ class SentenceMaskedLM(MaskedLM):
     sentences, the other objective of ETC's pretraining, is not published. Term, metrics and head are inherited.
 
     Args:
-      z_loss: Factor of log(Z)², which keeps the logits close to normalized.
+      z_loss: factor of log(Z)², which keeps the logits close to normalized.
     """
 
     features = with_sentences(specs.MASKED_LM)
