@@ -48,7 +48,8 @@ def random_spans(
 ) -> tf.data.Dataset:
     """Takes one span of each document, another one in each epoch: [CLS] span [SEP].
 
-    The end of the span is uniform, and tokens before its first word are removed. A document that fits is taken whole.
+    The start is drawn uniformly; then tokens before the first word are removed, which leaves the end where it is. A
+    document that fits is taken whole.
 
     Args:
       ds: documents as token ids, `targets` `[length]`.
@@ -90,10 +91,10 @@ def random_spans(
 
 @dataclasses.dataclass(frozen=True)
 class WordMasking(BertMasking):
-    """Chooses 15 % of the words, at least one, and as many as the length of `targets` at most.
+    """Draws 15 % of the words, at least one and at most as many as `targets` has positions, and predicts all pieces.
 
-    The pieces of all chosen words become targets, except of words, in the order of their draws, from the one on that
-    exceeds the length of `targets`. Each piece is replaced by itself, and random tokens are pieces of text.
+    The drawn word whose pieces do not fit into `targets`, and all words drawn after it, are left out. Each piece has a
+    draw of its own for [MASK], a random token or itself, and random tokens are pieces of text.
     """
 
     def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
