@@ -5,19 +5,17 @@
 """
 
 import dataclasses
-import functools
 
 import jax
 from flax import nnx
 
-from t5x_like.data import specs
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import initializers
 from t5x_like.layers.mlp import ACTIVATIONS, MLP
 from t5x_like.layers.norms import LayerNorm
-from t5x_like.objectives.base import Batch, HeadConfig
+from t5x_like.objectives.base import HeadConfig
 from t5x_like.objectives.head_modules import DenseHead, LinearHead, Logits, States
-from t5x_like.objectives.heads import EachToken, GeluFirstToken, Hidden
+from t5x_like.objectives.heads import EachToken, GeluFirstToken
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,8 +24,6 @@ class ActivatedFirstToken(GeluFirstToken):
 
     Kernels are drawn from a normal distribution with standard deviation 0.02.
     """
-
-    inputs = specs.ENCODER_INPUTS_WITH_TYPES
 
     def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> DenseHead:
         """Creates the head; see `HeadForm.make`."""
@@ -56,8 +52,8 @@ class FeedForwardHead(nnx.Module):
         sizes, options = (config.embed_dim, config.mlp_dim), {"bias": True, "dtype": config.compute_dtype}
         self.mlp = MLP(*sizes, activations=config.activations, init=init, key=mlp_key, **options)
         self.norm = LayerNorm(config.embed_dim, epsilon=config.norm_epsilon)
-        linear = functools.partial(LinearHead, config, outputs, rate=0.0, init=init, bias=True)
-        self.classifier, self.dropout = linear(key=classifier_key).classifier, Dropout(rate)
+        self.classifier = LinearHead(config, outputs, rate=0.0, init=init, bias=True, key=classifier_key).classifier
+        self.dropout = Dropout(rate)
 
     def __call__(self, states: States, dropout_key: jax.Array | None = None) -> Logits:
         """Computes logits; see `head_modules.Head`."""
@@ -73,7 +69,3 @@ class FeedForwardEachToken(EachToken):
     def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> FeedForwardHead:
         """Creates the head; see `HeadForm.make`."""
         return FeedForwardHead(config, outputs, rate=self.rate(config), key=key)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden states of all tokens; see `HeadForm.read`."""
-        return hidden

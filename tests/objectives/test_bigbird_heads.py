@@ -1,5 +1,7 @@
 """Heads of BigBird in transformers: where dropout is applied. test_question_heads_parity.py compares the values."""
 
+import dataclasses
+
 import jax
 import numpy as np
 from families import FAMILIES
@@ -26,6 +28,7 @@ def test_feed_forward_head_drops_its_input_and_its_update():
 
 
 def test_dropout_rate_is_that_of_the_model_unless_it_is_given():
+    config = dataclasses.replace(CONFIG, dropout_rate=0.2)
     for form in (bigbird_heads.FeedForwardEachToken, bigbird_heads.ActivatedFirstToken):
-        rates = [form(dropout_rate=rate).make(CONFIG, 2, key=jax.random.key(0)).dropout.rate for rate in (None, 0.3)]
-        assert rates == [0.0, 0.3]
+        rates = [form(dropout_rate=rate).make(config, 2, key=jax.random.key(0)).dropout.rate for rate in (None, 0.3)]
+        assert rates == [0.2, 0.3]
