@@ -9,6 +9,7 @@ from data_tasks.vocabularies.special_tokens import word_starts
 MAX_PIECES = 5
 # Number of tokens of context per target.
 CONTEXT = 6
+# The punctuation of the released code, in which ' < = > are missing.
 _PUNCTUATION = frozenset('!"#$%&"()*+,-./:;?@[\\]^_`{|}~')
 
 
@@ -29,9 +30,10 @@ def sample_targets(
     """Chooses spans until `goal` tokens are chosen.
 
     The number n of pieces of a span is drawn from 1 … 5 with probabilities proportional to 1 / n, and cut to what is
-    missing. A span has 6n tokens of context, of which a uniform number precedes it; it begins with the next piece after
-    them that begins a word, and ends n pieces later: the released code means n words. The next span comes after the
-    rest of the context. If the spans up to the end of the row have too few tokens, random tokens are added.
+    missing. A span has 6n tokens of context, of which a uniform number precedes it. It begins with the next piece after
+    them that begins a word, and ends n pieces later; the released code intends n words, but looks at the first piece to
+    find their end. The next span comes after the rest of the context. If the spans up to the end of the row have too
+    few tokens, random tokens are added.
 
     Args:
       tokens: int32 `[rows, length]`.

@@ -1,10 +1,10 @@
 """The blocks of keys that BigBird's blocks of queries see: global, window and random blocks.
 
-Random blocks are drawn when a model is built and never again: with the index of the layer as the seed of NumPy's legacy
-generator, one draw per head. The released code (`bigbird/core/attention.py`) and transformers' `BigBirdModel` draw in
-two ways. For rows of 1,024, 2,048, 3,072 and 4,096 tokens, the plan of the paper draws for the longest row of the model
-among the first 1,024 tokens, and keeps the first blocks of queries. For other rows, random blocks are among the first
-`2 * random + 5` blocks. transformers draws in the second way for rows of 2,048 tokens too.
+Random blocks are fixed: NumPy's legacy generator draws them, with the index of the layer as its seed and one draw per
+head. The released code (`bigbird/core/attention.py`) and transformers' `BigBirdModel` draw in two ways. For rows of
+1,024, 2,048, 3,072 and 4,096 tokens, the plan of the paper draws for the longest row of the model among the first 1,024
+tokens, and keeps the first blocks of queries. For other rows, random blocks are among the first `2 * random + 5`
+blocks. transformers draws in the second way for rows of 2,048 tokens too.
 """
 
 import functools
@@ -112,7 +112,7 @@ def random_blocks(
 def _paper_candidates(block: int, blocks: int, size: int) -> Int[np.ndarray, " candidates"]:
     """Returns the blocks that the paper's plan draws from for one block of queries, in the order of the released code.
 
-    The released code says that the two last blocks of queries can draw blocks of their own window.
+    The two last inner blocks can draw blocks of their own window, as comments in the released code say.
     """
     inner = np.arange(1, blocks - 1, dtype=np.int32)
     last = PAPER_LAST // size - 1 if PAPER_LAST > 2 * size else blocks - 1

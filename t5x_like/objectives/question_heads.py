@@ -129,7 +129,8 @@ class DensePairScore(nnx.Module):
 class ElectraQuestion:
     """The head of ELECTRA's released fine-tuning code (`finetune/qa/qa_tasks.py`), without dropout.
 
-    Answers are in the second text, or at the first token, which stands for no answer. Kernels are Glorot's.
+    Answers are in the second text, or at the first token, which stands for no answer. Kernels are drawn from Glorot's
+    uniform distribution.
     """
 
     inputs = specs.ENCODER_INPUTS_WITH_TYPES
