@@ -64,7 +64,7 @@ class XLNetConfig(BaseConfig):
     num_layers: int = 12
     # Hidden states of earlier rows that each layer reads in continuous data; 0: none.
     memory_length: int = 384
-    # Number of first tokens of a row that the memory of the next row gets; 0: all of them.
+    # Number of first tokens of a row that the memory of the next row gets: half of a row in XLNet's data; 0: all.
     reuse_length: int = 256
     # Id of the padding token, which is masked in batches without segment ids.
     padding_id: int = 5
@@ -76,7 +76,7 @@ class XLNetConfig(BaseConfig):
     attention_dropout_rate: float = 0.1
     # Epsilon of the norms.
     norm_epsilon: float = 1e-12
-    # Standard deviation of new parameters, which are not truncated.
+    # Standard deviation of the normal distribution of new parameters, which is not truncated.
     initializer_range: float = 0.02
 
     def __post_init__(self):

@@ -31,12 +31,13 @@ class ContinuedText(TokenPrediction):
     a run of it generates text without further training.
 
     Args:
-      bos_id: id of the token before `inputs`. XLNet's data have <eod>, 7, before each document.
+      bos_id: id of the token before `inputs`, the one that ends documents in the data of the run: 7, <eod>, with a
+        vocabulary of XLNet, and the id of [SEP] with a vocabulary without <eod>.
       z_loss: factor of log(Z)², which keeps the logits close to normalized.
       label_smoothing: probability that is spread over the other tokens, in [0, 1).
 
     Raises:
-      UserError: an argument is out of range.
+      UserError: an argument is out of range, or `bos_id` is not in the vocabulary of the model.
     """
 
     inputs_eos = False
@@ -51,6 +52,11 @@ class ContinuedText(TokenPrediction):
 
     def networks(self, config: ModelConfig) -> dict[str, NetworkSpec]:
         """Declares no further networks, and checks the model; see `Objective.networks`."""
+        if self.features.bos_id >= config.vocab_size:
+            raise UserError(
+                f"bos_id={self.features.bos_id}: not a token of the model, which has vocab_size={config.vocab_size}. "
+                "Give the id of the token that ends documents in the data of the run."
+            )
         return permutation_lm.check_streams(self, config)
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, VocabularyBias]:
