@@ -120,7 +120,8 @@ class XLNetConfig(BaseConfig):
 
         A multiply-add counts as two. With d = embed_dim, a = num_heads · head_dim, f = mlp_dim, L = length, T targets
         and R = 2L - 1 distances, a layer adds 4Lda + 2Tda + 2(L + T)df + (L + T)a(2L + R + 2) multiply-adds per row,
-        and Rda per batch. Without ranks in `shapes`, T is 0. P predictions add PdV; with ranks, P = T = L / 6.
+        and Rda per batch. With ranks in `shapes`, T is L / 6; with the targets of a text, T is L; otherwise, T is 0. P
+        predictions add PdV, where P is T if there are targets.
 
         Args:
           shapes: shape of `encoder_input_tokens` in the global batch, and of what the objective reads.
@@ -128,6 +129,7 @@ class XLNetConfig(BaseConfig):
         batch, length = shapes["encoder_input_tokens"]
         d, a, f = self.embed_dim, self.num_heads * self.head_dim, self.mlp_dim
         targets, relative = length // TOKENS_PER_TARGET if RANKS in shapes else 0, 2 * length - 1
+        targets = length if "decoder_target_tokens" in shapes else targets
         queries, m = length + targets, len(self.activations) + 1
         row = 2 * d * a * (length + queries) + m * queries * d * f + queries * a * (2 * length + relative + 2)
         predictions = next((shapes[name][1] for name in ("masked_positions", "target_tokens") if name in shapes), 0)
