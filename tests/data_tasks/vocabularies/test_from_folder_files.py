@@ -57,7 +57,7 @@ def bert(tmp_path):
         ),
         ("tokenizer.json", "normalizer.lowercase", False, "key do_lower_case: true, but tokenizer.json has false"),
         ("tokenizer.json", "normalizer.handle_chinese_chars", False, "key tokenize_chinese_chars: not found, which me"),
-        ("tokenizer_config.json", "tokenizer_class", "XLNetTokenizer", r"class: \"XLNetTokenizer\" is not supported"),
+        ("tokenizer_config.json", "tokenizer_class", "FunnelTokenizer", r"class: \"FunnelTokenizer\" is not supported"),
         ("tokenizer_config.json", "mask_token", "<mask>", r"key mask_token: \"<mask>\" is not supported"),
         ("tokenizer_config.json", "do_basic_tokenize", False, "key do_basic_tokenize: false is not supported"),
     ],
