@@ -82,8 +82,7 @@ def convert(
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a TensorFlow checkpoint of
         BERT, ALBERT, ELECTRA or XLNet, a directory of peft or adapters, a safetensors file of microsoft/LoRA, a `.npy`
-        file
-        with a prompt, a run directory, or one of its checkpoints.
+        file with a prompt, a run directory, or one of its checkpoints.
       output_path: The directory to write, local or in a bucket.
       model: Configuration of the model. Not needed for a Hugging Face directory, whose config.json describes it.
         Required for a T5X checkpoint, which does not describe it, and for a TensorFlow checkpoint without a file that
