@@ -11,7 +11,7 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, NEXT_SENTENCE, TENSORFLOW_HEADS, special_tokens
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, dropout_rate, question_answering
 from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.albert import AlbertConfig
 from t5x_like.objectives import heads
@@ -95,7 +95,7 @@ def config_to_huggingface(config: AlbertConfig, heads: Iterable[str] = ()) -> di
         )
     fields.check_head_dim(config, "ALBERT")
     return {
-        "architectures": [_architecture(set(heads))],
+        "architectures": [architecture(heads, _ARCHITECTURES, "ALBERT", pooler=_POOLER, pooled=NEXT_SENTENCE)],
         "model_type": "albert",
         "hidden_act": activation,
         "torch_dtype": "float32",
@@ -103,19 +103,6 @@ def config_to_huggingface(config: AlbertConfig, heads: Iterable[str] = ()) -> di
         **special_tokens(config, _DEFAULTS["pad_token_id"], _SPECIAL_TOKENS),
         **{key: getattr(config, field) for field, key in _NAMES.items()},
     }
-
-
-def _architecture(heads: set[str]) -> str:
-    """Returns the class of transformers with these heads. A pooler does not count as a head: `AlbertModel` has one.
-
-    Raises:
-      UserError: transformers does not have such a class.
-    """
-    poolers = {name for name in heads if name.startswith(_POOLER)}
-    present = tuple(sorted({"/".join(name.split("/")[:2]) for name in heads - poolers}))
-    if present not in _ARCHITECTURES or (NEXT_SENTENCE in present and not poolers):
-        raise UserError(f"{', '.join(sorted(heads))}: no ALBERT class of transformers has just these heads")
-    return _ARCHITECTURES[present]
 
 
 def table(config: AlbertConfig) -> list[TensorMapping]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.interop import fields, special_token_fields
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, dropout_rate, question_answering
 from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.mobilebert import MobileBertConfig
@@ -112,11 +112,12 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
             "transformers' RoBERTa, whose positions start at padding_id + 1. Set "
             f"padding_id={config.position_offset - 1}."
         )
-    architecture = _architecture(model_type, heads)
-    if architecture == "RobertaForMaskedLM":
+    pooler = {"pooler": _POOLER, "pooled": NEXT_SENTENCE} if model_type == "bert" else {}
+    found = architecture(heads, _ARCHITECTURES[model_type], model_type, **pooler)
+    if found == "RobertaForMaskedLM":
         check_head(config.activations[0], f"activations {config.activations}")
     return {
-        "architectures": [architecture],
+        "architectures": [found],
         "model_type": model_type,
         "hidden_act": activation,
         "max_position_embeddings": config.max_length + config.position_offset,
@@ -125,22 +126,6 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
         **special_tokens(config, _PADDING[model_type], _SPECIAL_TOKENS[model_type]),
         **{key: getattr(config, field) for field, key in NAMES.items()},
     }
-
-
-def _architecture(model_type: str, heads: Iterable[str]) -> str:
-    """Returns the class of transformers with these heads.
-
-    A pooler does not count as a head: `BertModel` has one, and so may files with a masked-LM head.
-
-    Raises:
-      UserError: transformers does not have such a class.
-    """
-    heads = set(heads)
-    poolers = {name for name in heads if model_type == "bert" and name.startswith(_POOLER)}
-    present = tuple(sorted({"/".join(name.split("/")[:2]) for name in heads - poolers}))
-    if present not in _ARCHITECTURES[model_type] or (NEXT_SENTENCE in present and not poolers):
-        raise UserError(f"{', '.join(sorted(heads))}: no {model_type} class of transformers has just these heads")
-    return _ARCHITECTURES[model_type][present]
 
 
 def special_tokens(

@@ -11,7 +11,7 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, NEXT_SENTENCE, attention, head_form, special_tokens
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS, architecture
 from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.bigbird import BigBirdConfig
 from t5x_like.objectives import heads
@@ -105,7 +105,7 @@ def config_to_huggingface(config: BigBirdConfig, heads: Iterable[str] = ()) -> d
     if not config.num_token_types:
         raise UserError("num_token_types=0: not supported by transformers' BigBird. Set 1.")
     return {
-        "architectures": [_architecture(set(heads))],
+        "architectures": [architecture(heads, _ARCHITECTURES, "BigBird", pooler=_POOLER, pooled=NEXT_SENTENCE)],
         "model_type": "big_bird",
         "hidden_act": activation,
         "torch_dtype": "float32",
@@ -116,19 +116,6 @@ def config_to_huggingface(config: BigBirdConfig, heads: Iterable[str] = ()) -> d
         "block_size": config.block_size or _DEFAULTS["block_size"],
         _RANDOM: config.num_random_blocks,
     }
-
-
-def _architecture(heads: set[str]) -> str:
-    """Returns the class of transformers with these heads. A pooler does not count as a head: `BigBirdModel` has one.
-
-    Raises:
-      UserError: transformers does not have such a class.
-    """
-    poolers = {name for name in heads if name.startswith(_POOLER)}
-    present = tuple(sorted({"/".join(name.split("/")[:2]) for name in heads - poolers}))
-    if present not in _ARCHITECTURES or (NEXT_SENTENCE in present and not poolers):
-        raise UserError(f"{', '.join(sorted(heads))}: no BigBird class of transformers has just these heads")
-    return _ARCHITECTURES[present]
 
 
 def table(config: BigBirdConfig) -> list[TensorMapping]:

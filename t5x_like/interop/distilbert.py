@@ -7,7 +7,7 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, special_tokens
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS, architecture
 from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.distilbert import DistilBertConfig
 from t5x_like.objectives import heads
@@ -73,11 +73,9 @@ def config_to_huggingface(config: DistilBertConfig, heads: Iterable[str] = ()) -
             f"norm_epsilon={config.norm_epsilon}: not supported by transformers' DistilBERT. Set {_NORM_EPSILON}."
         )
     fields.check_head_dim(config, "DistilBERT")
-    present = tuple(sorted({"/".join(name.split("/")[:2]) for name in heads}))
-    if present not in _ARCHITECTURES:
-        raise UserError(f"{', '.join(sorted(heads))}: no distilbert class of transformers has just these heads")
+    found = architecture(heads, _ARCHITECTURES, "distilbert")
     return {
-        "architectures": [_ARCHITECTURES[present]],
+        "architectures": [found],
         "model_type": _MODEL_TYPE,
         "activation": activation,
         "torch_dtype": "float32",

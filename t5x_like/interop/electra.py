@@ -11,7 +11,7 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, attention, head_form, special_tokens
-from t5x_like.interop.head_classes import SEQUENCE, TOKENS, question_answering
+from t5x_like.interop.head_classes import SEQUENCE, TOKENS, architecture, question_answering
 from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.electra import ElectraConfig
 from t5x_like.objectives import discriminators, heads, replaced_tokens
@@ -90,11 +90,11 @@ def config_to_huggingface(config: ElectraConfig, heads: Iterable[str] = ()) -> d
         raise UserError(f"position_offset={config.position_offset}: not supported by transformers' ELECTRA. Set 0.")
     if not config.num_token_types:
         raise UserError("num_token_types=0: not supported by transformers' ELECTRA. Set 1.")
-    architecture = _architecture(heads)
-    if architecture == "ElectraForMaskedLM":
+    found = architecture(heads, _ARCHITECTURES, "ELECTRA")
+    if found == "ElectraForMaskedLM":
         _check_head(config.activations[0], f"activations {config.activations}")
     return {
-        "architectures": [architecture],
+        "architectures": [found],
         "model_type": "electra",
         "hidden_act": activation,
         "torch_dtype": "float32",
@@ -103,18 +103,6 @@ def config_to_huggingface(config: ElectraConfig, heads: Iterable[str] = ()) -> d
         **{key: getattr(config, field) for field, key in _NAMES.items()},
         "embedding_size": config.unembed_dim,
     }
-
-
-def _architecture(names: Iterable[str]) -> str:
-    """Returns the class of transformers with these heads of pretraining.
-
-    Raises:
-      UserError: transformers does not have such a class.
-    """
-    present = tuple(sorted({"/".join(name.split("/")[:2]) for name in names}))
-    if present not in _ARCHITECTURES:
-        raise UserError(f"{', '.join(sorted(names))}: no ELECTRA class of transformers has just these heads")
-    return _ARCHITECTURES[present]
 
 
 def _check_head(activation: str, source: str) -> None:

@@ -222,3 +222,34 @@ def dropout_rate(hf_config: Mapping[str, Any], default: float | None, key: str =
     """
     stored = {name: value for name, value in hf_config.items() if value is not None}
     return fields.number(stored, key) if key in stored else default
+
+
+def architecture(
+    heads: Iterable[str],
+    classes: Mapping[tuple[str, ...], str],
+    family: str,
+    *,
+    pooler: str | None = None,
+    pooled: str | None = None,
+) -> str:
+    """Returns the class of transformers that has the heads of pretraining of a model.
+
+    Args:
+      heads: stored names of the tensors of the heads.
+      classes: sorted names of heads, such as `objective/masked_lm` -> class.
+      family: name of the family, for the error.
+      pooler: beginning of the names of a pooler, which does not count as a head: the class of the model has one.
+      pooled: a head that no class has without the pooler.
+
+    Raises:
+      UserError: transformers does not have such a class.
+    """
+    names = set(heads)
+    poolers = {name for name in names if pooler is not None and name.startswith(pooler)}
+    present = tuple(sorted({"/".join(name.split("/")[:2]) for name in names - poolers}))
+    if present not in classes or (pooled in present and not poolers):
+        raise UserError(
+            f"{', '.join(sorted(names))}: no {family} class of transformers has just these heads. Convert without "
+            "heads: --heads=none"
+        )
+    return classes[present]

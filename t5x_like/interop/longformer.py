@@ -12,7 +12,7 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop import bert, fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, special_tokens
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, question_answering
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, question_answering
 from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense
 from t5x_like.models.longformer import AfterSeparators, BeforeSeparator, FirstToken, GlobalTokens, LongformerConfig
 from t5x_like.objectives import heads
@@ -85,17 +85,15 @@ def config_to_huggingface(config: LongformerConfig, heads: Iterable[str] = ()) -
             f"position_offset={config.position_offset} with padding_id={config.padding_id}: not supported by "
             f"transformers' Longformer. Set padding_id={config.position_offset - 1}."
         )
-    present = tuple(sorted({"/".join(name.split("/")[:2]) for name in heads}))
-    if present not in _ARCHITECTURES:
-        raise UserError(f"{', '.join(sorted(heads))}: no longformer class of transformers has just these heads")
-    if present:
+    found = architecture(heads, _ARCHITECTURES, "longformer")
+    if found != _ARCHITECTURES[()]:
         bert.check_head(config.activations[0], f"activations {config.activations}")
     tokens = special_tokens(config, _DEFAULTS["pad_token_id"], _SPECIAL_TOKENS)
     separator = getattr(config.global_tokens, "separator_id", None)
     if separator not in (None, tokens.get("sep_token_id", _DEFAULTS["sep_token_id"])):
         tokens["sep_token_id"] = separator
     return {
-        "architectures": [_ARCHITECTURES[present]],
+        "architectures": [found],
         "model_type": _MODEL_TYPE,
         "attention_window": [2 * config.window] * config.num_layers,
         "hidden_act": activation,

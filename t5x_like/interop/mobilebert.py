@@ -12,7 +12,7 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop import fields, nonorm_folding
 from t5x_like.interop.bert import MASKED_LM, NEXT_SENTENCE, attention, head_form, pretraining_heads, special_tokens
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, question_answering
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, question_answering
 from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.mobilebert import MobileBertConfig
 from t5x_like.objectives import heads
@@ -115,7 +115,7 @@ def config_to_huggingface(config: MobileBertConfig, heads: Iterable[str] = ()) -
     fields.check_head_dim(config, "MobileBERT", width="bottleneck_dim")
     heads = set(heads)
     return {
-        "architectures": [_architecture(heads)],
+        "architectures": [architecture(heads, _ARCHITECTURES, "mobilebert", pooler=_POOLER)],
         "model_type": "mobilebert",
         "hidden_act": activation,
         "normalization_type": config.normalization,
@@ -126,18 +126,6 @@ def config_to_huggingface(config: MobileBertConfig, heads: Iterable[str] = ()) -
         **special_tokens(config, _DEFAULTS["pad_token_id"], {}),
         **{key: getattr(config, field) for field, key in _NAMES.items()},
     }
-
-
-def _architecture(heads: set[str]) -> str:
-    """Returns the class of transformers with these heads. A pooler does not count as a head.
-
-    Raises:
-      UserError: transformers does not have such a class.
-    """
-    present = tuple(sorted({"/".join(name.split("/")[:2]) for name in heads if not name.startswith(_POOLER)}))
-    if present not in _ARCHITECTURES:
-        raise UserError(f"{', '.join(sorted(heads))}: no mobilebert class of transformers has just these heads")
-    return _ARCHITECTURES[present]
 
 
 def table(config: MobileBertConfig) -> list[TensorMapping]:
