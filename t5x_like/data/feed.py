@@ -76,6 +76,9 @@ class Feed(Protocol):
           DataMismatchError: the position was saved in other data.
         """
 
+    def epochs(self, batches: int) -> Mapping[str, float]:
+        """Returns source of a mixture -> passes over its rows in the first batches; empty if they are not known."""
+
 
 class PrefetchingFeed:
     """Prefetches the batches of a host iterator in a thread and puts them on the devices.
@@ -140,7 +143,7 @@ class PrefetchingFeed:
         return bool(self._ready) or self._error is not None or self._stopping
 
     def epochs(self, batches: int) -> Mapping[str, float]:
-        """Returns source of a mixture -> passes over its rows in the first batches; empty if they are not known."""
+        """Returns the passes over the sources of a mixture; see `Feed`."""
         return getattr(self._source, "epochs", lambda batches: {})(batches)
 
     def state(self) -> bytes:

@@ -10,7 +10,7 @@ import jax
 from absl import logging
 
 from t5x_like import metrics
-from t5x_like.data.feed import Feed, PrefetchingFeed
+from t5x_like.data.feed import Feed
 from t5x_like.errors import RunFailed
 from t5x_like.metrics.best import Improvement, flatten
 from t5x_like.runtime import compilation_cache, distributed, protocol
@@ -274,9 +274,6 @@ class _StepLog:
         self._pending: tuple[int, Any, bool] | None = None
         self._began = self._device_seconds = self.host_seconds = 0.0
 
-    def _epochs(self, step: int) -> Mapping[str, float]:
-        return self._feed.epochs(step) if isinstance(self._feed, PrefetchingFeed) else {}
-
     def begin(self) -> None:
         """Starts to measure `host_seconds`: how long this process takes for a step without waiting for devices."""
         self._began, self._device_seconds = time.monotonic(), 0.0
@@ -318,7 +315,7 @@ class _StepLog:
         if self._periods.logs_at(step):
             row = {name: value for name, value in values.items() if name not in ("tokens", "skipped_in_a_row")}
             row |= self._clock.rates()
-            row |= {f"epochs/{name}": passes for name, passes in self._epochs(step).items()}
+            row |= {f"epochs/{name}": passes for name, passes in self._feed.epochs(step).items()}
             self._reports.step(step, row)
         return skipped_in_a_row == 0 and math.isfinite(values["param_norm"])
 
