@@ -106,6 +106,7 @@ def _compiled(
 ) -> Callable[[], Any]:
     def compute(state, frozen, batch):
         key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
+        batch = {**batch, **{name: x[...] for name, x in state.carry.items()}}
         normalize = gradients.normalizers(loss.objective, batch, loss.normalization)
         return function(loss, state, frozen, batch, gradients.keys_of_step(loss.objective, key, batch), normalize)
 

@@ -116,22 +116,26 @@ class XLNetConfig(BaseConfig):
         return {_MEMORY: jnp.zeros(shape, self.compute_dtype)}
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Returns the floating-point operations of one training step, without a memory.
+        """Returns the floating-point operations of one training step.
 
-        A multiply-add counts as two. With d = embed_dim, a = num_heads · head_dim, f = mlp_dim, L = length, T targets
-        and R = 2L - 1 distances, a layer adds 4Lda + 2Tda + 2(L + T)df + (L + T)a(2L + R + 2) multiply-adds per row,
-        and Rda per batch. With ranks in `shapes`, T is L / 6; with the targets of a text, T is L; otherwise, T is 0. P
-        predictions add PdV, where P is T if there are targets.
+        A multiply-add counts as two. With d = embed_dim, a = num_heads · head_dim, f = mlp_dim, L = length, M tokens of
+        memory, T targets and R = 2L + M - 1 distances, a layer adds
+        4Lda + 2Mda + 2Tda + 2(L + T)df + (L + T)a(2(L + M) + R + 2) multiply-adds per row, and Rda per batch. With
+        ranks in `shapes`, T is L / 6; with the targets of a text, T is L; otherwise, T is 0. P predictions add PdV,
+        where P is T if there are targets. The memory has no gradient: its 2Mda are computed twice, all others three
+        times.
 
         Args:
-          shapes: shape of `encoder_input_tokens` in the global batch, and of what the objective reads.
+          shapes: shape of `encoder_input_tokens` in the global batch, of what the objective reads, and of `memory`.
         """
         batch, length = shapes["encoder_input_tokens"]
+        memory = shapes[_MEMORY][2] if _MEMORY in shapes else 0
         d, a, f = self.embed_dim, self.num_heads * self.head_dim, self.mlp_dim
-        targets, relative = length // TOKENS_PER_TARGET if RANKS in shapes else 0, 2 * length - 1
+        targets, relative = length // TOKENS_PER_TARGET if RANKS in shapes else 0, 2 * length + memory - 1
         targets = length if "decoder_target_tokens" in shapes else targets
         queries, m = length + targets, len(self.activations) + 1
-        row = 2 * d * a * (length + queries) + m * queries * d * f + queries * a * (2 * length + relative + 2)
+        row = 2 * d * a * (length + queries + memory * 2 / 3) + m * queries * d * f
+        row += queries * a * (2 * (length + memory) + relative + 2)
         predictions = next((shapes[name][1] for name in ("masked_positions", "target_tokens") if name in shapes), 0)
         logits = (predictions or targets) * d * self.vocab_size
         # The backward pass computes two matrix products of the same size per product of the forward pass.

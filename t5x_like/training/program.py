@@ -132,6 +132,7 @@ def make_program(recipe: Recipe) -> Program:
     partitioner.shardings(optimizers.merge(shapes[0].params, shapes[1].params))
     batch = {name: jax.ShapeDtypeStruct(shape, objective.features.dtypes[name]) for name, shape in batch_shapes.items()}
     batch |= {name: leaf.get_value() for name, leaf in shapes[0].carry.items()}
+    rows |= {name.rsplit("/", 1)[-1]: leaf.get_value().shape for name, leaf in shapes[0].carry.items()}
     shardings = own_shardings = partitioner.shardings(shapes)
     if teachers:
         shapes = _with_teachers(shapes, {name: each.shapes for name, each in teachers.items()})

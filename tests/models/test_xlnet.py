@@ -97,24 +97,28 @@ def test_steps_over_a_cache_predict_as_one_pass_does(scan):
         np.testing.assert_array_equal(np.argmax(logits, axis=-1)[0, n - 1 : -1], texts[row])
 
 
-@pytest.mark.parametrize("is_text", [False, True], ids=["permutations", "texts"])
-def test_flop_formula_of_both_streams_matches_xla(is_text):
-    config = dataclasses.replace(CONFIG, **FAMILIES["xlnet"].flops_sizes)
-    batch, shape = {"encoder_input_tokens": tokens(4, 96)}, (4, 96)
-    if is_text:
+@pytest.mark.parametrize("read", ["permutations", "permutations and memory", "texts"])
+def test_flop_formula_of_both_streams_matches_xla(read):
+    config = dataclasses.replace(CONFIG, **FAMILIES["xlnet"].flops_sizes, memory_length=48)
+    batch, shape, carry = {"encoder_input_tokens": tokens(4, 96)}, (4, 96), {}
+    if read == "texts":
         names = ("decoder_input_tokens", "decoder_segment_ids", "decoder_prefix")
         batch = dict.fromkeys(names, batch["encoder_input_tokens"])
         shapes = {"encoder_input_tokens": shape, "decoder_target_tokens": shape}
     else:
         batch |= {"encoder_ranks": np.zeros(shape, np.int32), "target_positions": np.zeros((4, 16), np.int32)}
         shapes = {"encoder_input_tokens": shape, "encoder_ranks": shape}
+        carry = config.initial_carry(4) if read.endswith("memory") else {}
+        shapes |= {name: x.shape for name, x in carry.items()}
 
-    def forward(model, batch):
-        states = XLNetDecoder(model, VocabularyBias(config))(batch) if is_text else model(batch)
-        return model.unembed(states.hidden)
+    def forward(model, batch, carry):
+        if read == "texts":
+            return model.unembed(XLNetDecoder(model, VocabularyBias(config))(batch).hidden)
+        found = model(batch, carry=carry) if carry else model(batch)
+        return model.unembed(found.hidden), found.carry
 
     model = jax.eval_shape(config.make, jax.random.key(0))
-    counted = jax.jit(forward).lower(model, batch).compile().cost_analysis()["flops"]
+    counted = jax.jit(forward).lower(model, batch, carry).compile().cost_analysis()["flops"]
     assert 1 <= counted / (config.train_flops(shapes) / 3) < 1.08
 
 
