@@ -1,4 +1,4 @@
-"""Language modeling data: full text for causal models (T5's `full_lm`), split text for prefix models.
+"""Language modeling data: full text for causal models (T5's `full_lm`), split or repeated text for prefix models.
 
 `prefix_lm` splits chunks as T5's function of this name does, but EOS ends a document only, in `python_docs_prefix_lm`
 and in every other task with it. T5's task `c4_v220_prefix_lm` appends EOS to `inputs` and `targets` of each chunk.
@@ -99,6 +99,45 @@ def prefix_lm(
     return cut(ds.ragged_batch(documents_per_batch)).unbatch()
 
 
+@tf.autograph.experimental.do_not_convert
+def sequence_autoencoder(
+    ds: tf.data.Dataset,
+    sequence_length: Mapping[str, int] | None,
+    output_features: Mapping[str, seqio.Feature],
+    *,
+    documents_per_batch: int = DOCUMENTS_PER_BATCH,
+) -> tf.data.Dataset:
+    """Makes pieces of documents that a model reads and then predicts (Dai and Le 2015, section 2).
+
+    Args:
+      ds: documents as token ids, `targets` `[length]`.
+      sequence_length: lengths of `inputs` and `targets` in tokens; the shorter one is that of a piece with its EOS.
+      output_features: `inputs` and `targets`, with the same vocabulary, which has an EOS.
+      documents_per_batch: number of documents processed together.
+
+    Returns:
+      Examples with `inputs` and `targets`, both a piece of one document with EOS at its end. See
+      `preprocessors.pad_for_unbatch` for their padding.
+
+    Raises:
+      UserError: a length is missing or less than 2, the vocabularies differ, or the vocabulary has no EOS.
+    """
+    lengths = require_lengths("a sequence autoencoder", sequence_length, "inputs", "targets")
+    length = min(lengths.values())
+    if length < 2:
+        raise UserError(f"TASK_FEATURE_LENGTHS={dict(lengths)}: a sequence autoencoder needs lengths of at least 2")
+    vocabulary = require_shared_vocabulary("a sequence autoencoder", output_features)
+    eos_id = require_eos(vocabulary)
+
+    def cut(batch):
+        tokens, counts = preprocessors.chunk_each_document(batch["targets"], length - 1, shortest=1)
+        pieces = preprocessors.append_eos(tf.RaggedTensor.from_tensor(tokens, lengths=counts), eos_id)
+        padded = preprocessors.pad_for_unbatch(pieces, length, vocabulary)
+        return {"inputs": padded, "targets": padded}
+
+    return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+
+
 def split_at_prefix(tokens: tf.Tensor, counts: tf.Tensor, prefixes: tf.Tensor) -> dict[str, tf.RaggedTensor]:
     """Cuts rows into a prefix and the rest.
 
@@ -148,6 +187,23 @@ def add_prefix_lm_task(
       The registered task.
     """
     return _add(name, source, vocabulary, text_feature, prefix_lm, ("inputs", "targets"))
+
+
+def add_sequence_autoencoder_task(
+    name: str, source: seqio.DataSource, vocabulary: seqio.Vocabulary, *, text_feature: str = "text"
+) -> seqio.Task:
+    """Registers a task of a sequence autoencoder: `inputs` and `targets` are the same; see `sequence_autoencoder`.
+
+    Args:
+      name: the task name.
+      source: a source of documents.
+      vocabulary: a vocabulary with an EOS.
+      text_feature: the feature of the source that holds the text.
+
+    Returns:
+      The registered task.
+    """
+    return _add(name, source, vocabulary, text_feature, sequence_autoencoder, ("inputs", "targets"))
 
 
 def _add(name, source, vocabulary, text_feature, preprocessor, features) -> seqio.Task:

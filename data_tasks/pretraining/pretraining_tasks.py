@@ -7,7 +7,11 @@ from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
 from data_tasks.pretraining.bart import add_bart_task
 from data_tasks.pretraining.denoising import add_denoising_task
-from data_tasks.pretraining.language_model import add_causal_lm_task, add_prefix_lm_task
+from data_tasks.pretraining.language_model import (
+    add_causal_lm_task,
+    add_prefix_lm_task,
+    add_sequence_autoencoder_task,
+)
 from data_tasks.pretraining.ul2 import add_ul2_mixture
 from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
@@ -19,6 +23,7 @@ _SOURCE = DocumentSource(python_docs.read)
 
 add_causal_lm_task("python_docs_causal_lm", _SOURCE, vocabularies.python_docs())
 add_prefix_lm_task("python_docs_prefix_lm", _SOURCE, vocabularies.python_docs())
+add_sequence_autoencoder_task("python_docs_sequence_autoencoder", _SOURCE, vocabularies.python_docs())
 add_denoising_task("python_docs_iid_denoising", _SOURCE, vocabularies.python_docs(), "iid_15_u_u")
 add_bart_task("python_docs_bart", _SOURCE, vocabularies.python_docs())
 add_ul2_mixture("python_docs_ul2", _SOURCE, vocabularies.python_docs())
@@ -44,4 +49,5 @@ def _read_byte_bpe(directory: str) -> ByteBPEVocabulary:
 
 
 add_causal_lm_task("text_files_causal_lm", *text_files.declare("text_files_causal_lm"))
+add_sequence_autoencoder_task("text_files_sequence_autoencoder", *text_files.declare("text_files_sequence_autoencoder"))
 add_causal_lm_task("text_files_causal_lm_byte_bpe", *text_files.declare("text_files_causal_lm_byte_bpe", _byte_bpe))

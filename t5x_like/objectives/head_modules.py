@@ -94,7 +94,7 @@ class PooledHead(nnx.Module):
         pooler_rate: float = 0.0,
     ):
         pooler_key, classifier_key = jax.random.split(key)
-        self.pooler = _square(config, init, pooler_key)
+        self.pooler = _dense(config, init, pooler_key)
         self.classifier = _classifier(config, outputs, init, classifier_key)
         self.dropout, self.pooler_dropout, self.activation = Dropout(rate), Dropout(pooler_rate), activation
 
@@ -114,16 +114,26 @@ class ReluHead(nnx.Module):
       rate: dropout rate.
       init: initializer of the kernels.
       key: random key for the initial values.
+      size: size of the dense layer, which is not sharded; None: that of the hidden states.
 
     Attributes:
-      dense: projection with kernel `[embed, embed]` and bias.
-      classifier: projection with kernel `[embed, outputs]` and bias, computed in float32.
+      dense: projection with kernel `[embed, size]` and bias.
+      classifier: projection with kernel `[size, outputs]` and bias, computed in float32.
     """
 
-    def __init__(self, config: HeadConfig, outputs: int, *, rate: float, init: Initializer, key: jax.Array):
+    def __init__(
+        self,
+        config: HeadConfig,
+        outputs: int,
+        *,
+        rate: float,
+        init: Initializer,
+        key: jax.Array,
+        size: int | None = None,
+    ):
         dense_key, classifier_key = jax.random.split(key)
-        self.dense = _square(config, init, dense_key)
-        self.classifier = _classifier(config, outputs, init, classifier_key)
+        self.dense = _dense(config, init, dense_key, size)
+        self.classifier = _classifier(config, outputs, init, classifier_key, size=size)
         self.dropout = Dropout(rate)
 
     def __call__(self, states: States, dropout_key: jax.Array | None = None) -> Logits:
@@ -158,7 +168,7 @@ class DenseHead(nnx.Module):
         activation: Callable[[Array], Array] = jnp.tanh,
     ):
         dense_key, classifier_key = jax.random.split(key)
-        self.dense = _square(config, init, dense_key)
+        self.dense = _dense(config, init, dense_key)
         self.classifier = _classifier(config, outputs, init, classifier_key)
         self.dropout, self.activation = Dropout(rate), activation
 
@@ -169,15 +179,20 @@ class DenseHead(nnx.Module):
         return self.classifier(self.dropout(dense, second_key))
 
 
-def _square(config: HeadConfig, init: Initializer, key: jax.Array) -> Projection:
-    size = (config.embed_dim,)
-    return Projection(size, size, axes=("embed", "mlp"), key=key, init=init, bias=True, dtype=config.compute_dtype)
+def _dense(config: HeadConfig, init: Initializer, key: jax.Array, size: int | None = None) -> Projection:
+    sizes, axes = ((config.embed_dim,), (size or config.embed_dim,)), ("embed", None if size else "mlp")
+    return Projection(*sizes, axes=axes, key=key, init=init, bias=True, dtype=config.compute_dtype)
 
 
 def _classifier(
-    config: HeadConfig, outputs: int, init: Initializer, key: jax.Array, *, bias: bool = True
+    config: HeadConfig,
+    outputs: int,
+    init: Initializer,
+    key: jax.Array,
+    *,
+    bias: bool = True,
+    size: int | None = None,
 ) -> Projection:
     # Logits are float32 in every objective.
-    return Projection(
-        (config.embed_dim,), (outputs,), axes=("embed", None), key=key, init=init, bias=bias, dtype="float32"
-    )
+    sizes, axes = ((size or config.embed_dim,), (outputs,)), (None if size else "embed", None)
+    return Projection(*sizes, axes=axes, key=key, init=init, bias=bias, dtype="float32")

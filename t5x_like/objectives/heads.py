@@ -11,6 +11,7 @@ module. The forms and their names in transformers:
 * `GeluPooledFirstToken`: `DebertaForSequenceClassification`, `DebertaV2ForSequenceClassification`;
 * `ReluFirstToken`: `DistilBertForSequenceClassification`;
 * `LastToken`: `GPT2ForSequenceClassification`, `LlamaForSequenceClassification` and other decoders;
+* `ReluLastToken`: LSTMs, without a class there;
 * `DecoderLastToken`: `BartForSequenceClassification`, `T5ForSequenceClassification`;
 * `EachToken`: `BertForTokenClassification`; `EachDecoderToken`: `GPT2ForTokenClassification`; `EachShiftedToken`:
   `BartForQuestionAnswering`.
@@ -280,6 +281,33 @@ class LastToken:
     def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> LinearHead:
         """Creates the head; see `HeadForm.make`."""
         return LinearHead(config, outputs, rate=0.0, init=initializers.normal(0.02), bias=False, key=key)
+
+    def read(self, hidden: Hidden, batch: Batch) -> States:
+        """Returns the hidden state of the last token that is not padding; see `HeadForm.read`."""
+        return last_token(hidden, batch["decoder_segment_ids"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReluLastToken(_Form):
+    """The head of the LSTM classifiers of Dai and Le (2015): dense, ReLU, dropout, classifier of the last token.
+
+    Kernels are drawn from Glorot's uniform distribution, as in the code that Google released (adversarial_text).
+    """
+
+    inputs = specs.DECODER_INPUTS
+
+    # Size of the dense layer.
+    size: int = 30
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.size < 1:
+            raise UserError(f"size={self.size} of the head is not positive. Give a positive integer.")
+
+    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> ReluHead:
+        """Creates the head; see `HeadForm.make`."""
+        init = initializers.glorot_uniform
+        return ReluHead(config, outputs, rate=self.rate(config), init=init, key=key, size=self.size)
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the hidden state of the last token that is not padding; see `HeadForm.read`."""

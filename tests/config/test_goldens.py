@@ -216,6 +216,12 @@ RUNS = {
     ),
     "gpt": ("train", ["models/gpt2/small.gin", "runs/gpt.gin"], TASK),
     "recurrent_lm": ("train", ["models/lstm/base.gin", "runs/recurrent_lm.gin"], TASK),
+    "sequence_autoencoder": ("train", ["models/lstm/base.gin", "runs/sequence_autoencoder.gin"], []),
+    "finetune_lstm": (
+        "train",
+        ["models/lstm/base.gin", "runs/finetune_lstm.gin", "objectives/label_gain.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "character_lm": ("train", ["models/character_lstm/base.gin", "runs/character_lm.gin"], TASK),
     "llama": ("train", ["models/llama2/7b.gin", "runs/llama.gin"], TASK),
     "bart": ("train", ["models/bart/base.gin", "runs/bart.gin"], TASK),

@@ -63,6 +63,13 @@ def test_prefix_lm_splits_chunks_of_single_documents():
     assert chunks == ["the quic", "k brown ", "fox|", "jumps|", "over the", " lazy do", "g|", "x|"]
 
 
+def test_a_sequence_autoencoder_predicts_the_pieces_that_it_reads():
+    features = byte_features("inputs", "targets")
+    examples = run(language_model.sequence_autoencoder, ["abcdefg", "xy"], {"inputs": 5, "targets": 4}, features)
+    assert [shown(example["inputs"]) for example in examples] == ["abc|", "def|", "g|", "xy|"]
+    assert all((example["inputs"] == example["targets"]).all() for example in examples)
+
+
 def test_prefix_lm_drops_chunk_of_eos_alone():
     examples = run(language_model.prefix_lm, ["abcd"], {"inputs": 4, "targets": 4}, byte_features("inputs", "targets"))
     assert [shown(example["inputs"]) + shown(example["targets"]) for example in examples] == ["abcd"]
