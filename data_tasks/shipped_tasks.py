@@ -36,6 +36,7 @@ from data_tasks.pretraining import (
     sentence_tasks,
     unilm,
     word_characters_tasks,
+    word_streams,
     xlnet_tasks,
 )
 
@@ -75,5 +76,6 @@ __all__ = [
     "unilm",
     "wnli_simple",
     "word_characters_tasks",
+    "word_streams",
     "xlnet_tasks",
 ]

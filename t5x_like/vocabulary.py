@@ -23,6 +23,7 @@ TASKS = {
     "xlnet": "text_files_xlnet, text_files_masked_lm, text_files_causal_lm",
     "bigbird": "text_files_masked_lm",
     "mt5": "text_files_span_corruption",
+    "words": "text_files_words",
 }
 PROGRESS_SECONDS = 15.0
 
@@ -37,6 +38,7 @@ def vocabulary(
     text_column: str = "text",
     on_bad_record: Literal["error", "skip"] = "error",
     max_bytes: int = 256 << 20,
+    min_count: int | None = None,
     domains: Mapping[str, str] | None = None,
     beam: Sequence[str] | None = None,
     overwrite: bool = False,
@@ -47,13 +49,15 @@ def vocabulary(
       pattern: Files to train on, in a format that the tasks text_files_* read: a local path or bucket URL that may
         contain *, ** and ?.
       kind: Kind of vocabulary: `sentencepiece` (T5), `wordpiece` (BERT), `byte_bpe` (GPT-2) or `bytes` (ByT5), or a
-        SentencePiece model with the special pieces of `albert`, `xlnet`, `bigbird` or `mt5`.
-      size: Number of pieces, including special ones; by default 32,000, and 384 for `bytes`.
+        SentencePiece model with the special pieces of `albert`, `xlnet`, `bigbird` or `mt5`, or `words` with their
+        counts (word2vec, GloVe), of which all text is counted.
+      size: Number of pieces, including special ones; by default 32,000, 384 for `bytes`, and all words for `words`.
       output: Directory to write to; by default `vocabulary/KIND`.
       lower_case: For `wordpiece`, `albert` and `xlnet`: whether to lower-case, by default as the published models.
       text_column: Column, or field of a record, that contains the text.
       on_bad_record: What to do with a record whose text cannot be read: raise an error, or skip and count it.
       max_bytes: Maximum size of the text. Larger text is reduced to a uniform sample of its documents.
+      min_count: For `words`: rarer words are left out; by default 5, as in word2vec.
       domains: Languages or domains with their files, for which coverage and fertility are printed.
       beam: Options of an Apache Beam pipeline that draws the sample; None to read the files in this process.
       overwrite: Whether to write to a directory that is not empty.
@@ -72,21 +76,27 @@ def vocabulary(
     if kind not in trainers.KINDS:
         raise UserError(f"KIND={kind}: unknown kind of vocabulary. Give one of {', '.join(trainers.KINDS)}.")
     size = trainers.default_size(kind) if size is None else size
-    for macro, value in (("SIZE", size), ("MAX_BYTES", max_bytes)):
-        if value < 1:
+    for macro, value in (("SIZE", size), ("MAX_BYTES", max_bytes), ("MIN_COUNT", min_count)):
+        if value is not None and value < 1:
             raise UserError(f"{macro}={value} is not positive. Give a positive integer.")
+    trainers.check_settings(kind, min_count=min_count, beam=beam, domains=domains)
     trainers.check_installed(kind)
     directory = output or os.path.join(DEFAULT_DIRECTORY, kind)
     paths.check_new_directory("OUTPUT_PATH", directory, overwrite=overwrite)  # before minutes of work
 
     # ---- text --------------------------------------------------------------------------------------------------------
     reading = {"text_column": text_column, "on_bad_record": on_bad_record}
-    documents = sample.draw(pattern, max_bytes, beam=beam, directory=directory, **reading).documents
+    if kind == trainers.WORDS:
+        documents = sample.read_all(pattern, **reading)
+    else:
+        documents = sample.draw(pattern, max_bytes, beam=beam, directory=directory, **reading).documents
 
     # ---- training ----------------------------------------------------------------------------------------------------
-    options = {} if lower_case is None else {"lower_case": lower_case}
-    with _progress(f"training a vocabulary of {size:,} pieces ({kind})"):
+    given = {"lower_case": lower_case, "min_count": min_count}
+    options = {name: value for name, value in given.items() if value is not None}
+    with _progress(f"training a vocabulary of {'all' if size is None else f'{size:,}'} pieces ({kind})"):
         files = trainers.KINDS[kind](documents, size, **options)
+    size = trainers.count_words(files) if kind == trainers.WORDS else size
 
     # ---- writing -----------------------------------------------------------------------------------------------------
     _write(directory, files)

@@ -77,6 +77,16 @@ def draw(
     return Sample(documents, found[1])
 
 
+def read_all(pattern: str, *, text_column: str = "text", on_bad_record: str = "error") -> Iterator[bytes]:
+    """Yields all documents of files, one at a time; see `draw`."""
+    return text_files.documents(
+        matching_files.files(pattern),
+        text_column=text_column,
+        max_document_bytes=None,
+        on_bad_record=on_bad_record,
+    )
+
+
 def _read(item: tuple[int, str], *, text_column: str, on_bad_record: str) -> Iterator[_Place]:
     index, path = item
     filesystem, inner = fsspec.url_to_fs(path)

@@ -9,15 +9,16 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 
-from data_tasks.vocabularies import SENTINELS, byte_bpe, sentencepiece_layouts, train, wordpiece
+from data_tasks.vocabularies import SENTINELS, byte_bpe, sentencepiece_layouts, train, word_counts, wordpiece
 from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from data_tasks.vocabularies.from_folder import BYTE_SENTINELS, is_readable
 from data_tasks.vocabularies.sentencepiece_layouts import LAYOUTS
 from data_tasks.vocabularies.tokenizer_files import CONFIG
 from t5x_like import paths
+from t5x_like.data.word_counts import FIRST_WORD_ID, write
 from t5x_like.errors import UserError
 
 MERGES_HEADER = "#version: 0.2\n"
@@ -31,6 +32,9 @@ _SPECIAL = [wordpiece.PAD, wordpiece.UNKNOWN, wordpiece.CLS, wordpiece.SEP, word
 
 BYTES_SIZE = 259 + BYTE_SENTINELS
 """Ids of a vocabulary of bytes: padding, EOS, unknown, 256 bytes, and sentinels."""
+
+WORDS = "words"
+"""The kind of whole words with their counts."""
 
 Files = dict[str, bytes]
 
@@ -185,11 +189,35 @@ def byte_pairs(documents: Sequence[str], size: int, lower_case: bool = False) ->
     }
 
 
+def whole_words(
+    documents: Iterable[str], size: int | None, lower_case: bool = False, min_count: int = word_counts.MIN_COUNT
+) -> Files:
+    """Counts the words that whitespace separates.
+
+    Args:
+      documents: text to count.
+      size: number of ids, including 3 special ones; None for all words.
+      lower_case: not supported, since word2vec and GloVe keep text as it is.
+      min_count: rarer words are left out.
+
+    Returns:
+      `vocab.txt`, with a word and its count per line.
+
+    Raises:
+      UserError: no word is left.
+    """
+    if lower_case:
+        raise UserError("LOWER_CASE=True: not supported by KIND=words. Lower-case the text itself.")
+    number = None if size is None else max(size - FIRST_WORD_ID, 0)
+    return {"vocab.txt": write(word_counts.count(documents, number, min_count))}
+
+
 KINDS: dict[str, Callable[..., Files]] = {
     "sentencepiece": sentencepiece,
     "wordpiece": word_pieces,
     "byte_bpe": byte_pairs,
     "bytes": bytes_vocabulary,
+    WORDS: whole_words,
     **{kind: functools.partial(with_layout, kind) for kind in LAYOUTS},
 }
 
@@ -222,16 +250,36 @@ def too_small(size: int, least: int) -> UserError:
     return UserError(f"SIZE={size}: too small for the alphabet of this text. Give at least {least}.")
 
 
-def default_size(kind: str) -> int:
-    """Returns the number of pieces of a kind of vocabulary if the user gives none."""
+def default_size(kind: str) -> int | None:
+    """Returns the number of pieces of a kind of vocabulary if the user gives none; None for all words."""
+    if kind == WORDS:
+        return None
     return BYTES_SIZE if kind == "bytes" else _DEFAULT_SIZE
+
+
+def count_words(files: Files) -> int:
+    """Returns the number of ids of a vocabulary of words, special ones included."""
+    return FIRST_WORD_ID + files["vocab.txt"].count(b"\n")
+
+
+def check_settings(kind: str, *, min_count: int | None, beam: object, domains: object) -> None:
+    """Checks that the settings of a kind of vocabulary have an effect.
+
+    Raises:
+      UserError: a setting has none.
+    """
+    if kind != WORDS and min_count is not None:
+        raise UserError(f"MIN_COUNT={min_count}: not used by KIND={kind}. Remove it, or give KIND=words.")
+    for name, value in (("BEAM", beam), ("DOMAINS", domains)):
+        if kind == WORDS and value is not None:
+            raise UserError(f"{name}: not supported by KIND=words, which counts all text in this process. Remove it.")
 
 
 def path_of(directory: str, files: Files) -> str:
     """Returns the value for VOCABULARY_PATH: the directory if the tasks read it, otherwise its only model."""
     if CONFIG in files and is_readable(json.loads(files[CONFIG])["tokenizer_class"]):
         return directory
-    return paths.join(directory, next(name for name in files if name.endswith(".model")))
+    return paths.join(directory, next(name for name in files if name.endswith((".model", "vocab.txt"))))
 
 
 def models_for(kind: str, size: int) -> str:

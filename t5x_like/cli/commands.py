@@ -232,6 +232,35 @@ COMMANDS = {
         files=("OUTPUT_PATH",),
         supports_dry_run=True,
     ),
+    "embed": Command(
+        "t5x_like.embed.embed",
+        "write vectors of texts or tokens, or print the nearest neighbors of a word",
+        "commands/embed.gin",
+        flags={
+            "input": ("INPUT_PATH", "the .txt, .jsonl, .csv or .tsv file to read"),
+            "output": ("OUTPUT_PATH", "the .npz, .hdf5, .jsonl or .txt file to write"),
+            "neighbours": ("NEIGHBOURS", "a word: print its nearest neighbors, in the sentences of --input if given"),
+            "overwrite": ("OVERWRITE", "replace an existing output file"),
+        },
+        flag_defaults={"overwrite": "True"},
+        text_flags=("neighbours",),
+        settings=_CHECKPOINT
+        | {
+            "LEVEL": "sentence (default) or token",
+            "POOLING": "vector of a sentence: mean (default), cls or last",
+            "LAYERS": "hidden states: output (default), a number, several for their mean, or {layer: weight}",
+            "NORMALIZE": "whether vectors have length 1",
+            "COUNT": "number of neighbors (default: 10)",
+            "VOCABULARY_PATH": "Hugging Face directory or SentencePiece model, if the model is stored without",
+            "BATCH_SIZE": "texts per batch",
+        }
+        | _MESH,
+        needs_run=True,
+        compiles=True,
+        paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
+        files=("OUTPUT_PATH",),
+        supports_dry_run=True,
+    ),
     "inspect": Command(
         "t5x_like.inspect_task.inspect",
         "show the model's inputs for a task",
@@ -264,7 +293,7 @@ COMMANDS = {
             "pattern": ("PATTERN", "the files to train on, such as 'books/*.txt' or 'data/*.parquet'"),
             "kind": (
                 "KIND",
-                "sentencepiece (default), wordpiece, byte_bpe, bytes, albert, xlnet, bigbird or mt5",
+                "sentencepiece (default), wordpiece, byte_bpe, bytes, words, albert, xlnet, bigbird or mt5",
             ),
             "size": ("SIZE", "number of tokens, including special tokens (default: 32000)"),
             "output": ("OUTPUT_PATH", "the directory to write to (default: vocabulary/KIND)"),
@@ -275,6 +304,7 @@ COMMANDS = {
         settings={
             "TEXT_COLUMN": "column, or field of a record, with the text (default: text)",
             "MAX_BYTES": "bytes of text to train on (default: 256 MiB)",
+            "MIN_COUNT": "words: rarer words are left out (default: 5)",
             "DOMAINS": "languages or domains with their files, whose coverage and fertility are printed",
             "BEAM": "options of Apache Beam, which draws the sample (default: in this process)",
         },

@@ -10,6 +10,7 @@ import jax
 from t5x_like import ablate, config, parameters, partitioning, paths
 from t5x_like.cli.commands import Command
 from t5x_like.data.source import DataSource
+from t5x_like.inference.codec import has_task
 from t5x_like.inference.predictors import predicts_text
 from t5x_like.mesh import DeviceMismatchError
 from t5x_like.models import build
@@ -103,6 +104,9 @@ def describe(arguments: Mapping[str, Any]) -> Iterator[str]:
     for name, source in _sources(arguments):
         if vocabulary is not None:
             yield f"{name}: text with the vocabulary of the run, {vocabulary.vocab_size:,} token ids"
+        elif "input_path" in arguments and not has_task(source):
+            if source.vocabulary_path:
+                yield f"{name}: text with the vocabulary {source.vocabulary_path}"
         elif objective is not None:
             yield f"{name}: {_data(source, arguments).removeprefix('data: ')}"
             shapes, dtypes = source.batch_shapes(objective.features), objective.features.dtypes

@@ -103,6 +103,15 @@ MASKED_LM_WITH_TYPES = dataclasses.replace(
 )
 """Masked LM of two segments, distinguished by `token_types`."""
 
+WORDS = FeatureSpec(
+    features=(
+        ModelFeature("encoder_input_tokens", "targets", "tokens"),
+        ModelFeature("encoder_segment_ids", "targets", "segment_ids"),
+    ),
+    packable=False,
+)
+"""A stream of words in rows, whose sentences end in EOS: the data of static word vectors."""
+
 TOKENS_PER_TARGET = 6
 """Tokens per target of `PERMUTATION_LM`, K of Yang et al. (2019, section 2.3): a row of 512 tokens has 85 targets."""
 

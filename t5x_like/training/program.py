@@ -17,9 +17,10 @@ from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives import carry as carrying
 from t5x_like.objectives.base import Objective
+from t5x_like.objectives.row_updates import RowObjective
 from t5x_like.runtime import hardware_files
-from t5x_like.training import flops, gathering, gradients, step
-from t5x_like.training.recipe import Recipe
+from t5x_like.training import flops, gathering, gradients, row_step, step
+from t5x_like.training.recipe import Recipe, Update
 from t5x_like.training.stages import of_objective
 from t5x_like.training.state import Frozen, TrainState, create_state, in_frozen_dtype
 
@@ -137,16 +138,6 @@ def make_program(recipe: Recipe) -> Program:
     if teachers:
         shapes = _with_teachers(shapes, {name: each.shapes for name, each in teachers.items()})
         shardings = _with_teachers(shardings, {name: each.shardings for name, each in teachers.items()})
-    train_step = step.make_train_step(
-        objective,
-        optimizer,
-        microbatches=update.microbatches,
-        max_grad_norm=update.max_grad_norm,
-        loss_normalizing_factor=update.loss_normalizing_factor,
-        gather=update.gather_parameters,
-        ema_decay=update.ema_decay,
-        count_tokens=objective.features.segment_features,
-    )
     return Program(
         config=config,
         partitioner=partitioner,
@@ -154,7 +145,7 @@ def make_program(recipe: Recipe) -> Program:
         shapes=shapes,
         shardings=shardings,
         train_step=partitioner.jit(
-            train_step,
+            _train_step(objective, optimizer, update),
             donate_argnums=0,
             out_shardings=(shardings[0], None),
             compiler_options=dict(update.compiler_options or {}) or None,
@@ -165,6 +156,24 @@ def make_program(recipe: Recipe) -> Program:
         # The forward pass takes a third of the operations of a training step.
         flops=flops.of_step(objective, optimizer, config, batch, shapes[1].teachers, rows)
         + sum(each.config.train_flops(rows) / 3 for each in teachers.values()),
+    )
+
+
+def _train_step(objective: Objective, optimizer: optimizers.Optimizer, update: Update) -> Callable:
+    """Returns the function of a training step."""
+    count_tokens = objective.features.segment_features
+    if isinstance(objective, RowObjective):
+        row_step.check(objective, optimizer, update)
+        return row_step.make_train_step(objective, optimizer, count_tokens=count_tokens)
+    return step.make_train_step(
+        objective,
+        optimizer,
+        microbatches=update.microbatches,
+        max_grad_norm=update.max_grad_norm,
+        loss_normalizing_factor=update.loss_normalizing_factor,
+        gather=update.gather_parameters,
+        ema_decay=update.ema_decay,
+        count_tokens=count_tokens,
     )
 
 

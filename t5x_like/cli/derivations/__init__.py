@@ -12,7 +12,9 @@ from t5x_like.cli.derivations import epochs, generation, huggingface, labels, pr
 if TYPE_CHECKING:
     from t5x_like.config import Derivation
 
-_COMMANDS = ("train", "distill", "plan", "bench", "cache", "cache_logits", "inspect", "eval", "infer", "augment")
+_COMMANDS = (
+    *("train", "distill", "plan", "bench", "cache", "cache_logits", "inspect", "eval", "infer", "augment", "embed"),
+)
 _WITH_STEPS = ("train", "distill", "plan", "bench", "cache", "cache_logits")
 
 

@@ -1,0 +1,227 @@
+"""`t5x_like embed`: writes vectors of texts or of their tokens, or prints the nearest neighbors of a word."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from absl import logging
+
+from t5x_like.data.records import Record
+from t5x_like.errors import UserError
+from t5x_like.inference import neighbors, records, text_vectors, vector_files
+from t5x_like.inference.codec import has_task, vocabularies_for
+from t5x_like.inference.layer_mix import LayerMix, Layers
+from t5x_like.inference.loaded import Loaded
+from t5x_like.inference.runner import Runner
+from t5x_like.inference.text_vectors import Frame, Pooling, TextRows, TokenizedText, VectorComputation
+from t5x_like.layers.captures import OUTPUT
+from t5x_like.models.word_vectors import WordVectorsConfig
+
+# Length of rows for models without a maximum length.
+_MAX_LENGTH = 512
+
+
+def embed(
+    loaded: Loaded,
+    *,
+    input_path: str | None = None,
+    output_path: str | None = None,
+    overwrite: bool = False,
+    level: Literal["sentence", "token"] = "sentence",
+    pooling: Pooling = "mean",
+    layers: Layers = OUTPUT,
+    normalize: bool = False,
+    text_column: str | None = None,
+    max_length: int | None = None,
+    neighbors_of: str | None = None,
+    count: int = 10,
+    batch_size: int = 32,
+) -> str | None:
+    """Writes the vectors of the records of a file, or prints the nearest neighbors of a word.
+
+    A text is read with the special tokens that the tokenizer of the model places around it. The vectors are hidden
+    states of the encoder, or of the decoder of a model without an encoder.
+
+    The neighbors of a word of static word vectors are the words with the largest cosines. For other models, each
+    occurrence of the word in the texts of `input_path` is compared with all other words there. The vector of a word is
+    the mean of the vectors of its tokens.
+
+    Args:
+      loaded: The model, and its vocabulary; see `open_model`.
+      input_path: A `.txt`, `.jsonl`, `.csv` or `.tsv` file, local or in a bucket.
+      output_path: The file to write: `.npz`, `.hdf5`, `.jsonl` or `.txt`; see `vector_files.write`.
+      overwrite: Whether to replace an existing output file.
+      level: `sentence` for a vector per text, `token` for a vector per token.
+      pooling: How the vectors of tokens become the vector of a text: `mean`, `cls` or `last`; see `text_vectors.pool`.
+      layers: Which hidden states; see `LayerMix.of`.
+      normalize: Whether vectors are scaled to length 1.
+      text_column: Column or field with the text; by default `inputs` or `text`, or the only one. Lists of token ids
+        are read as they are.
+      max_length: Longer texts are truncated to so many tokens; by default the longest row of the model, or 512.
+      neighbors_of: A word whose nearest neighbors are printed, instead of writing a file.
+      count: Number of neighbors.
+      batch_size: Texts per batch.
+
+    Returns:
+      `output_path`; None if neighbors are printed.
+
+    Raises:
+      UserError: A setting or a record is invalid, or the word is unknown.
+    """
+    # ---- Settings ---------------------------------------------------------------------------------------------------
+    _check(level, pooling, max_length, count)
+    config = loaded.resolved
+    mix = LayerMix.of(config, layers)
+    text_vectors.check_model(config)
+    if neighbors_of is not None and input_path is None:
+        for line in _static_neighbors(loaded, neighbors_of, count):
+            print(line)
+        return None
+    if not input_path:
+        raise UserError("--input: missing. Give a file, or a word as --neighbours.")
+    if neighbors_of is None:
+        if not output_path:
+            raise UserError("--output: missing. Give a file that ends in .npz, .hdf5, .jsonl or .txt.")
+        vector_files.check(output_path, overwrite=overwrite)
+
+    # ---- Texts: all of them are tokenized before the parameters are loaded ------------------------------------------
+    found = records.read(input_path)
+    column = _column(input_path, found, text_column)
+    values = [_value(input_path, record, column) for record in found]
+    vocabulary = _vocabulary(loaded, values)
+    frame = _frame(vocabulary)
+    if pooling == "cls" and level == "sentence" and vocabulary is not None and frame.cls is None:
+        raise UserError(f"POOLING=cls: {type(vocabulary).__name__} does not have [CLS]. Give mean or last.")
+    max_length = max_length or _longest(loaded, config)
+    if vocabulary is not None and max_length <= len(frame.prefix) + len(frame.suffix):
+        raise UserError(f"MAX_LENGTH={max_length}: no room for a text beside the special tokens. Give more.")
+    rows, truncated = [], 0
+    for record, value in zip(found, values, strict=True):
+        where = f"{input_path}:{record.line}"
+        row, is_truncated = text_vectors.tokenize(where, value, vocabulary, frame, max_length, config.vocab_size)
+        rows.append(row)
+        truncated += is_truncated
+    text_vectors.report_truncated(truncated, max_length)
+
+    # ---- Vectors ----------------------------------------------------------------------------------------------------
+    of_tokens = level == "token" or neighbors_of is not None
+    cls = 0 if frame.cls is None else frame.cls
+    computation = VectorComputation(config, mix, None if of_tokens else pooling, cls, normalize)
+    runner = Runner(computation, loaded.read_model(), loaded.partitioner, batch_size)
+    examples = TextRows(config, rows, frame, max_length)
+    results = runner.run(examples, 0, len(rows), lambda *_: None)
+    by_record = text_vectors.vectors_by_record(results, of_tokens=of_tokens)
+    vectors = [by_record[index] for index in range(len(rows))]
+    if neighbors_of is not None:
+        for line in _contextual_neighbors(neighbors_of, values, rows, vectors, vocabulary, frame, count):
+            print(line)
+        return None
+    vector_files.write(
+        output_path, vectors, [record.values for record in found], [row.tokens for row in rows] if of_tokens else None
+    )
+    logging.info("wrote the vectors of %d texts to %s", len(vectors), output_path)
+    return output_path
+
+
+def _check(level: str, pooling: str, max_length: int | None, count: int) -> None:
+    if level not in ("sentence", "token"):
+        raise UserError(f"LEVEL={level!r}: unknown. Give 'sentence' or 'token'.")
+    if pooling not in text_vectors.POOLINGS:
+        raise UserError(f"POOLING={pooling!r}: unknown. Give one of {', '.join(text_vectors.POOLINGS)}.")
+    for name, value in (("MAX_LENGTH", max_length), ("COUNT", count)):
+        if value is not None and value < 1:
+            raise UserError(f"{name}={value} is not positive. Give a positive integer.")
+
+
+def _longest(loaded: Loaded, config: Any) -> int:
+    """Returns the maximum length of a row: of the model, or of the task, or 512."""
+    lengths = [getattr(config, "max_length", None), loaded.task_feature_lengths.get("inputs")]
+    return next((length for length in lengths if length), _MAX_LENGTH)
+
+
+def _column(path: str, found: Sequence[Record], name: str | None) -> Any:
+    """Returns the name of the column with the text."""
+    names = list(found[0].values)
+    if name is not None:
+        if name not in names:
+            raise UserError(f"TEXT_COLUMN={name}: {path} has {', '.join(map(str, names))}. Give one of them.")
+        return name
+    known = [each for each in (records.TEXT_FIELD, "text") if each in names]
+    if known or len(names) == 1:
+        return (known or names)[0]
+    raise UserError(f"{path}: which column is the text? It has {', '.join(map(str, names))}. Give TEXT_COLUMN.")
+
+
+def _value(path: str, record: Record, column: Any) -> Any:
+    if column not in record.values:
+        raise UserError(f"{path}:{record.line}: missing {column!r}. Add the field.")
+    return record.values[column]
+
+
+def _vocabulary(loaded: Loaded, values: Sequence[Any]) -> Any:
+    """Returns the vocabulary of the model; None if all records are token ids."""
+    given = [{"inputs": value} for value in values]
+    found = vocabularies_for(loaded.data, given, loaded.tokenizer)
+    if found is None:
+        return None
+    if loaded.tokenizer is None:
+        loaded.check_vocabulary(loaded.data)
+        if has_task(loaded.data):
+            loaded.data.check_vocabulary(loaded.config.vocab_size)
+    vocabulary = found.get("inputs") or found["targets"]
+    return getattr(vocabulary, "vocabulary", vocabulary)
+
+
+def _frame(vocabulary: Any) -> Frame:
+    """Returns the special tokens that the tokenizer places around one text."""
+    if vocabulary is None or getattr(vocabulary, "is_words", False):
+        return Frame()
+    import importlib
+
+    # By name, as tasks are: this package does not depend on the shipped tasks and vocabularies.
+    template = importlib.import_module("data_tasks.downstream.templates").template_of(vocabulary)
+    try:
+        cls = getattr(vocabulary, "cls_id", None)
+    except UserError:  # GPT-2's has none
+        cls = None
+    at = {template.prefix[:1]: 0, template.suffix[-1:]: -1}.get((cls,)) if cls is not None else None
+    return Frame(template.prefix, template.suffix, at, template.last_type or 0)
+
+
+def _static_neighbors(loaded: Loaded, word: str, count: int) -> list[str]:
+    """Returns lines with the nearest words of a word of static vectors, and their cosines."""
+    if not isinstance(loaded.config, WordVectorsConfig):
+        raise UserError(
+            f"NEIGHBOURS={word}: {type(loaded.config).__name__} has no static word vectors. Give sentences with the "
+            "word as --input."
+        )
+    vocabulary = loaded.tokenizer or loaded.data.vocabularies()["targets"]
+    vocabulary = getattr(vocabulary, "vocabulary", vocabulary)
+    model = loaded.read_model()
+    first, words = vocabulary.num_special, vocabulary.pieces
+    table = np.asarray(model.token_embedder.embedding[...])[: len(words)]
+    index = vocabulary.find(word)
+    if index is None:
+        raise UserError(
+            f"NEIGHBOURS={word}: not among the {len(words) - first:,} words. Give a word of the vocabulary."
+        )
+    found = neighbors.nearest(table[first:], table[index], count, index - first)
+    return [f"{cosine:6.3f}  {words[first + other]}" for other, cosine in found]
+
+
+def _contextual_neighbors(
+    word: str,
+    values: Sequence[Any],
+    rows: Sequence[TokenizedText],
+    vectors: Sequence[np.ndarray],
+    vocabulary: Any,
+    frame: Frame,
+    count: int,
+) -> list[str]:
+    """Returns lines with the nearest words of each occurrence of a word."""
+    if vocabulary is None or not all(isinstance(value, str) for value in values):
+        raise UserError(f"NEIGHBOURS={word}: words are found in text, not in token ids. Give sentences as text.")
+    encode: Callable[[str], Sequence[int]] = vocabulary.encode
+    found = neighbors.occurrences(values, [row.ids for row in rows], encode, len(frame.prefix))
+    means = [vectors[each.sentence][each.first : each.last].mean(axis=0) for each in found]
+    return neighbors.describe_contextual(word, values, found, np.array(means), count)

@@ -1,0 +1,111 @@
+"""Nearest neighbors by cosine: among word vectors, and among the occurrences of words in sentences."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from t5x_like.errors import UserError
+
+_WORD = re.compile(r"\w+(?:['’]\w+)*")
+
+
+class Occurrence(NamedTuple):
+    """A word in a sentence.
+
+    Attributes:
+      sentence: Index of the sentence.
+      start: Position of its first character.
+      stop: Position after its last character.
+      first: Position of its first token.
+      last: Position after its last token.
+    """
+
+    sentence: int
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+def nearest(
+    vectors: Float[np.ndarray, "candidates embed"], query: Float[np.ndarray, " embed"], count: int, exclude: int | None
+) -> list[tuple[int, float]]:
+    """Returns the indices of the nearest vectors and their cosines, in descending order.
+
+    Args:
+      vectors: The candidates. Vectors of zeros have cosine 0.
+      query: The vector to compare them with.
+      count: Number of neighbors.
+      exclude: Index of a candidate to leave out.
+    """
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(query)
+    cosines = vectors @ query / np.where(norms > 0, norms, np.inf)
+    if exclude is not None:
+        cosines[exclude] = -np.inf
+    order = np.argsort(-cosines, kind="stable")[: min(count, len(vectors) - (exclude is not None))]
+    return [(int(index), float(cosines[index])) for index in order]
+
+
+def occurrences(
+    sentences: Sequence[str], ids: Sequence[Sequence[int]], encode: Callable[[str], Sequence[int]], prefix: int
+) -> list[Occurrence]:
+    """Finds the tokens of the words of sentences.
+
+    The tokens of a word are those by which the text up to its end is longer than the text before it. Words whose end is
+    inside of a token, and words after the end of a truncated row, are left out.
+
+    Args:
+      sentences: The texts.
+      ids: The row of each one, with special tokens.
+      encode: Encodes text, without special tokens.
+      prefix: Number of special tokens before a text.
+    """
+    found = []
+    for number, (text, row) in enumerate(zip(sentences, ids, strict=True)):
+        whole = list(encode(text))
+        for match in _WORD.finditer(text):
+            before, up_to = (list(encode(text[:at].rstrip())) for at in match.span())
+            first, last = prefix + len(before), prefix + len(up_to)
+            if up_to == whole[: len(up_to)] and before == whole[: len(before)] and first < last <= len(row):
+                found.append(Occurrence(number, *match.span(), first, last))
+    return found
+
+
+def describe_contextual(
+    word: str, sentences: Sequence[str], found: Sequence[Occurrence], vectors: Any, count: int
+) -> list[str]:
+    """Returns lines with the nearest words, in their sentences, of each occurrence of a word.
+
+    Args:
+      word: The word; case does not matter.
+      sentences: The texts.
+      found: The words of the texts.
+      vectors: Of each word, `[words, embed]`.
+      count: Number of neighbors.
+
+    Raises:
+      UserError: The word does not occur.
+    """
+    queries = [
+        index
+        for index, each in enumerate(found)
+        if sentences[each.sentence][each.start : each.stop].lower() == word.lower()
+    ]
+    if not queries:
+        raise UserError(f"NEIGHBOURS={word}: not a word of the {len(sentences)} sentences of INPUT_PATH. Give one.")
+    lines = []
+    for query in queries:
+        lines.append(f"{_shown(sentences, found[query])}")
+        lines += [
+            f"  {cosine:6.3f}  {_shown(sentences, found[other])}"
+            for other, cosine in nearest(vectors, vectors[query], count, query)
+        ]
+    return lines
+
+
+def _shown(sentences: Sequence[str], at: Occurrence) -> str:
+    text = sentences[at.sentence]
+    return f"{at.sentence + 1}: {text[: at.start]}[{text[at.start : at.stop]}]{text[at.stop :]}"

@@ -1,0 +1,227 @@
+"""word2vec: word vectors that predict words from their contexts (Mikolov et al. 2013, arXiv:1301.3781, 1310.4546)."""
+
+import abc
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from t5x_like import partitioning
+from t5x_like.data import word_counts
+from t5x_like.data.specs import WORDS
+from t5x_like.data.word_counts import FIRST_WORD_ID, WordCounts
+from t5x_like.errors import UserError
+from t5x_like.layers.embeddings import Embedder
+from t5x_like.models.outputs import Outputs
+from t5x_like.models.word_vectors import TOKENS
+from t5x_like.objectives.base import Batch, Params, Pass
+from t5x_like.objectives.keys import NO_KEYS, Keys
+from t5x_like.objectives.prediction import Scalar
+from t5x_like.objectives.row_updates import RowObjective, Tables, Updated
+from t5x_like.objectives.word_contexts import Contexts, contexts, offsets
+from t5x_like.objectives.word_outputs import NegativeSampling, WordOutput
+from t5x_like.optimizers.rows import Apply
+from t5x_like.parameters import named_leaves
+from t5x_like.recorded import recorded
+
+INPUTS = "model/token_embedder/embedding"
+"""Name of the table of word vectors."""
+TERM = "words"
+
+
+class WordPrediction(RowObjective, abc.ABC):
+    """Predicts words from the mean of the vectors of other words.
+
+    A step draws the kept words and the windows of a batch, makes its examples, and then updates the vectors after each
+    `examples_per_update` of them, in the order of the text. The published programs update after each example, in
+    several threads without locks.
+
+    The only term is `words`. The metric `loss` is in nats per example.
+
+    Args:
+      vocabulary_path: Words and their counts; see `data.word_counts`.
+      output: How a word is predicted.
+      window: Largest number of context words on each side.
+      subsampling: Threshold t of `word_counts.keep_probabilities`; 0 keeps all words.
+      examples_per_update: Number of examples between updates.
+
+    Raises:
+      UserError: A number is not positive.
+    """
+
+    features = WORDS
+    coefficients = {TERM: 1.0}
+
+    def __init__(
+        self,
+        vocabulary_path: str | None = None,
+        *,
+        output: WordOutput = NegativeSampling(),  # noqa: B008 (frozen)
+        window: int = 5,
+        subsampling: float = 1e-3,
+        examples_per_update: int = 256,
+    ):
+        for name, value in (("WINDOW", window), ("EXAMPLES_PER_UPDATE", examples_per_update)):
+            if value < 1:
+                raise UserError(f"{name}={value} is not positive. Give a positive integer.")
+        if subsampling < 0:
+            raise UserError(f"SUBSAMPLING={subsampling} is negative. Give a threshold such as 1e-3, or 0 for none.")
+        self.vocabulary_path, self.output, self.window = vocabulary_path, output, window
+        self.subsampling, self.examples_per_update = subsampling, examples_per_update
+
+    @functools.cached_property
+    def counts(self) -> WordCounts:
+        """The words of the vocabulary."""
+        return word_counts.read_known(self.vocabulary_path)
+
+    def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
+        """Returns the table of the output, zeros; see `Objective.init`."""
+        config = model.config
+        zeros = lambda key, shape, num_inputs: jnp.zeros(shape, jnp.float32)  # noqa: E731
+        return {self.output.table: Embedder(config.vocab_size, config.embed_dim, key=key, init=zeros)}
+
+    @abc.abstractmethod
+    def examples(self, found: Contexts) -> Bool[Array, " candidates"]:
+        """Returns which candidates are examples."""
+
+    @abc.abstractmethod
+    def inputs(
+        self, found: Contexts, candidates: Int[Array, " examples"]
+    ) -> tuple[Int[Array, "examples inputs"], Bool[Array, "examples inputs"], Int[Array, " examples"]]:
+        """Returns the words that predict, which of them count, and the words to predict.
+
+        Args:
+          found: The words and their contexts.
+          candidates: Numbers of candidates.
+        """
+
+    def update(self, tables: Tables, rows: Batch, apply: Apply, *, rate: Scalar, key: jax.Array) -> Updated:
+        """Updates the vectors by all examples of a batch; see `RowObjective.update`."""
+        stream_key, loop_key = jax.random.split(key)
+        counts, size = self.counts, self.examples_per_update
+        keep = word_counts.keep_probabilities(counts.of_ids, self.subsampling)
+        # Every device draws the same examples; the tables may be sharded over the features of vectors.
+        tokens = partitioning.shard(rows[TOKENS], None, None)
+        found = contexts(tokens, jnp.asarray(keep), self.window, stream_key)
+        is_example = self.examples(found)
+        number = jnp.sum(is_example)
+        order = jnp.nonzero(is_example, size=-(-is_example.size // size) * size, fill_value=0)[0]
+
+        table = f"objective/{self.output.table}/embedding"
+        update = functools.partial(Tables.updated, apply=apply, rate=rate)
+
+        def advance(state):
+            index, tables, loss = state
+            candidates = jax.lax.dynamic_slice(order, (index * size,), (size,))
+            is_real = index * size + jnp.arange(size) < number
+            inputs, counted, targets = self.inputs(found, candidates)
+            decisions = self.output.decisions(counts, targets, jax.random.fold_in(loop_key, index))
+            decisions = decisions._replace(weights=decisions.weights * is_real[:, None])
+            tables, sum_of_losses = _update_rows(tables, table, inputs, counted, decisions, update)
+            return index + 1, tables, loss + sum_of_losses
+
+        state = (jnp.zeros((), jnp.int32), tables, jnp.zeros((), jnp.float32))
+        _, tables, loss = jax.lax.while_loop(lambda state: state[0] * size < number, advance, state)
+        pair = (loss, number.astype(jnp.float32))
+        return Updated(tables, {"loss": pair, "objective": pair, "examples": (pair[1], jnp.ones((), jnp.float32))})
+
+    # ---- Evaluation --------------------------------------------------------------------------------------------------
+
+    def weights(self, rows: Batch) -> dict[str, Float[Array, "batch length"]]:
+        """Returns 1 for words; see `Objective.weights`."""
+        return {TERM: (rows[TOKENS] >= FIRST_WORD_ID).astype(jnp.float32)}
+
+    def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
+        """Returns the loss of the examples of a batch, without an update; see `Objective.read`."""
+        tables = Tables(named_leaves({"model": params["model"], "objective": params["objective"]}), {})
+        key = jax.random.key(0) if keys.step is None else keys.step
+        found = self.update(tables, rows, lambda table, state, *_: (table, state), rate=jnp.zeros(()), key=key)
+        metrics = {"loss": found.metrics["loss"]}
+        return Pass(rows, outputs, {}, {TERM: found.metrics["loss"][0]}, metrics)
+
+    def predict(self, found: Pass) -> dict[str, Array]:
+        """Raises an error: there are no targets to predict."""
+        raise UserError(f"{type(self).__name__}: word vectors predict nothing. Read them with `t5x_like embed`.")
+
+
+@recorded
+class SkipGram(WordPrediction):
+    """Predicts each word from each word of its context alone (Mikolov et al. 2013, arXiv:1301.3781, section 3.2).
+
+    The published program takes the word of the context as input and predicts the word in the middle. See
+    `WordPrediction` for the arguments.
+    """
+
+    def examples(self, found: Contexts) -> Bool[Array, " candidates"]:
+        """Returns which offsets of which words are in a window."""
+        return found.in_window.reshape(-1)
+
+    def inputs(
+        self, found: Contexts, candidates: Int[Array, " examples"]
+    ) -> tuple[Int[Array, "examples 1"], Bool[Array, "examples 1"], Int[Array, " examples"]]:
+        """Returns the word at the offset as input, and the word itself as target."""
+        shifts = offsets(self.window)
+        word, other = candidates // shifts.size, candidates // shifts.size + shifts[candidates % shifts.size]
+        inputs = found.words[other][:, None]
+        return inputs, jnp.ones(inputs.shape, bool), found.words[word]
+
+
+@recorded
+class ContinuousBagOfWords(WordPrediction):
+    """Predicts each word from the mean of its context (Mikolov et al. 2013, arXiv:1301.3781, section 3.1).
+
+    As in the published program, the gradient of the mean is added to the vector of each word of the context,
+    undivided. See `WordPrediction` for the arguments.
+    """
+
+    def examples(self, found: Contexts) -> Bool[Array, " candidates"]:
+        """Returns which words have a context."""
+        return jnp.any(found.in_window, axis=1)
+
+    def inputs(
+        self, found: Contexts, candidates: Int[Array, " examples"]
+    ) -> tuple[Int[Array, "examples inputs"], Bool[Array, "examples inputs"], Int[Array, " examples"]]:
+        """Returns the words of the window as inputs, and the word itself as target."""
+        others = jnp.clip(candidates[:, None] + offsets(self.window), 0, found.words.size - 1)
+        counted = found.in_window[candidates]
+        return jnp.where(counted, found.words[others], 0), counted, found.words[candidates]
+
+
+def _update_rows(
+    tables: Tables,
+    output: str,
+    inputs: Int[Array, "examples inputs"],
+    counted: Bool[Array, "examples inputs"],
+    decisions: Any,
+    update: Callable[..., Tables],
+) -> tuple[Tables, Scalar]:
+    """Updates the vectors of the inputs and of the decisions of some examples.
+
+    Args:
+      tables: The tables.
+      output: Name of the table of the decisions.
+      inputs: Rows of the word vectors, of whose mean the decisions are taken.
+      counted: Which of them count.
+      decisions: The decisions; see `Decisions`.
+      update: `update(tables, name=…, ids=…, gradients=…)`.
+
+    Returns:
+      The tables, and the sum of the losses in nats.
+    """
+    weights = counted.astype(jnp.float32) / jnp.maximum(jnp.sum(counted, axis=1, keepdims=True), 1)
+    mean = jnp.einsum("ei,eid->ed", weights, tables.values[INPUTS][inputs])
+    vectors = tables.values[output][decisions.ids]
+    logits = jnp.einsum("ed,ejd->ej", mean, vectors)
+    losses = jax.nn.softplus(logits) - decisions.labels * logits
+    errors = (jax.nn.sigmoid(logits) - decisions.labels) * decisions.weights
+    of_mean = jnp.einsum("ej,ejd->ed", errors, vectors)
+    of_vectors = errors[..., None] * mean[:, None]
+    of_inputs = counted.astype(jnp.float32)[..., None] * of_mean[:, None]
+    dim = mean.shape[-1]
+    tables = update(tables, name=output, ids=decisions.ids.reshape(-1), gradients=of_vectors.reshape(-1, dim))
+    tables = update(tables, name=INPUTS, ids=inputs.reshape(-1), gradients=of_inputs.reshape(-1, dim))
+    return tables, jnp.sum(losses * decisions.weights)
