@@ -17,9 +17,11 @@ HEADS, KV_HEADS, HEAD_SIZE = "heads", "kv_heads", "kv"
 ATTENTION_HEADS = "attention_heads"
 # Adjacent dimensions that are one dimension of a matrix, as other libraries store it.
 JOINED_HEADS = ((HEADS, HEAD_SIZE), (KV_HEADS, HEAD_SIZE))
+# The features of static word vectors, of which 100 and 300 are usual sizes. Without a rule, they follow `embed`.
+VECTOR = "vector"
 # Dimensions that are replicated if their size is not divisible by the mesh axes of their rule, instead of an error:
 # arrays have several lengths, and a model with few key/value heads can use more devices than those.
-REPLICATED_UNLESS_DIVISIBLE = (LENGTH, RESIDUAL_LENGTH, KV_HEADS)
+REPLICATED_UNLESS_DIVISIBLE = (LENGTH, RESIDUAL_LENGTH, KV_HEADS, VECTOR)
 # `embed` of the vectors among the parameters, the scales of norms and biases. No rule shards it: gathering a few
 # kilobytes takes the latency of a collective for each vector and saves hardly any memory.
 EMBED_VECTOR = "embed_vector"
@@ -61,8 +63,8 @@ RULE_SETS: dict[str, Rules] = {
 def checked_rules(rules: str | Rules) -> tuple[str, Rules]:
     """Returns the name of a rule set, `custom` for a mapping, and its rules.
 
-    An axis without a rule follows another: `kv_heads` follows `heads`, `residual_length` follows `length`, and
-    `attention_heads`, the heads within an attention, follows `heads` and `length`.
+    An axis without a rule follows another: `kv_heads` follows `heads`, `residual_length` follows `length`, `vector`
+    follows `embed`, and `attention_heads`, the heads within an attention, follows `heads` and `length`.
 
     Args:
       rules: name of a rule set in `RULE_SETS`, or a mapping logical axis -> mesh axes.
@@ -75,6 +77,7 @@ def checked_rules(rules: str | Rules) -> tuple[str, Rules]:
     name, found = (rules, dict(RULE_SETS[rules])) if isinstance(rules, str) else ("custom", dict(rules))
     heads, positions = (as_tuple(found.get(axis)) for axis in (HEADS, LENGTH))
     following = {
+        VECTOR: as_tuple(found.get("embed")),
         KV_HEADS: heads,
         RESIDUAL_LENGTH: positions,
         ATTENTION_HEADS: tuple(dict.fromkeys(heads + positions)),

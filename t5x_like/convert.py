@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from t5x_like import interop, parameters, partitioning, paths
+from t5x_like import convert_vectors, interop, parameters, partitioning, paths
 from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.config import description
 from t5x_like.config.description import describe
@@ -82,8 +82,8 @@ def convert(
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a TensorFlow checkpoint of
         BERT, ALBERT, ELECTRA or XLNet, a directory of peft or adapters, a safetensors file of microsoft/LoRA, a `.npy`
-        file with a prompt, a run directory, or one of its checkpoints.
-      output_path: The directory to write, local or in a bucket.
+        file with a prompt, a file of word vectors (`.vec`, `.txt`, `.bin`), a run directory, or one of its checkpoints.
+      output_path: The directory to write, local or in a bucket; of word vectors, a file with one of these suffixes.
       model: Configuration of the model. Not needed for a Hugging Face directory, whose config.json describes it.
         Required for a T5X checkpoint, which does not describe it, and for a TensorFlow checkpoint without a file that
         does.
@@ -119,14 +119,19 @@ def convert(
         finite or has another shape. Nothing has been written.
       RunFailed: The output cannot be written. What was written is deleted.
     """
-    if paths.exists(output_path) and paths.listdir(output_path):
+    writes_vectors = convert_vectors.is_output(output_path)
+    if writes_vectors:
+        paths.check_output_file("OUTPUT_PATH", output_path, overwrite=False)
+    elif paths.exists(output_path) and paths.listdir(output_path):
         raise UserError(f"OUTPUT_PATH={output_path}: exists and is not empty. Give a new directory.")
     given = checkpoint_path.rstrip("/")
     (checkpoint_path,) = checkpoint_choice.choose(checkpoint_path, checkpoint)
 
     # ---- Tensors: from any of the formats ----------------------------------------------------------------------------
-    is_run = False
-    if weight_files.is_huggingface(checkpoint_path):
+    is_run, words = False, None
+    if convert_vectors.is_input(checkpoint_path):
+        model, leaves, described, words = convert_vectors.read(checkpoint_path, model)
+    elif weight_files.is_huggingface(checkpoint_path):
         model, leaves, described = _read_huggingface(checkpoint_path, model, heads, long)
     elif weight_files.is_adapter(checkpoint_path):
         settings = LoralibSettings(lora_alpha, lora_pattern)
@@ -137,6 +142,9 @@ def convert(
         model, leaves, described = _read_tensorflow(prefix, model, heads)
     else:
         is_run, (model, leaves) = True, _read_run(checkpoint_path, model, network, averaged)
+        if writes_vectors:
+            convert_vectors.write(model, leaves, _tokenizer(checkpoint_path, vocabulary_path), output_path)
+            return output_path
         leaves = _select(leaves, heads)
         if not merge:
             _check_finite(leaves, checkpoint_path, allow_nonfinite)
@@ -144,6 +152,8 @@ def convert(
         model, leaves = interop.merge_adapters(model, leaves)
         model, leaves = (model, leaves) if long is None else long_rows.lengthen(model, leaves, long)
         leaves = _exportable(leaves, model)
+    if writes_vectors:
+        raise UserError(f"OUTPUT_PATH={output_path}: {given} is not a run. Convert it to a run first.")
     if long is not None and not (is_run or weight_files.is_huggingface(checkpoint_path)):
         raise UserError(f"LONG={long}: {given} is neither a Hugging Face directory nor a run. Convert it first.")
     if network not in (None, MODEL) and not is_run:
@@ -173,7 +183,7 @@ def convert(
             model_card.write(output_path, run, model, _counts(leaves))
     else:
         with _removed_on_failure(output_path):
-            _write_run(leaves, model, described, checkpoint_path, output_path)
+            _write_run(leaves, model, described, checkpoint_path, output_path, words)
     _report(leaves, checkpoint_path, output_path)
     return output_path
 
@@ -418,13 +428,23 @@ def _removed_on_failure(output_path: str) -> Iterator[None]:
         raise
 
 
-def _write_run(leaves: Mapping[str, Any], model: ModelConfig, config: str, source: str, output_path: str) -> None:
-    """Writes a run directory with one checkpoint, of step 0."""
+def _write_run(
+    leaves: Mapping[str, Any],
+    model: ModelConfig,
+    config: str,
+    source: str,
+    output_path: str,
+    words: bytes | None = None,
+) -> None:
+    """Writes a run directory with one checkpoint, of step 0. `words` is the vocabulary file of word vectors."""
     with contextlib.closing(Checkpoints(paths.join(output_path, run_files.CHECKPOINTS))) as checkpoints:
         arrays = {name: jnp.asarray(leaf) for name, leaf in leaves.items()}
         checkpoints.save(0, {"params": arrays}, about={"converted_from": source})
         checkpoints.wait()
-    tokenizer_files.write(_source_tokenizer(source, model), paths.join(output_path, run_files.TOKENIZER))
+    if words is not None:
+        convert_vectors.store_vocabulary(output_path, words)
+    else:
+        tokenizer_files.write(_source_tokenizer(source, model), paths.join(output_path, run_files.TOKENIZER))
     # config.gin comes last: a directory that has it is complete.
     paths.write_atomic(paths.join(output_path, run_files.CONFIG), config)
 

@@ -1,5 +1,6 @@
 """`t5x_like embed`: writes vectors of texts or of their tokens, or prints the nearest neighbors of a word."""
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -176,8 +177,6 @@ def _frame(vocabulary: Any) -> Frame:
     """Returns the special tokens that the tokenizer places around one text."""
     if vocabulary is None or getattr(vocabulary, "is_words", False):
         return Frame()
-    import importlib
-
     # By name, as tasks are: this package does not depend on the shipped tasks and vocabularies.
     template = importlib.import_module("data_tasks.downstream.templates").template_of(vocabulary)
     try:

@@ -56,7 +56,9 @@ def _has_steps(directory: str) -> bool:
 def _check_checkpoint(setting: str, path: str) -> None:
     path = path.rstrip("/").removesuffix("/checkpoints/best")  # resolved when the run is read
     if setting == "CHECKPOINT_PATH" and (
-        weight_files.is_adapter(path) or weight_files.find_tensorflow(path) is not None
+        weight_files.is_adapter(path)
+        or weight_files.is_word_vectors(path)
+        or weight_files.find_tensorflow(path) is not None
     ):
         return  # convert reads it; other commands explain what to do
     if not paths.exists(path):

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from t5x_like import paths
+from t5x_like.data.vector_text import numbers
 from t5x_like.errors import UserError
 
 SUFFIXES = (".npz", ".hdf5", ".h5", ".jsonl", ".txt")
@@ -96,11 +97,6 @@ def _text(vectors, records, tokens) -> str:
         "".join(f"{token} {numbers(vector)}\n" for token, vector in zip(names, of_record, strict=True)) + "\n"
         for names, of_record in zip(tokens, vectors, strict=True)
     )
-
-
-def numbers(vector: Float32[np.ndarray, " embed"]) -> str:
-    """Returns the numbers of a vector as text, each with as few digits as give the same float32."""
-    return " ".join(map(str, vector))
 
 
 def _h5py() -> Any:

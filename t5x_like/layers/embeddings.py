@@ -21,6 +21,7 @@ class Embedder(nnx.Module):
       embed_dim: size of the vectors.
       key: random key for the initial values.
       axis: logical axis of the ids: `vocab`, `positions` or `token_types`.
+      features: logical axis of the features: `embed`, or `vector` of static word vectors.
       init: initializer of the table.
       dtype: dtype of the activations.
 
@@ -36,10 +37,11 @@ class Embedder(nnx.Module):
         *,
         key: jax.Array,
         axis: str = "vocab",
+        features: str = "embed",
         init: Initializer = STANDARD_NORMAL,
         dtype: str = "float32",
     ):
-        self.embedding = nnx.Param(init(key, (num_embeddings, embed_dim), 1), axes=(axis, "embed"))
+        self.embedding = nnx.Param(init(key, (num_embeddings, embed_dim), 1), axes=(axis, features))
         self.dtype = dtype
         self.adapter: nnx.Module | None = None
 

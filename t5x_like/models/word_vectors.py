@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t5x_like.adapters import prefix, prompt
+from t5x_like.axis_rules import VECTOR
 from t5x_like.errors import UserError
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
@@ -71,6 +72,11 @@ class WordVectorsConfig(BaseConfig):
         return 0.0
 
 
+def table(config: WordVectorsConfig, key: jax.Array, init: initializers.Initializer) -> Embedder:
+    """Returns a table with a vector per word, for a model or for an output."""
+    return Embedder(config.vocab_size, config.embed_dim, key=key, features=VECTOR, init=init)
+
+
 class WordVectors(BaseModel):
     """Static word vectors. Implements `Model` of `models/base.py`.
 
@@ -84,9 +90,7 @@ class WordVectors(BaseModel):
 
     def __init__(self, config: WordVectorsConfig, *, key: jax.Array):
         self.config = config
-        self.token_embedder = Embedder(
-            config.vocab_size, config.embed_dim, key=key, init=initializers.uniform(config.bound)
-        )
+        self.token_embedder = table(config, key, initializers.uniform(config.bound))
 
     def embed(self, batch: Batch) -> dict[str, Hidden]:
         """Looks the words up; see `Model.embed`."""

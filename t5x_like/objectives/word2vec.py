@@ -15,9 +15,8 @@ from t5x_like.data import word_counts
 from t5x_like.data.specs import WORDS
 from t5x_like.data.word_counts import FIRST_WORD_ID, WordCounts
 from t5x_like.errors import UserError
-from t5x_like.layers.embeddings import Embedder
 from t5x_like.models.outputs import Outputs
-from t5x_like.models.word_vectors import TOKENS
+from t5x_like.models.word_vectors import TOKENS, table
 from t5x_like.objectives.base import Batch, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Scalar
@@ -80,9 +79,7 @@ class WordPrediction(RowObjective, abc.ABC):
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
         """Returns the table of the output, zeros; see `Objective.init`."""
-        config = model.config
-        zeros = lambda key, shape, num_inputs: jnp.zeros(shape, jnp.float32)  # noqa: E731
-        return {self.output.table: Embedder(config.vocab_size, config.embed_dim, key=key, init=zeros)}
+        return {self.output.table: table(model.config, key, lambda key, shape, num_inputs: jnp.zeros(shape))}
 
     @abc.abstractmethod
     def examples(self, found: Contexts) -> Bool[Array, " candidates"]:
@@ -111,7 +108,7 @@ class WordPrediction(RowObjective, abc.ABC):
         number = jnp.sum(is_example)
         order = jnp.nonzero(is_example, size=-(-is_example.size // size) * size, fill_value=0)[0]
 
-        table = f"objective/{self.output.table}/embedding"
+        name = f"objective/{self.output.table}/embedding"
         update = functools.partial(Tables.updated, apply=apply, rate=rate)
 
         def advance(state):
@@ -121,7 +118,7 @@ class WordPrediction(RowObjective, abc.ABC):
             inputs, counted, targets = self.inputs(found, candidates)
             decisions = self.output.decisions(counts, targets, jax.random.fold_in(loop_key, index))
             decisions = decisions._replace(weights=decisions.weights * is_real[:, None])
-            tables, sum_of_losses = _update_rows(tables, table, inputs, counted, decisions, update)
+            tables, sum_of_losses = _update_rows(tables, name, inputs, counted, decisions, update)
             return index + 1, tables, loss + sum_of_losses
 
         state = (jnp.zeros((), jnp.int32), tables, jnp.zeros((), jnp.float32))

@@ -11,6 +11,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _OTHER_FORMATS = (*_PICKLES, ".h5", ".msgpack", ".npz", ".gguf")
 # Ends of the names of files with adapters alone.
 _ADAPTERS = (".safetensors", ".npy")
+_WORD_VECTORS = (".vec", ".txt", ".bin")
 _TENSORFLOW_INDEX = ".index"
 # The name of a model on the Hugging Face Hub, with or without its owner.
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -25,6 +26,11 @@ def is_huggingface(path: str) -> bool:
 def is_adapter(path: str) -> bool:
     """Returns whether `path` has adapters of other libraries (`interop.adapter_files`). Only `convert` reads them."""
     return "adapter_config.json" in paths.listdir(path) or (path.endswith(_ADAPTERS) and paths.is_file(path))
+
+
+def is_word_vectors(path: str) -> bool:
+    """Returns whether `path` is a file of word vectors (`interop.word_vectors`). Only `convert` reads it."""
+    return path.endswith(_WORD_VECTORS) and paths.is_file(path)
 
 
 def find_t5x(path: str) -> str | None:
@@ -83,7 +89,8 @@ def find_tensorflow(path: str) -> str | None:
 
 def is_of_other_library(path: str) -> bool:
     """Returns whether `path` has the weights of another library rather than of a run."""
-    return is_huggingface(path) or is_adapter(path) or find_t5x(path) is not None or find_tensorflow(path) is not None
+    is_other = is_huggingface(path) or is_adapter(path) or is_word_vectors(path)
+    return is_other or find_t5x(path) is not None or find_tensorflow(path) is not None
 
 
 def not_found(setting: str, path: str, wanted: str) -> UserError:
@@ -108,6 +115,11 @@ def explain_missing(path: str) -> str:
     if find_tensorflow(path) is not None:
         return (
             f"{path}: is a TensorFlow checkpoint, which only convert reads. Run `t5x_like convert --input={path} "
+            "--output=RUN`, and give RUN"
+        )
+    if is_word_vectors(path):
+        return (
+            f"{path}: a file of word vectors, which only convert reads. Run `t5x_like convert --input={path} "
             "--output=RUN`, and give RUN"
         )
     if path.endswith(_PICKLES) and paths.is_file(path):

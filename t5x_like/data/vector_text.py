@@ -1,0 +1,9 @@
+"""Vectors as text."""
+
+import numpy as np
+from jaxtyping import Float32
+
+
+def numbers(vector: Float32[np.ndarray, " embed"]) -> str:
+    """Returns the numbers of a vector, separated by spaces, each with as few digits as give the same float32."""
+    return " ".join(map(str, vector))

@@ -1,0 +1,138 @@
+"""Files of word vectors: the text and binary formats of word2vec, GloVe and fastText, which gensim and spaCy read.
+
+| file | format |
+|---|---|
+| `.vec`, `.txt` | a line with the number of words and of features, then a line per word: word2vec and fastText |
+| `.glove.txt` | a line per word, without the first line: GloVe. Any text file without the first line is read, too |
+| `.bin` | the same first line, then each word, a space, and its numbers as float32: word2vec |
+
+Source: `word2vec.c` of Mikolov et al. (2013).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float32
+
+from t5x_like import paths
+from t5x_like.data.vector_text import numbers
+from t5x_like.errors import UserError
+
+SUFFIXES = (".vec", ".txt", ".bin")
+GLOVE_SUFFIX = ".glove.txt"
+_BINARY = ".bin"
+
+
+class Vectors(NamedTuple):
+    """Words and their vectors.
+
+    Attributes:
+      words: The words, each once.
+      vectors: `[words, embed]`.
+    """
+
+    words: tuple[str, ...]
+    vectors: Float32[np.ndarray, "words embed"]
+
+
+def is_name(path: str) -> bool:
+    """Returns whether a path has the suffix of a file of word vectors."""
+    return path.endswith(SUFFIXES)
+
+
+def read(path: str, embed_dim: int | None = None) -> Vectors:
+    """Reads a file of word vectors. Of a word that occurs several times, the first vector is kept.
+
+    Args:
+      path: The file, local or in a bucket.
+      embed_dim: Expected number of features; None for any.
+
+    Raises:
+      UserError: The file is not found, incomplete or invalid, or has another number of features.
+    """
+    with paths.explain_path_errors("CHECKPOINT_PATH", path):
+        contents = paths.read_bytes(path)
+    found = _from_binary(path, contents) if path.endswith(_BINARY) else _from_text(path, contents)
+    first: dict[str, int] = {}
+    for index, word in enumerate(found.words):
+        first.setdefault(word, index)
+    if not first:
+        raise UserError(f"{path}: no vectors found. Give a file with a word per line.")
+    vectors = found.vectors[list(first.values())]
+    if not np.isfinite(vectors).all():
+        raise UserError(f"{path}: a value is not finite. Give a complete file.")
+    if embed_dim is not None and vectors.shape[1] != embed_dim:
+        size = vectors.shape[1]
+        raise UserError(f"{path}: vectors of {size} features, but embed_dim={embed_dim}. Give a file of this size.")
+    return Vectors(tuple(first), vectors)
+
+
+def _header(path: str, line: bytes) -> tuple[int, int]:
+    """Returns the number of words and of features in the first line."""
+    fields = line.split()
+    if len(fields) != 2 or not all(field.isdigit() for field in fields) or int(fields[1]) < 1:
+        raise UserError(f"{path}: the first line {line[:40]!r} is not the number of words and of features.")
+    return int(fields[0]), int(fields[1])
+
+
+def _from_binary(path: str, contents: bytes) -> Vectors:
+    end = contents.find(b"\n")
+    number, dim = _header(path, contents[: max(end, 0)])
+    at, words = end + 1, []
+    vectors = np.zeros((number, dim), np.float32)
+    for index in range(number):
+        space = contents.find(b" ", at)
+        stop = space + 1 + 4 * dim
+        if space < 0 or stop > len(contents):
+            raise UserError(f"{path}: ends in word {index + 1} of {number}. The file is truncated; download it again.")
+        # word2vec ends each vector with a line break, gensim does not.
+        words.append(_decoded(path, contents[at:space].lstrip(b"\n")))
+        vectors[index] = np.frombuffer(contents, "<f4", dim, space + 1)
+        at = stop
+    return Vectors(tuple(words), vectors)
+
+
+def _from_text(path: str, contents: bytes) -> Vectors:
+    lines = contents.removesuffix(b"\n").split(b"\n")
+    first, number, dim = lines[0].split(), None, None
+    if len(first) == 2 and all(field.isdigit() for field in first):
+        (number, dim), lines = _header(path, lines[0]), lines[1:]
+    if number is not None and number != len(lines):
+        raise UserError(
+            f"{path}: {len(lines)} words, but its first line says {number}. The file is truncated; download it again."
+        )
+    words, rows = [], []
+    for index, line in enumerate(lines, 1 if number is None else 2):
+        fields = line.rstrip(b" \r").split(b" ")
+        dim = len(fields) - 1 if dim is None else dim
+        if len(fields) <= dim or not dim:
+            raise UserError(f"{path}:{index}: {max(len(fields) - 1, 0)} numbers, but {dim} are expected. Correct it.")
+        try:
+            rows.append(np.array(fields[-dim:], np.float32))
+        except ValueError as error:
+            raise UserError(f"{path}:{index}: not a word and its vector ({error}). Correct it.") from None
+        words.append(_decoded(path, b" ".join(fields[:-dim])))
+    return Vectors(tuple(words), np.stack(rows) if rows else np.zeros((0, dim or 1), np.float32))
+
+
+def _decoded(path: str, word: bytes) -> str:
+    try:
+        return word.decode()
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: the word {word[:40]!r} is not UTF-8. Give a file in UTF-8.") from None
+
+
+def contents(path: str, found: Vectors) -> bytes:
+    """Returns the contents of a file, in the format of its suffix. Text has enough digits for the same float32.
+
+    Args:
+      path: The file.
+      found: The words and their vectors. Spaces in words become `_` in binary files, which cannot have them.
+    """
+    header = f"{len(found.words)} {found.vectors.shape[1]}\n".encode()
+    if path.endswith(_BINARY):
+        vectors = np.ascontiguousarray(found.vectors, "<f4")
+        pairs = zip(found.words, vectors, strict=True)
+        return header + b"".join(word.replace(" ", "_").encode() + b" " + row.tobytes() + b"\n" for word, row in pairs)
+    lines = (f"{word} {numbers(row)}\n" for word, row in zip(found.words, found.vectors, strict=True))
+    return (b"" if path.endswith(GLOVE_SUFFIX) else header) + "".join(lines).encode()
