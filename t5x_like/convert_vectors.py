@@ -16,6 +16,7 @@ from t5x_like.interop import word_vectors
 from t5x_like.interop.word_vectors import Vectors
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.word_vectors import WordVectorsConfig
+from t5x_like.objectives.glove import CONTEXTS, GloVe
 from t5x_like.objectives.word2vec import INPUTS, SkipGram
 from t5x_like.runtime import run_files
 from t5x_like.training import weight_files
@@ -87,6 +88,7 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], tokenizer: str | None,
             "export the model, or write vectors of texts with `t5x_like embed`."
         )
     words = word_counts.read(tokenizer).words
-    table = np.asarray(leaves[INPUTS], np.float32)[FIRST_WORD_ID : FIRST_WORD_ID + len(words)]
+    vectors = GloVe().vectors(leaves) if CONTEXTS in leaves else leaves[INPUTS]
+    table = np.asarray(vectors, np.float32)[FIRST_WORD_ID : FIRST_WORD_ID + len(words)]
     paths.write_output("OUTPUT_PATH", output_path, word_vectors.contents(output_path, Vectors(words, table)))
     logging.info("wrote %d vectors of %d features to %s", *table.shape, output_path)

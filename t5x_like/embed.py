@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from absl import logging
 
+from t5x_like import parameters
 from t5x_like.data.records import Record
 from t5x_like.errors import UserError
 from t5x_like.inference import neighbors, records, text_vectors, vector_files
@@ -17,6 +18,7 @@ from t5x_like.inference.runner import Runner
 from t5x_like.inference.text_vectors import Frame, Pooling, TextRows, TokenizedText, VectorComputation
 from t5x_like.layers.captures import OUTPUT
 from t5x_like.models.word_vectors import WordVectorsConfig
+from t5x_like.objectives.glove import GloVe
 
 # Length of rows for models without a maximum length.
 _MAX_LENGTH = 512
@@ -108,7 +110,7 @@ def embed(
     of_tokens = level == "token" or neighbors_of is not None
     cls = 0 if frame.cls is None else frame.cls
     computation = VectorComputation(config, mix, None if of_tokens else pooling, cls, normalize)
-    runner = Runner(computation, loaded.read_model(), loaded.partitioner, batch_size)
+    runner = Runner(computation, _model(loaded), loaded.partitioner, batch_size)
     examples = TextRows(config, rows, frame, max_length)
     results = runner.run(examples, 0, len(rows), lambda *_: None)
     by_record = text_vectors.vectors_by_record(results, of_tokens=of_tokens)
@@ -187,6 +189,15 @@ def _frame(vocabulary: Any) -> Frame:
     return Frame(template.prefix, template.suffix, at, template.last_type or 0)
 
 
+def _model(loaded: Loaded) -> Any:
+    """Returns the model. GloVe's vectors are the sum of two tables, one of which belongs to the objective."""
+    if not isinstance(loaded.objective, GloVe):
+        return loaded.read_model()
+    params = loaded.read()
+    vectors = loaded.objective.vectors(parameters.named_leaves(params))
+    return parameters.map_named(lambda name, leaf: vectors, params["model"])
+
+
 def _static_neighbors(loaded: Loaded, word: str, count: int) -> list[str]:
     """Returns lines with the nearest words of a word of static vectors, and their cosines."""
     if not isinstance(loaded.config, WordVectorsConfig):
@@ -196,9 +207,8 @@ def _static_neighbors(loaded: Loaded, word: str, count: int) -> list[str]:
         )
     vocabulary = loaded.tokenizer or loaded.data.vocabularies()["targets"]
     vocabulary = getattr(vocabulary, "vocabulary", vocabulary)
-    model = loaded.read_model()
     first, words = vocabulary.num_special, vocabulary.pieces
-    table = np.asarray(model.token_embedder.embedding[...])[: len(words)]
+    table = np.asarray(_model(loaded).token_embedder.embedding[...])[: len(words)]
     index = vocabulary.find(word)
     if index is None:
         raise UserError(

@@ -18,6 +18,9 @@ from t5x_like.objectives.base import Objective
 from t5x_like.objectives.prediction import Scalar
 from t5x_like.optimizers.rows import Apply
 
+TABLE = "model/token_embedder/embedding"
+"""Name of the table of word vectors."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,14 @@ class RowObjective(Objective):
     """An objective that makes the updates of a step by itself. `read` is its loss at evaluation."""
 
     draws = True
+
+    def vectors(self, tables: Mapping[str, Array]) -> Float[Array, "vocab embed"]:
+        """Returns the word vectors that a run gives: the table of the model.
+
+        Args:
+          tables: All parameters by name.
+        """
+        return tables[TABLE]
 
     def update(self, tables: Tables, rows: Batch, apply: Apply, *, rate: Scalar, key: jax.Array) -> Updated:
         """Makes the updates of a step.

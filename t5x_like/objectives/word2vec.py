@@ -20,15 +20,14 @@ from t5x_like.models.word_vectors import TOKENS, table
 from t5x_like.objectives.base import Batch, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Scalar
-from t5x_like.objectives.row_updates import RowObjective, Tables, Updated
+from t5x_like.objectives.row_updates import TABLE, RowObjective, Tables, Updated
 from t5x_like.objectives.word_contexts import Contexts, contexts, offsets
 from t5x_like.objectives.word_outputs import NegativeSampling, WordOutput
 from t5x_like.optimizers.rows import Apply
 from t5x_like.parameters import named_leaves
 from t5x_like.recorded import recorded
 
-INPUTS = "model/token_embedder/embedding"
-"""Name of the table of word vectors."""
+INPUTS = TABLE
 TERM = "words"
 
 
@@ -36,8 +35,9 @@ class WordPrediction(RowObjective, abc.ABC):
     """Predicts words from the mean of the vectors of other words.
 
     A step draws the kept words and the windows of a batch, makes its examples, and then updates the vectors after each
-    `examples_per_update` of them, in the order of the text. The published programs update after each example, in
-    several threads without locks.
+    `examples_per_update` of them. The published programs update after each example, in the order of the text, in
+    several threads without locks. Here the examples of a batch are in a random order: neighboring ones share words, and
+    their sum, each computed from the same vectors, is a worse update.
 
     The only term is `words`. The metric `loss` is in nats per example.
 
@@ -98,7 +98,7 @@ class WordPrediction(RowObjective, abc.ABC):
 
     def update(self, tables: Tables, rows: Batch, apply: Apply, *, rate: Scalar, key: jax.Array) -> Updated:
         """Updates the vectors by all examples of a batch; see `RowObjective.update`."""
-        stream_key, loop_key = jax.random.split(key)
+        stream_key, order_key, loop_key = jax.random.split(key, 3)
         counts, size = self.counts, self.examples_per_update
         keep = word_counts.keep_probabilities(counts.of_ids, self.subsampling)
         # Every device draws the same examples; the tables may be sharded over the features of vectors.
@@ -106,7 +106,8 @@ class WordPrediction(RowObjective, abc.ABC):
         found = contexts(tokens, jnp.asarray(keep), self.window, stream_key)
         is_example = self.examples(found)
         number = jnp.sum(is_example)
-        order = jnp.nonzero(is_example, size=-(-is_example.size // size) * size, fill_value=0)[0]
+        order = shuffled(is_example, order_key)
+        order = jnp.pad(order, (0, -order.size % size))
 
         name = f"objective/{self.output.table}/embedding"
         update = functools.partial(Tables.updated, apply=apply, rate=rate)
@@ -186,6 +187,11 @@ class ContinuousBagOfWords(WordPrediction):
         others = jnp.clip(candidates[:, None] + offsets(self.window), 0, found.words.size - 1)
         counted = found.in_window[candidates]
         return jnp.where(counted, found.words[others], 0), counted, found.words[candidates]
+
+
+def shuffled(is_example: Bool[Array, " candidates"], key: jax.Array) -> Int[Array, " candidates"]:
+    """Returns the numbers of the candidates, those that are examples first and in a random order."""
+    return jnp.argsort(jnp.where(is_example, jax.random.uniform(key, is_example.shape), 2.0))
 
 
 def _update_rows(

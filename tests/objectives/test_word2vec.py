@@ -13,7 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.models.word_vectors import WordVectorsConfig
 from t5x_like.objectives import passes
 from t5x_like.objectives.row_updates import Tables
-from t5x_like.objectives.word2vec import INPUTS, ContinuousBagOfWords, SkipGram
+from t5x_like.objectives.word2vec import INPUTS, ContinuousBagOfWords, SkipGram, shuffled
 from t5x_like.objectives.word_contexts import contexts, offsets
 from t5x_like.objectives.word_outputs import HierarchicalSoftmax, NegativeSampling
 from t5x_like.optimizers import adamw
@@ -82,9 +82,11 @@ def test_negative_samples_follow_the_counts_and_skip_the_word(path):
 
 def updates_by_hand(objective, table, tables, key, rate, size):
     """Returns the tables after a step and the summed loss, computed example by example in NumPy."""
-    stream_key, loop_key = jax.random.split(key)
+    stream_key, order_key, loop_key = jax.random.split(key, 3)
     found = contexts(jnp.asarray(TOKENS), jnp.ones(IDS), objective.window, stream_key)
-    candidates = np.flatnonzero(np.asarray(objective.examples(found)))
+    is_example = objective.examples(found)
+    candidates = np.asarray(shuffled(is_example, order_key))[: np.sum(is_example)]
+    assert sorted(candidates) == np.flatnonzero(is_example).tolist()
     values = {name: np.asarray(value, np.float64) for name, value in tables.values.items()}
     loss = 0.0
     for start in range(0, len(candidates), size):
@@ -133,9 +135,9 @@ def test_one_update_is_the_gradient_of_the_loss(path):
     params = parameters.rebuild(params, start.values)
     read = passes.terms(passes.forward_at_evaluation(objective, params, BATCH)).metrics["loss"]
     assert np.isfinite(read[0]) and read[1] > 0
-    stream_key, loop_key = jax.random.split(jax.random.key(5))
+    stream_key, order_key, loop_key = jax.random.split(jax.random.key(5), 3)
     found = contexts(jnp.asarray(TOKENS), jnp.ones(IDS), 2, stream_key)
-    candidates = jnp.nonzero(objective.examples(found), size=64, fill_value=0)[0]
+    candidates = jnp.pad(shuffled(objective.examples(found), order_key), (0, 16))
     number = int(jnp.sum(objective.examples(found)))
     inputs, _, targets = objective.inputs(found, candidates)
     ids, labels, weights = objective.output.decisions(objective.counts, targets, jax.random.fold_in(loop_key, 0))
