@@ -70,6 +70,8 @@ EXTRAS = {
         "tldextract>=5.1",
         "warcio>=1.7.5",
     ],
+    # Vectors in HDF5 files, which `t5x_like embed` writes.
+    "hdf5": ["h5py>=3.11"],
     # Metrics of the downstream tasks in data_tasks/metrics.
     "eval": ["sacrebleu>=2.4", "scikit-learn>=1.5", "scipy>=1.13"],
     # Loggers of metrics besides TensorBoard, by the names that the setting LOGGERS gives them.

@@ -223,6 +223,18 @@ RUNS = {
         [*TASK, ("LABELS", "('no', 'yes')"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
     "character_lm": ("train", ["models/character_lstm/base.gin", "runs/character_lm.gin"], TASK),
+    "word2vec": ("train", ["models/word_vectors/base.gin", "runs/word2vec.gin"], [("TRAIN_STEPS", "10")]),
+    "cbow": (
+        "train",
+        ["models/word_vectors/base.gin", "runs/word2vec.gin", "objectives/cbow.gin"],
+        [("TRAIN_STEPS", "10")],
+    ),
+    "glove": ("train", ["models/word_vectors/base.gin", "runs/glove.gin"], [("TRAIN_STEPS", "10")]),
+    "embed": (
+        "embed",
+        [SMALL, "commands/embed.gin"],
+        [*CHECKPOINT, ("INPUT_PATH", "in.txt"), ("OUTPUT_PATH", "o.npz")],
+    ),
     "llama": ("train", ["models/llama2/7b.gin", "runs/llama.gin"], TASK),
     "bart": ("train", ["models/bart/base.gin", "runs/bart.gin"], TASK),
     "shakespeare": ("train", ["runs/shakespeare.gin"], [("TEXT", "input.txt")]),
