@@ -143,7 +143,11 @@ def convert(
     else:
         is_run, (model, leaves) = True, _read_run(checkpoint_path, model, network, averaged)
         if writes_vectors:
-            convert_vectors.write(model, leaves, _tokenizer(checkpoint_path, vocabulary_path), output_path)
+            tokenizer, objective = (
+                _tokenizer(checkpoint_path, vocabulary_path),
+                RunModel.read(checkpoint_path).objective,
+            )
+            convert_vectors.write(model, objective, leaves, tokenizer, output_path)
             return output_path
         leaves = _select(leaves, heads)
         if not merge:

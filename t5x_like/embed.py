@@ -18,6 +18,7 @@ from t5x_like.inference.runner import Runner
 from t5x_like.inference.text_vectors import Frame, Pooling, TextRows, TokenizedText, VectorComputation
 from t5x_like.layers.captures import OUTPUT
 from t5x_like.models.word_vectors import WordVectorsConfig
+from t5x_like.objectives.fasttext import SubwordSkipGram
 from t5x_like.objectives.glove import GloVe
 
 # Length of rows for models without a maximum length.
@@ -190,11 +191,12 @@ def _frame(vocabulary: Any) -> Frame:
 
 
 def _model(loaded: Loaded) -> Any:
-    """Returns the model. GloVe's vectors are the sum of two tables, one of which belongs to the objective."""
-    if not isinstance(loaded.objective, GloVe):
+    """Returns the model. Static vectors may be the sum or the mean of several rows, as those of GloVe and fastText."""
+    if type(loaded.objective) not in (GloVe, SubwordSkipGram):
         return loaded.read_model()
-    params = loaded.read()
-    vectors = loaded.objective.vectors(parameters.named_leaves(params))
+    params, vocabulary = loaded.params, loaded.tokenizer or loaded.data.vocabularies()["targets"]
+    words = vocabulary.pieces[vocabulary.num_special :]
+    vectors = loaded.objective.vectors(parameters.named_leaves(params), words)
     return parameters.map_named(lambda name, leaf: vectors, params["model"])
 
 
@@ -210,11 +212,14 @@ def _static_neighbors(loaded: Loaded, word: str, count: int) -> list[str]:
     first, words = vocabulary.num_special, vocabulary.pieces
     table = np.asarray(_model(loaded).token_embedder.embedding[...])[: len(words)]
     index = vocabulary.find(word)
-    if index is None:
+    query = None if index is None else table[index]
+    if index is None and isinstance(loaded.objective, SubwordSkipGram):
+        query = loaded.objective.compose(word, loaded.params["model"].token_embedder.embedding[...])
+    if query is None:
         raise UserError(
             f"NEIGHBOURS={word}: not among the {len(words) - first:,} words. Give a word of the vocabulary."
         )
-    found = neighbors.nearest(table[first:], table[index], count, index - first)
+    found = neighbors.nearest(table[first:], query, count, None if index is None else index - first)
     return [f"{cosine:6.3f}  {words[first + other]}" for other, cosine in found]
 
 

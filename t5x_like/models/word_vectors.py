@@ -35,12 +35,15 @@ class WordVectorsConfig(BaseConfig):
     vocab_size: int = 30000
     # Size of a vector.
     embed_dim: int = 100
+    # Further rows, which the character n-grams of fastText share.
+    buckets: int = 0
     # New vectors are uniform in ± this value / embed_dim.
     initializer_bound: float = 0.5
 
     def __post_init__(self):
         super().__post_init__()
         checks.positive_integers(self, "embed_dim")
+        checks.non_negative_integers(self, "buckets")
         checks.positive(self, "initializer_bound")
         if prompt.find(self) is not None or prefix.find(self) is not None:
             raise UserError(
@@ -73,7 +76,7 @@ class WordVectorsConfig(BaseConfig):
 
 
 def table(config: WordVectorsConfig, key: jax.Array, init: initializers.Initializer) -> Embedder:
-    """Returns a table with a vector per word, for a model or for an output."""
+    """Returns a table with a vector per word, for the output of an objective."""
     return Embedder(config.vocab_size, config.embed_dim, key=key, features=VECTOR, init=init)
 
 
@@ -85,12 +88,14 @@ class WordVectors(BaseModel):
       key: random key of the initialization.
 
     Attributes:
-      token_embedder: table `[vocab_size embed_dim]`.
+      token_embedder: table `[vocab_size + buckets, embed_dim]`.
     """
 
     def __init__(self, config: WordVectorsConfig, *, key: jax.Array):
         self.config = config
-        self.token_embedder = table(config, key, initializers.uniform(config.bound))
+        init = initializers.uniform(config.bound)
+        rows = config.vocab_size + config.buckets
+        self.token_embedder = Embedder(rows, config.embed_dim, key=key, features=VECTOR, init=init)
 
     def embed(self, batch: Batch) -> dict[str, Hidden]:
         """Looks the words up; see `Model.embed`."""

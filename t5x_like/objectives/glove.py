@@ -1,6 +1,7 @@
 """GloVe: word vectors whose inner products are log counts of words together (Pennington et al. 2014)."""
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -105,7 +106,7 @@ class GloVe(RowObjective):
         pair = (jnp.sum(losses), jnp.count_nonzero(rows[COUNTS]).astype(jnp.float32))
         return Updated(tables, {"loss": pair, "objective": pair})
 
-    def vectors(self, tables: Any) -> Float[Array, "vocab embed"]:
+    def vectors(self, tables: Mapping[str, Array], words: Sequence[str]) -> Float[Array, "vocab embed"]:
         """Returns the sum of the vectors of words and of contexts, which the published program writes."""
         return tables[INPUTS] + tables[CONTEXTS]
 

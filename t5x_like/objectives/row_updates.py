@@ -6,7 +6,7 @@ the updates of a step by itself, one after the other, and the optimizer changes 
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -71,11 +71,12 @@ class RowObjective(Objective):
 
     draws = True
 
-    def vectors(self, tables: Mapping[str, Array]) -> Float[Array, "vocab embed"]:
-        """Returns the word vectors that a run gives: the table of the model.
+    def vectors(self, tables: Mapping[str, Array], words: Sequence[str]) -> Float[Array, "ids embed"]:
+        """Returns the vectors of the ids of a vocabulary that a run gives: the table of the model.
 
         Args:
           tables: All parameters by name.
+          words: The words of the vocabulary, without special ones.
         """
         return tables[TABLE]
 

@@ -87,13 +87,14 @@ class WordPrediction(RowObjective, abc.ABC):
 
     @abc.abstractmethod
     def inputs(
-        self, found: Contexts, candidates: Int[Array, " examples"]
+        self, found: Contexts, candidates: Int[Array, " examples"], number: int
     ) -> tuple[Int[Array, "examples inputs"], Bool[Array, "examples inputs"], Int[Array, " examples"]]:
         """Returns the words that predict, which of them count, and the words to predict.
 
         Args:
           found: The words and their contexts.
           candidates: Numbers of candidates.
+          number: Number of rows of the table of the model.
         """
 
     def update(self, tables: Tables, rows: Batch, apply: Apply, *, rate: Scalar, key: jax.Array) -> Updated:
@@ -116,7 +117,7 @@ class WordPrediction(RowObjective, abc.ABC):
             index, tables, loss = state
             candidates = jax.lax.dynamic_slice(order, (index * size,), (size,))
             is_real = index * size + jnp.arange(size) < number
-            inputs, counted, targets = self.inputs(found, candidates)
+            inputs, counted, targets = self.inputs(found, candidates, tables.values[INPUTS].shape[0])
             decisions = self.output.decisions(counts, targets, jax.random.fold_in(loop_key, index))
             decisions = decisions._replace(weights=decisions.weights * is_real[:, None])
             tables, sum_of_losses = _update_rows(tables, name, inputs, counted, decisions, update)
@@ -159,7 +160,7 @@ class SkipGram(WordPrediction):
         return found.in_window.reshape(-1)
 
     def inputs(
-        self, found: Contexts, candidates: Int[Array, " examples"]
+        self, found: Contexts, candidates: Int[Array, " examples"], number: int
     ) -> tuple[Int[Array, "examples 1"], Bool[Array, "examples 1"], Int[Array, " examples"]]:
         """Returns the word at the offset as input, and the word itself as target."""
         shifts = offsets(self.window)
@@ -181,7 +182,7 @@ class ContinuousBagOfWords(WordPrediction):
         return jnp.any(found.in_window, axis=1)
 
     def inputs(
-        self, found: Contexts, candidates: Int[Array, " examples"]
+        self, found: Contexts, candidates: Int[Array, " examples"], number: int
     ) -> tuple[Int[Array, "examples inputs"], Bool[Array, "examples inputs"], Int[Array, " examples"]]:
         """Returns the words of the window as inputs, and the word itself as target."""
         others = jnp.clip(candidates[:, None] + offsets(self.window), 0, found.words.size - 1)

@@ -229,6 +229,7 @@ RUNS = {
         ["models/word_vectors/base.gin", "runs/word2vec.gin", "objectives/cbow.gin"],
         [("TRAIN_STEPS", "10")],
     ),
+    "fasttext": ("train", ["models/word_vectors/fasttext.gin", "runs/fasttext.gin"], [("TRAIN_STEPS", "10")]),
     "glove": ("train", ["models/word_vectors/base.gin", "runs/glove.gin"], [("TRAIN_STEPS", "10")]),
     "embed": (
         "embed",

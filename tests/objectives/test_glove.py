@@ -86,7 +86,7 @@ def test_updates_equal_the_published_program():
     assert_close(dict(found.tables.states), dict(zip(names, sums, strict=True)))
     assert float(found.metrics["loss"][0]) == pytest.approx(cost, rel=1e-5)
     assert float(found.metrics["loss"][1]) == 14
-    np.testing.assert_array_equal(objective.vectors(start.values), start.values[TABLE] + start.values[CONTEXTS])
+    np.testing.assert_array_equal(objective.vectors(start.values, ()), start.values[TABLE] + start.values[CONTEXTS])
 
 
 class Text:

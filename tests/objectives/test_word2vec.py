@@ -91,7 +91,7 @@ def updates_by_hand(objective, table, tables, key, rate, size):
     loss = 0.0
     for start in range(0, len(candidates), size):
         chunk = np.resize(candidates[start : start + size], size)
-        inputs, counted, targets = map(np.asarray, objective.inputs(found, jnp.asarray(chunk)))
+        inputs, counted, targets = map(np.asarray, objective.inputs(found, jnp.asarray(chunk), IDS))
         key = jax.random.fold_in(loop_key, start // size)
         ids, labels, weights = map(np.asarray, objective.output.decisions(objective.counts, jnp.asarray(targets), key))
         old = {name: value.copy() for name, value in values.items()}
@@ -139,7 +139,7 @@ def test_one_update_is_the_gradient_of_the_loss(path):
     found = contexts(jnp.asarray(TOKENS), jnp.ones(IDS), 2, stream_key)
     candidates = jnp.pad(shuffled(objective.examples(found), order_key), (0, 16))
     number = int(jnp.sum(objective.examples(found)))
-    inputs, _, targets = objective.inputs(found, candidates)
+    inputs, _, targets = objective.inputs(found, candidates, IDS)
     ids, labels, weights = objective.output.decisions(objective.counts, targets, jax.random.fold_in(loop_key, 0))
 
     def loss(values):

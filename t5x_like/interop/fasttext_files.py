@@ -1,0 +1,136 @@
+"""fastText's binary files of models, which also have the vectors of n-grams.
+
+Layout, little-endian: magic number and version; the arguments; the dictionary: its sizes, then each word with 0 at its
+end, its count and its kind; whether the input is quantized, and the input matrix: the rows of the words, then those of
+the buckets; the same for the output. Source: `fasttext.cc`, `args.cc`, `dictionary.cc` and `densematrix.cc`.
+"""
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float32
+
+from t5x_like.data.subwords import Subwords
+from t5x_like.data.word_counts import WordCounts
+from t5x_like.errors import UserError
+
+MAGIC, VERSION = 793712314, 12
+_ARGUMENTS = "<12id"
+_CBOW, _SKIP_GRAM, _SUPERVISED = 1, 2, 3
+_NEGATIVE_SAMPLING = 2
+_LR_UPDATE_RATE = 100
+
+
+class FastTextModel(NamedTuple):
+    """A model.
+
+    Attributes:
+      words: The words and their counts.
+      subwords: How words consist of n-grams.
+      inputs: Vectors of words, then of buckets.
+      outputs: Vectors of words as targets.
+      window: Largest number of context words on each side.
+      negatives: Number of negative samples.
+      subsampling: Threshold of subsampling.
+    """
+
+    words: WordCounts
+    subwords: Subwords
+    inputs: Float32[np.ndarray, "rows embed"]
+    outputs: Float32[np.ndarray, "words embed"]
+    window: int = 5
+    negatives: int = 5
+    subsampling: float = 1e-4
+
+
+def is_fasttext(contents: bytes) -> bool:
+    """Returns whether the contents of a file are a model of fastText."""
+    return contents[:4] == struct.pack("<i", MAGIC)
+
+
+class _Reader:
+    """Reads values one after another."""
+
+    def __init__(self, path: str, contents: bytes):
+        self._path, self._contents, self._at = path, contents, 0
+
+    def take(self, size: int) -> bytes:
+        found = self._contents[self._at : self._at + size]
+        if len(found) < size:
+            raise UserError(
+                f"{self._path}: ends at byte {len(self._contents):,}, {size - len(found):,} bytes too early. The file "
+                "is truncated; download it again."
+            )
+        self._at += size
+        return found
+
+    def values(self, form: str) -> tuple:
+        return struct.unpack(form, self.take(struct.calcsize(form)))
+
+    def word(self) -> str:
+        end = self._contents.find(b"\0", self._at)
+        text = self.take(max(end - self._at, 0) if end >= 0 else len(self._contents) + 1)
+        self.take(1)
+        return text.decode(errors="surrogateescape")
+
+    def matrix(self) -> Float32[np.ndarray, "rows columns"]:
+        (quantized,) = self.values("<?")
+        if quantized:
+            raise UserError(f"{self._path}: a quantized model. Give the model before its quantization.")
+        rows, columns = self.values("<qq")
+        return np.frombuffer(self.take(4 * rows * columns), "<f4").reshape(rows, columns)
+
+
+def read(path: str, contents: bytes) -> FastTextModel:
+    """Reads an unsupervised model.
+
+    Args:
+      path: The file, for messages.
+      contents: Its contents.
+
+    Raises:
+      UserError: The file is truncated, of another version, quantized, or a classifier.
+    """
+    reader = _Reader(path, contents)
+    _, version = reader.values("<ii")
+    if version != VERSION:
+        raise UserError(f"{path}: version {version} of fastText's format. Give a file of version {VERSION}.")
+    found = reader.values(_ARGUMENTS)
+    window, negatives, kind, buckets, shortest, longest, subsampling = (found[at] for at in (1, 4, 7, 8, 9, 10, 12))
+    if kind == _SUPERVISED:
+        raise UserError(f"{path}: a classifier. Give vectors of skip-gram or CBOW.")
+    size, words, labels, _, pruned = reader.values("<iiiqq")
+    if labels or pruned >= 0 or size != words:
+        raise UserError(f"{path}: has labels, or its n-grams are pruned. Give vectors of skip-gram or CBOW.")
+    names, counts = [], []
+    for _ in range(size):
+        names.append(reader.word())
+        counts.append(reader.values("<qb")[0])
+    inputs, outputs = reader.matrix(), reader.matrix()
+    subwords = Subwords(buckets if longest else 0, shortest, longest)
+    if len(inputs) != size + subwords.buckets or len(outputs) != size:
+        raise UserError(f"{path}: {len(inputs)} rows do not suit {size} words and {subwords.buckets} buckets.")
+    words = WordCounts(tuple(names), np.array(counts, np.int64))
+    return FastTextModel(words, subwords, inputs, outputs, window, negatives, subsampling)
+
+
+def contents(model: FastTextModel) -> bytes:
+    """Returns the contents of a file of a skip-gram model with negative sampling."""
+    names, counts = model.words
+    buckets, shortest, longest = model.subwords
+    dim, smallest = model.inputs.shape[1], int(min(counts, default=1))
+    parts = [
+        struct.pack("<ii", MAGIC, VERSION),
+        struct.pack(
+            _ARGUMENTS,
+            *(dim, model.window, 5, smallest, model.negatives, 1, _NEGATIVE_SAMPLING, _SKIP_GRAM, buckets),
+            *(shortest, longest, _LR_UPDATE_RATE, model.subsampling),
+        ),
+        struct.pack("<iiiqq", len(names), len(names), 0, int(counts.sum()), -1),
+    ]
+    for name, count in zip(names, counts.tolist(), strict=True):
+        parts.append(name.encode(errors="surrogateescape") + b"\0" + struct.pack("<qb", count, 0))
+    for matrix in (model.inputs, model.outputs):
+        parts.append(struct.pack("<?qq", False, *matrix.shape) + np.ascontiguousarray(matrix, "<f4").tobytes())
+    return b"".join(parts)

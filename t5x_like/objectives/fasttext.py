@@ -1,0 +1,115 @@
+"""fastText: skip-gram whose words are the mean of vectors of their character n-grams (Bojanowski et al. 2017)."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Int32
+
+from t5x_like.data.subwords import Subwords
+from t5x_like.data.word_counts import FIRST_WORD_ID
+from t5x_like.errors import UserError
+from t5x_like.objectives.row_updates import TABLE
+from t5x_like.objectives.word2vec import WordPrediction
+from t5x_like.objectives.word_contexts import Contexts, offsets
+from t5x_like.objectives.word_outputs import NegativeSampling, WordOutput
+from t5x_like.recorded import recorded
+
+
+@recorded
+class SubwordSkipGram(WordPrediction):
+    """Predicts the words of the context of each word from the mean of its own vector and those of its n-grams.
+
+    The rows of the n-grams follow the words in the table of the model, `WordVectorsConfig.buckets` of them. As in the
+    published program, the gradient of the mean is added to each row, undivided.
+
+    Args:
+      vocabulary_path: Words and their counts; see `data.word_counts`.
+      shortest: Smallest number of characters of an n-gram.
+      longest: Largest number of characters of an n-gram.
+      buckets: Number of rows that n-grams share, as in the configuration of the model.
+      output: How a word is predicted.
+      window: Largest number of context words on each side.
+      subsampling: Threshold t of `word_counts.keep_probabilities`; 0 keeps all words.
+      examples_per_update: Number of examples between updates.
+
+    Raises:
+      UserError: A number is not positive, or the lengths are not in order.
+    """
+
+    def __init__(
+        self,
+        vocabulary_path: str | None = None,
+        *,
+        shortest: int = 3,
+        longest: int = 6,
+        buckets: int = 2_000_000,
+        output: WordOutput = NegativeSampling(power=0.5),  # noqa: B008 (frozen)
+        window: int = 5,
+        subsampling: float = 1e-4,
+        examples_per_update: int = 256,
+    ):
+        super().__init__(
+            vocabulary_path,
+            output=output,
+            window=window,
+            subsampling=subsampling,
+            examples_per_update=examples_per_update,
+        )
+        if not 1 <= shortest <= longest or buckets < 1:
+            raise UserError(
+                f"MIN_NGRAM={shortest}, MAX_NGRAM={longest}, BUCKETS={buckets}: not positive and in order. Give such "
+                "as 3, 6 and 2000000."
+            )
+        self.subwords = Subwords(buckets, shortest, longest)
+
+    def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
+        """Returns the table of the output; see `Objective.init`."""
+        config = model.config
+        if config.buckets != self.subwords.buckets:
+            raise UserError(
+                f"BUCKETS={self.subwords.buckets}: the model has {config.buckets}. Set WordVectorsConfig.buckets to it."
+            )
+        return super().init(key, model)
+
+    def examples(self, found: Contexts) -> Bool[Array, " candidates"]:
+        """Returns which offsets of which words are in a window."""
+        return found.in_window.reshape(-1)
+
+    def inputs(
+        self, found: Contexts, candidates: Int[Array, " examples"], number: int
+    ) -> tuple[Int[Array, "examples inputs"], Bool[Array, "examples inputs"], Int[Array, " examples"]]:
+        """Returns the rows of a word as inputs, and the word at the offset as target."""
+        shifts = offsets(self.window)
+        word, other = candidates // shifts.size, candidates // shifts.size + shifts[candidates % shifts.size]
+        rows = jnp.asarray(self._rows(number))[found.words[word]]
+        return jnp.maximum(rows, 0), rows >= 0, found.words[other]
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019 (an objective lives as long as its run)
+    def _rows(self, number: int) -> Int32[np.ndarray, "ids longest"]:
+        return self.subwords.rows(self.counts.words, FIRST_WORD_ID, number - self.subwords.buckets)
+
+    def vectors(self, tables: Mapping[str, Array], words: Sequence[str]) -> Float[Array, "ids embed"]:
+        """Returns the vectors of the ids of the vocabulary: the means of their rows."""
+        table = jnp.asarray(tables[TABLE])
+        rows = jnp.asarray(self.subwords.rows(words, FIRST_WORD_ID, table.shape[0] - self.subwords.buckets))
+        counted = (rows >= 0).astype(table.dtype)
+        total = jnp.zeros((rows.shape[0], table.shape[1]), table.dtype)
+        for at in range(rows.shape[1]):  # all of them at once would take memory for as many tables
+            total += table[jnp.maximum(rows[:, at], 0)] * counted[:, at, None]
+        return total / jnp.sum(counted, axis=1, keepdims=True)
+
+    def compose(self, word: str, table: Float[Array, "rows embed"]) -> Float[np.ndarray, " embed"] | None:
+        """Returns the vector of a word that is not in the vocabulary; None if it has no n-gram.
+
+        Args:
+          word: The word.
+          table: The table of the model.
+        """
+        first = table.shape[0] - self.subwords.buckets
+        rows = [first + bucket for bucket in self.subwords.of(word)]
+        return np.asarray(table[jnp.array(rows)]).mean(axis=0) if rows else None

@@ -1,0 +1,148 @@
+"""fastText: n-grams, hashes, updates, and files that its library reads and writes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numerics import assert_close
+
+from t5x_like import convert_vectors
+from t5x_like.data.subwords import Subwords, hash_of, ngrams
+from t5x_like.errors import UserError
+from t5x_like.interop import fasttext_files
+from t5x_like.models.word_vectors import WordVectorsConfig
+from t5x_like.objectives.fasttext import SubwordSkipGram
+from t5x_like.objectives.row_updates import TABLE, Tables
+from t5x_like.objectives.word2vec import shuffled
+from t5x_like.objectives.word_contexts import contexts
+from t5x_like.optimizers.rows import row_sgd
+
+OUTPUT = "objective/output/embedding"
+BUCKETS, DIM = 50, 8
+WORDS = ("the", "naïve", "queen", "ox")
+
+
+def test_ngrams_and_hashes_by_hand():
+    assert [hash_of(text) for text in (b"", b"a", b"foobar")] == [
+        0x811C9DC5,
+        0xE40C292C,
+        0xBF9CF968,
+    ]  # published FNV-1a
+    # "é" is 0xC3 0xA9; both bytes are negative as signed characters.
+    h = (0x811C9DC5 ^ 0xFFFFFFC3) * 16777619 % 2**32
+    assert hash_of("é".encode()) == (h ^ 0xFFFFFFA9) * 16777619 % 2**32
+    assert list(ngrams("né", 2, 3)) == [b"<n", "<né".encode(), "né".encode(), "né>".encode(), "é>".encode()]
+    assert list(ngrams("ab", 1, 1)) == [b"a", b"b"]
+
+
+@pytest.fixture
+def objective(tmp_path):
+    (tmp_path / "vocab.txt").write_text("".join(f"{word} {9 - index}\n" for index, word in enumerate(WORDS)))
+    return SubwordSkipGram(
+        str(tmp_path / "vocab.txt"), buckets=BUCKETS, window=1, subsampling=0.0, examples_per_update=8
+    )
+
+
+def test_one_update_by_hand(objective):
+    """With one example, the rows of the word get the gradient of their mean, undivided."""
+    rng = np.random.default_rng(0)
+    values = {
+        TABLE: jnp.asarray(rng.normal(size=(7 + BUCKETS, DIM)), jnp.float32),
+        OUTPUT: jnp.asarray(rng.normal(size=(7, DIM)), jnp.float32),
+    }
+    tokens = jnp.array([[4, 5, 1]])  # two examples: each word predicts the other one
+    batch = {"encoder_input_tokens": tokens, "encoder_segment_ids": jnp.ones_like(tokens)}
+    key = jax.random.key(0)
+    found = objective.update(Tables(values, {}), batch, row_sgd(0.1).apply, rate=0.1, key=key)
+    assert float(found.metrics["loss"][1]) == 2
+
+    expected = {name: np.array(value, np.float64) for name, value in values.items()}
+    old = {name: value.copy() for name, value in expected.items()}
+    number = 7 + BUCKETS
+    stream_key, order_key, loop_key = jax.random.split(key, 3)
+    stream = contexts(tokens, jnp.ones(7), 1, stream_key)
+    candidates = shuffled(objective.examples(stream), order_key)
+    candidates = jnp.pad(candidates, (0, -candidates.size % 8))[:8]
+    _, _, targets = objective.inputs(stream, candidates, number)
+    decisions = objective.output.decisions(objective.counts, targets, jax.random.fold_in(loop_key, 0))
+    assert sorted(targets[:2].tolist()) == [4, 5]
+    for row in range(2):
+        word = 9 - int(targets[row])
+        rows = [word, *(7 + bucket for bucket in objective.subwords.of(WORDS[word - 3]))]
+        mean, error = old[TABLE][rows].mean(axis=0), np.zeros(DIM)
+        for id_, label, weight in zip(*(np.asarray(each)[row] for each in decisions), strict=True):
+            step = 0.1 * weight * (label - 1 / (1 + np.exp(-mean @ old[OUTPUT][id_])))
+            error += step * old[OUTPUT][id_]
+            expected[OUTPUT][id_] += step * mean
+        np.add.at(expected[TABLE], rows, error)
+    assert_close(dict(found.tables.values), expected)
+    vectors = np.asarray(objective.vectors(values, WORDS))
+    rows = [5, *(7 + bucket for bucket in objective.subwords.of("queen"))]
+    np.testing.assert_allclose(vectors[5], old[TABLE][rows].mean(axis=0), rtol=1e-4, atol=1e-5)
+
+
+def test_invalid_settings_raise(objective):
+    with pytest.raises(UserError, match="MIN_NGRAM=4, MAX_NGRAM=3"):
+        SubwordSkipGram(shortest=4, longest=3)
+    with pytest.raises(UserError, match="BUCKETS=50: the model has 7"):
+        objective.init(
+            jax.random.key(0), WordVectorsConfig(vocab_size=7, embed_dim=2, buckets=7).make(jax.random.key(0))
+        )
+
+
+def random_leaves(words):
+    rng = np.random.default_rng(0)
+    rows = 3 + len(words)
+    values = {TABLE: rng.normal(size=(rows + BUCKETS, DIM)), OUTPUT: rng.normal(size=(rows, DIM))}
+    leaves = {name: value.astype(np.float32) for name, value in values.items()}
+    for leaf in leaves.values():
+        leaf[[0, 2]] = 0  # padding and unknown words are not in the file
+    return leaves
+
+
+def test_files_keep_words_counts_and_all_rows(tmp_path, objective):
+    config, leaves = WordVectorsConfig(vocab_size=7, embed_dim=DIM, buckets=BUCKETS), random_leaves(WORDS)
+    path = str(tmp_path / "v.bin")
+    convert_vectors.write(config, objective, leaves, str(tmp_path / "vocab.txt"), path)
+    found, again, described, vocabulary = convert_vectors.read(path, None)
+    assert found == config and vocabulary == (tmp_path / "vocab.txt").read_bytes()
+    assert "SubwordSkipGram" in described and f"buckets = {BUCKETS}" in described
+    assert again.keys() == leaves.keys() and all(np.array_equal(again[name], leaves[name]) for name in leaves)
+
+
+def test_the_library_reads_the_file_and_its_file_is_the_same(tmp_path, objective):
+    fasttext = pytest.importorskip("fasttext")
+    config, leaves = WordVectorsConfig(vocab_size=7, embed_dim=DIM, buckets=BUCKETS), random_leaves(WORDS)
+    path, copy = tmp_path / "v.bin", tmp_path / "copy.bin"
+    convert_vectors.write(config, objective, leaves, str(tmp_path / "vocab.txt"), str(path))
+    theirs = fasttext.load_model(str(path))
+    assert theirs.get_words() == ["</s>", *WORDS]
+    ours = dict(zip(WORDS, np.asarray(objective.vectors(leaves, WORDS))[3:], strict=True))
+    ours["naïvely"] = objective.compose("naïvely", leaves[TABLE])  # not in the vocabulary
+    for word, vector in ours.items():
+        buckets = theirs.get_subwords(word)[1][word in WORDS :].tolist()
+        assert buckets == [1 + len(WORDS) + bucket for bucket in objective.subwords.of(word)]
+        np.testing.assert_allclose(theirs.get_word_vector(word), vector, rtol=1e-5, atol=1e-6)
+    theirs.save_model(str(copy))
+    assert copy.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda contents: contents[:-3], "3 bytes too early. The file is truncated"),
+        (lambda contents: contents[:70], "is truncated"),
+        (lambda contents: contents[:4] + b"\x0b" + contents[5:], "version 11 of fastText's format"),
+        (lambda contents: contents[:36] + b"\x03" + contents[37:], "a classifier"),
+    ],
+)
+def test_invalid_files_raise(change, message):
+    rng = np.random.default_rng(0)
+    counts = fasttext_files.WordCounts(WORDS, np.array([4, 3, 2, 1]))
+    inputs, outputs = (rng.normal(size=(size, 2)).astype(np.float32) for size in (4 + 5, 4))
+    model = fasttext_files.FastTextModel(counts, Subwords(5, 3, 6), inputs, outputs)
+    contents = fasttext_files.contents(model)
+    found = fasttext_files.read("v.bin", contents)
+    assert found.words.words == WORDS and np.array_equal(found.inputs, inputs)
+    with pytest.raises(UserError, match=message):
+        fasttext_files.read("v.bin", change(contents))
