@@ -19,17 +19,21 @@ from t5x_like.errors import UserError
 
 # Longer documents are skipped, because a document is tokenized as a single string in memory.
 MAX_DOCUMENT_BYTES = 1 << 24
+DOCUMENT = "document"
+"""A feature with the place of a document, which preprocessors keep if it is there; see `t5x_like.data.origins`."""
+# Documents that are checked and tokenized by one call.
+_DOCUMENTS_AT_ONCE = 32
 
 
 def document_problems(text: tf.Tensor, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Mapping[str, tf.Tensor]:
-    """Checks a document for the problems that exclude it.
+    """Checks documents for the problems that exclude them.
 
     Args:
-      text: the document, scalar string.
+      text: the documents, strings of any shape.
       max_document_bytes: maximum length in bytes.
 
     Returns:
-      Scalar bools by problem. All are False for a document that is used.
+      Bools of the same shape by problem. All are False for a document that is used.
     """
     valid = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="ignore", replace_control_characters=False)
     return {
@@ -98,21 +102,28 @@ def documents(
         )
     if spec[text_feature].dtype != tf.string or spec[text_feature].shape.rank != 0:
         raise UserError(f"the feature {text_feature!r} must be a scalar string per document, got {spec[text_feature]}")
-    ds = ds.map(lambda example: {"targets": example[text_feature]})
-    return ds.filter(
-        lambda example: tf.logical_not(
-            tf.reduce_any(list(document_problems(example["targets"], max_document_bytes).values()))
-        )
-    )
+    names = {"targets": text_feature} | ({DOCUMENT: DOCUMENT} if DOCUMENT in spec else {})
+
+    def keep_valid(batch):
+        problems = document_problems(batch[text_feature], max_document_bytes)
+        kept = ~tf.reduce_any(list(problems.values()), axis=0)
+        return {name: tf.boolean_mask(batch[feature], kept) for name, feature in names.items()}
+
+    return ds.batch(_DOCUMENTS_AT_ONCE).map(keep_valid).unbatch()
 
 
+@tf.autograph.experimental.do_not_convert
 def tokenize(ds: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
     """Converts `targets` from text to token ids without EOS, int32 `[length]`."""
     vocabulary = output_features["targets"].vocabulary
-    return ds.map(
-        lambda example: {"targets": tf.cast(vocabulary.encode_tf(example["targets"]), tf.int32)},
-        num_parallel_calls=tf.data.AUTOTUNE,
-    )
+
+    def encode(documents):
+        return documents | {"targets": tf.cast(vocabulary.encode_tf(documents["targets"]), tf.int32)}
+
+    # SeqIO's interface is a text at a time; the operation of SentencePiece takes several.
+    if isinstance(getattr(vocabulary, "vocabulary", vocabulary), seqio.SentencePieceVocabulary):
+        return ds.batch(_DOCUMENTS_AT_ONCE).map(encode, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+    return ds.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 @tf.autograph.experimental.do_not_convert
