@@ -15,12 +15,11 @@ import tensorflow as tf
 from data_tasks.feature_checks import require_lengths, require_shared_vocabulary
 from data_tasks.pretraining.noise_masks import random_spans_mask
 from t5x_like.data import span_lengths
+from t5x_like.data.origins import DOCUMENT, DOCUMENTS
 from t5x_like.errors import UserError
 
 # Longer documents are skipped, because a document is tokenized as a single string in memory.
 MAX_DOCUMENT_BYTES = 1 << 24
-DOCUMENT = "document"
-"""A feature with the place of a document, which preprocessors keep if it is there; see `t5x_like.data.origins`."""
 # Documents that are checked and tokenized by one call.
 _DOCUMENTS_AT_ONCE = 32
 
@@ -171,7 +170,7 @@ def span_corruption(
         real = tf.sequence_mask(token_counts, lengths.raw)
         inputs = append_eos(replace_spans(tokens, noise, real, vocabulary.vocab_size), vocabulary.eos_id)
         targets = append_eos(extract_spans(tokens, noise, vocabulary.vocab_size), vocabulary.eos_id)
-        return {
+        return documents_of_chunks(example, token_counts, lengths.raw) | {
             "inputs": pad_for_unbatch(inputs, lengths.inputs, vocabulary),
             "targets": pad_for_unbatch(targets, lengths.targets, vocabulary),
         }
@@ -198,6 +197,28 @@ def chunk(tokens: tf.Tensor, length: int, shortest: int = 2) -> tuple[tf.Tensor,
     return tf.reshape(padded, [chunks, length]), counts
 
 
+def documents_of_chunks(
+    batch: Mapping[str, tf.Tensor], counts: tf.Tensor, length: int, separators: int = 0
+) -> dict[str, tf.Tensor]:
+    """Returns the documents of chunks of joined documents, if their places are known; see `t5x_like.data.origins`.
+
+    Args:
+      batch: documents as token ids, `targets` ragged `[documents, (tokens)]`, and perhaps `document`.
+      counts: number of tokens per chunk, see `chunk`.
+      length: length of a chunk in tokens.
+      separators: number of tokens that were added to each document before they were joined.
+
+    Returns:
+      `documents`, `[chunks, documents, 2]`, 0 after the last document of a chunk; or nothing.
+    """
+    if DOCUMENT not in batch:
+        return {}
+    ends = tf.cumsum(tf.cast(batch["targets"].row_lengths(), tf.int32) + separators)
+    starts = length * tf.range(tf.size(counts))
+    first, last = (tf.searchsorted(ends, position, side="right") for position in (starts, starts + counts - 1))
+    return {DOCUMENTS: tf.gather(batch[DOCUMENT], tf.ragged.range(first, last + 1)).to_tensor()}
+
+
 def chunk_each_document(documents: tf.RaggedTensor, length: int, shortest: int = 2) -> tuple[tf.Tensor, tf.Tensor]:
     """Cuts each document into chunks of its own.
 
@@ -209,13 +230,30 @@ def chunk_each_document(documents: tf.RaggedTensor, length: int, shortest: int =
     Returns:
       Tokens and counts in the form that `chunk` returns.
     """
-    totals = tf.cast(documents.row_lengths(), tf.int32)
-    numbers = tf.ragged.range(-(-totals // length))
-    counts = tf.minimum(tf.repeat(totals, tf.cast(numbers.row_lengths(), tf.int32)) - length * numbers.values, length)
+    counts, _ = _pieces(documents, length)
     chunks = tf.RaggedTensor.from_row_lengths(documents.flat_values, counts, validate=False)
     kept = counts >= shortest
     tokens = tf.ragged.boolean_mask(chunks, kept).to_tensor(shape=[None, length])
     return tokens, tf.boolean_mask(counts, kept)
+
+
+def document_of_each_chunk(
+    batch: Mapping[str, tf.Tensor], length: int, separators: int = 0, shortest: int = 2
+) -> dict[str, tf.Tensor]:
+    """Returns the document of each chunk of `chunk_each_document` as `documents`; see `documents_of_chunks`."""
+    if DOCUMENT not in batch:
+        return {}
+    counts, document = _pieces(batch["targets"], length, separators)
+    found = tf.gather(batch[DOCUMENT], tf.boolean_mask(document, counts >= shortest))
+    return {DOCUMENTS: found[:, tf.newaxis]}
+
+
+def _pieces(documents: tf.RaggedTensor, length: int, separators: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the number of tokens and the index of the document of each piece of at most `length` tokens."""
+    totals = tf.cast(documents.row_lengths(), tf.int32) + separators
+    numbers = tf.ragged.range(-(-totals // length))
+    document = tf.repeat(tf.range(tf.size(totals)), tf.cast(numbers.row_lengths(), tf.int32))
+    return tf.minimum(tf.gather(totals, document) - length * numbers.values, length), document
 
 
 def replace_spans(tokens: tf.Tensor, noise: tf.Tensor, real: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:

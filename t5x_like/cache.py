@@ -1,6 +1,7 @@
 """`t5x_like cache`: corrupts and packs the data of a run ahead of time, for training without SeqIO and TensorFlow."""
 
 import concurrent.futures
+import concurrent.futures.process
 import dataclasses
 import multiprocessing
 import os
@@ -14,13 +15,13 @@ from absl import logging
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from t5x_like import paths
+from t5x_like import beam_errors, paths
 from t5x_like.data import mixing
 from t5x_like.data.cached import shard_files
 from t5x_like.data.cached.manifest import Manifest, Shard
 from t5x_like.data.cached.mixture_file import MixtureFile
 from t5x_like.data.source import TaskSource
-from t5x_like.errors import UserError
+from t5x_like.errors import RunFailed, UserError
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import terminal
 
@@ -44,6 +45,7 @@ def cache(
     eval_shards: int = 1,
     processes: int | None = None,
     beam: Sequence[str] | None = None,
+    provenance: bool = False,
     console: Console | None = None,
 ) -> dict[str, Manifest]:
     """Writes the data of a run to `cache_dir`, one directory per split; `data.cached.CachedSource` reads it.
@@ -68,6 +70,8 @@ def cache(
       processes: Number of processes on this machine; by default one per CPU.
       beam: Options of an Apache Beam pipeline that writes the shards instead, such as
         `["--runner=DataflowRunner", …]`.
+      provenance: Whether to write the documents of each row beside the rows: file, record, URL and date. `t5x_like
+        inspect` prints them.
       console: Console for progress; by default stderr.
 
     Returns:
@@ -97,7 +101,12 @@ def cache(
                     "eval_data=None."
                 )
             plans[name] = writer.Plan(
-                paths.join(cache_dir, name), part, objective.features, single_thread=processes > 1, **settings
+                paths.join(cache_dir, name),
+                part,
+                objective.features,
+                single_thread=processes > 1,
+                provenance=provenance,
+                **settings,
             )
     for plan in plans.values():
         plan.check()
@@ -167,6 +176,11 @@ def _with_processes(plan: "Plan", units: Sequence[Unit], processes: int, display
                 display.wrote_in_total(*counters[:])
                 for future in done:
                     display.finished(future.result())
+        except concurrent.futures.process.BrokenProcessPool as error:
+            raise RunFailed(
+                f"a worker of {processes} was killed while it wrote {plan.directory}, as by a lack of memory. Repeat "
+                "the command, which resumes after the complete shards; for less memory, give fewer PROCESSES."
+            ) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -205,7 +219,7 @@ def _with_beam(plan: "Plan", units: Sequence[Unit], options: Sequence[str]) -> N
             "BEAM: Apache Beam is not installed. Run `pip install -e '.[cache]' -c constraints.txt`, or omit BEAM to "
             "write the cache on this machine."
         ) from error
-    with apache_beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
+    with beam_errors.explained(), apache_beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
         work = pipeline | "shards" >> apache_beam.Create(units) | apache_beam.Reshuffle()
         _ = work | "write" >> apache_beam.Map(_work_in_pipeline, plan)
 

@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from t5x_like import inspect_row
 from t5x_like.data import mixing, specs
+from t5x_like.data.cached import CachedSource
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.inspection import Inspection
 from t5x_like.data.span_lengths import span_lengths
@@ -57,6 +59,9 @@ def inspect(
     batch_size: int = 1,
     spec: FeatureSpec | str | None = None,
     find: str | None = None,
+    cache_dir: str | None = None,
+    row: int | None = None,
+    step: int | None = None,
     console: Console | None = None,
 ) -> Inspection:
     """Prints the rows that a model reads from a task or mixture, with statistics and problems.
@@ -85,6 +90,9 @@ def inspect(
         the spec that reads most of the task's features.
       find: Text, such as a part of a row. Only the documents of files that contain it are printed, with the file, the
         record, and its URL and date.
+      cache_dir: Cache of the task, of which a row is printed instead, with the documents that it comes from.
+      row: Number of the row from 0 in the cache, or with `step` in the batch of a run.
+      step: Step of a run from 1, whose batch size and seed are given.
       console: Console to print to; by default the terminal.
 
     Returns:
@@ -125,6 +133,14 @@ def inspect(
         pack=spec.packable and not continuous if pack is None else pack,
     )
     found = Inspection()
+    if row is not None or cache_dir is not None:
+        if row is None or cache_dir is None:
+            raise UserError(f"ROW={row}, CACHE_DIR={cache_dir}: give both, the cache and the number of its row.")
+        cache = CachedSource(
+            cache_dir=cache_dir, batch_size=batch_size, split=split, seed=seed, mixture_or_task_name=source.name
+        )
+        names = _special_names(source, spec)
+        return inspect_row.print_row(cache, spec, row, step, _text_vocabularies(source), names, console)
     if find is not None:
         _print_origins(source, find, found, console)
         return found

@@ -1,6 +1,9 @@
 """Small SeqIO tasks whose caches the tests write; worker processes import this module too."""
 
 import functools
+import multiprocessing
+import os
+import signal
 
 import seqio
 
@@ -19,6 +22,21 @@ def corpus(name, same):
 def source(name, same=False):
     return DocumentSource(functools.partial(corpus, name, same))
 
+
+if (_marker := os.environ.get("CACHE_TASKS_KILL")) and os.path.exists(_marker):
+    from t5x_like.data.cached import writer
+
+    _write_shard = writer.write_shard
+
+    def _killed(plan, unit, wrote=None):
+        """Kills this process at the third shard, once."""
+        if unit == (0, 2) and os.path.exists(_marker):
+            os.remove(_marker)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return _write_shard(plan, unit, wrote)
+
+    if multiprocessing.parent_process() is not None:  # in a worker
+        writer.write_shard = _killed
 
 add_span_corruption_task("cache_spans", source("cache_spans"), VOCABULARY)
 add_span_corruption_task("cache_same", source("cache_same", same=True), VOCABULARY)

@@ -252,17 +252,20 @@ def iterate(reader: BlockReader, part: Part, *, counts: bool = True) -> Iterator
 def parts_of_shard(number_of_files: int, index: int, count: int) -> list[Part]:
     """Returns what one of several shards reads.
 
-    Whole files, if there are at least as many as shards. Otherwise each shard reads a part of the records of one file.
+    Each shard reads as many whole files as the others. The files that are left are fewer than the shards: each shard
+    reads a part of the records of one of them, so that no shard is larger than another by a file.
 
     Args:
       number_of_files: number of files.
       index: index of the shard.
       count: number of shards.
     """
-    if number_of_files >= count:
-        return [Part(file) for file in range(index, number_of_files, count)]
-    file = index % number_of_files
-    return [Part(file, index // number_of_files, len(range(file, count, number_of_files)))]
+    whole = number_of_files - number_of_files % count
+    parts = [Part(file) for file in range(index, whole, count)]
+    if left := number_of_files - whole:
+        file = index % left
+        parts.append(Part(whole + file, index // left, len(range(file, count, left))))
+    return parts
 
 
 def documents_of(text: bytes, rules: Rules) -> Iterator[bytes]:

@@ -21,6 +21,7 @@ from data_tasks.corpora.documents_of_files import Block, BlockReader, Part, Rule
 from data_tasks.corpora.formats import format_of
 from data_tasks.corpora.formats.base import Cursor, where
 from data_tasks.corpora.matching_files import path_of
+from t5x_like.data.origins import DOCUMENT, PLACE, Recorder, current_recorder
 from t5x_like.errors import UserError
 
 FILE, RECORD = "file", "record"
@@ -126,6 +127,8 @@ class FileSource(seqio.DataSource):
         if split not in self.splits:
             raise UserError(f"split {split!r} not found. Give one of {', '.join(self.splits)}.")
         files, rules = self._split(split)
+        if (recorder := current_recorder()) is not None:
+            rules = dataclasses.replace(rules, reading=dataclasses.replace(rules.reading, fields=PROVENANCE))
         if not files:
             raise UserError(f"the split {split!r} has no files: {self.describe()}. Give more files.")
         index, count = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
@@ -136,7 +139,9 @@ class FileSource(seqio.DataSource):
             found = epoch_seeds(seed).flat_map(functools.partial(self._shuffled, reader, parts))
         else:
             found = self._in_order(reader, parts)
-        return found.batch(_DOCUMENTS_AT_ONCE).map(lambda rows: self._documents(reader, rows, places)).unbatch()
+        return (
+            found.batch(_DOCUMENTS_AT_ONCE).map(lambda rows: self._documents(reader, rows, places, recorder)).unbatch()
+        )
 
     def _in_order(self, reader: BlockReader, parts: Sequence[Part]) -> tf.data.Dataset:
         """Returns the position of each document: part, cursor, and index in the block."""
@@ -192,14 +197,20 @@ class FileSource(seqio.DataSource):
         blocks = steps.scan(tf.zeros([2], tf.int64), step)
         return blocks.take_while(lambda cursor, size: size != _OVER)
 
-    def _documents(self, reader: BlockReader, positions: tf.Tensor, places: bool) -> dict[str, tf.Tensor]:
+    def _documents(
+        self, reader: BlockReader, positions: tf.Tensor, places: bool, recorder: Recorder | None
+    ) -> dict[str, tf.Tensor]:
         """Returns the features of the documents at some positions, `[documents, 6]`."""
 
         def read(positions):
             found = []
             for position in positions:
                 document = self._read(reader, position[:3], position[3:5]).documents[position[5]]
-                found.append((document.text, path_of(reader.files[position[0]]), document.record))
+                path = path_of(reader.files[position[0]])
+                found.append((document.text, path, document.record))
+                if recorder is not None:
+                    place = where(format_of(path), path, document.record)
+                    recorder.add(int(position[0]) + 1, document.record, {"place": place, **document.fields})
             texts, paths, records = zip(*found, strict=True)
             # Arrays of objects, because arrays of bytes end at a NUL.
             return np.array(texts, object), np.array(paths, object), np.array(records, np.int64)
@@ -207,7 +218,11 @@ class FileSource(seqio.DataSource):
         texts, paths, records = _stateless(
             read, [positions], *(tf.TensorSpec([None], dtype) for dtype in (tf.string, tf.string, tf.int64))
         )
-        return {TEXT: texts} | ({FILE: paths, RECORD: records} if places else {})
+        found = {TEXT: texts} | ({FILE: paths, RECORD: records} if places else {})
+        if recorder is not None:
+            places = tf.stack([positions[:, 0] + 1, records], axis=1)
+            found[DOCUMENT] = tf.ensure_shape(tf.cast(places, tf.int32), [None, PLACE])
+        return found
 
     def _read(self, reader: BlockReader, part: np.ndarray, cursor: np.ndarray, *, counts: bool = False) -> Block:
         try:

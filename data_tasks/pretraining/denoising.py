@@ -203,14 +203,16 @@ def denoise(
         documents = batch["targets"]
         if recipe.join_documents:
             tokens, counts = preprocessors.chunk(documents.flat_values, length)
+            origins = preprocessors.documents_of_chunks(batch, counts, length)
         else:
             tokens, counts = preprocessors.chunk_each_document(documents, length)
+            origins = preprocessors.document_of_each_chunk(batch, length)
         seeds = tf.unstack(tf.random.experimental.stateless_split(seed, 3))
         noise = token_encodings.limit_spans(recipe.pattern(counts, length, seeds[0]), max_spans)
         rows = Rows(tokens, noise, tf.sequence_mask(counts, length))
         inputs = recipe.encode_inputs()(rows, ids, seeds[1])
         inputs = tf.concat([tf.tile([prefix], [inputs.nrows(), 1]), inputs], axis=1) if prefix else inputs
-        return {
+        return origins | {
             "inputs": preprocessors.truncate_with_eos(inputs, inputs_length, vocabulary),
             "targets": preprocessors.truncate_with_eos(
                 recipe.encode_targets()(rows, ids, seeds[2]), targets_length, vocabulary

@@ -52,7 +52,8 @@ def full_lm(
         joined = preprocessors.append_eos(batch["targets"], eos_id).flat_values
         tokens, counts = preprocessors.chunk(joined, length, shortest=1)
         chunks = tf.RaggedTensor.from_tensor(tokens, lengths=counts)
-        return {"targets": preprocessors.pad_for_unbatch(chunks, length, vocabulary)}
+        origins = preprocessors.documents_of_chunks(batch, counts, length, separators=1)
+        return origins | {"targets": preprocessors.pad_for_unbatch(chunks, length, vocabulary)}
 
     return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
@@ -94,7 +95,10 @@ def prefix_lm(
     def cut(batch, seed):
         tokens, counts = preprocessors.chunk_each_document(preprocessors.append_eos(batch["targets"], eos_id), length)
         features = split_at_prefix(tokens, counts, random_prefix_lengths(counts, seed))
-        return {name: preprocessors.pad_for_unbatch(ids, length - 1, vocabulary) for name, ids in features.items()}
+        origins = preprocessors.document_of_each_chunk(batch, length, separators=1)
+        return origins | {
+            name: preprocessors.pad_for_unbatch(ids, length - 1, vocabulary) for name, ids in features.items()
+        }
 
     return cut(ds.ragged_batch(documents_per_batch)).unbatch()
 

@@ -80,6 +80,7 @@ def single_documents(
             documents.flat_values, tf.minimum(tf.gather(counts, document) - before, text_length), validate=False
         )
         others = {DUPLICATE: tf.gather(batch[DUPLICATE], document)} if DUPLICATE in batch else {}
+        others |= preprocessors.document_of_each_chunk(batch, text_length, shortest=1)
         return others | {"inputs": add_special_tokens(text, special, length)}
 
     return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
@@ -117,7 +118,7 @@ def full_sentences(
     def join(documents):
         return preprocessors.append_eos(documents, special.sep).flat_values[:-1]
 
-    return _filled(ds, sequence_length, special, documents_per_batch, join)
+    return _filled(ds, sequence_length, special, documents_per_batch, join, separators=1)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -156,13 +157,16 @@ def _filled(
     special: SpecialTokens,
     documents_per_batch: int,
     join: Callable[[tf.RaggedTensor], tf.Tensor],
+    separators: int = 0,
 ) -> tf.data.Dataset:
-    """Cuts joined documents into examples of full length."""
+    """Cuts joined documents, of which `join` adds `separators` tokens to each, into examples of full length."""
     length = row_length(sequence_length)
 
     def cut(batch):
         tokens, counts = preprocessors.chunk(join(batch["targets"]), length - SPECIAL_TOKENS)
-        return {"inputs": add_special_tokens(tf.RaggedTensor.from_tensor(tokens, lengths=counts), special, length)}
+        origins = preprocessors.documents_of_chunks(batch, counts, length - SPECIAL_TOKENS, separators)
+        chunks = tf.RaggedTensor.from_tensor(tokens, lengths=counts)
+        return origins | {"inputs": add_special_tokens(chunks, special, length)}
 
     return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 

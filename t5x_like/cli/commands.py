@@ -270,6 +270,7 @@ COMMANDS = {
             "split": ("SPLIT", "split to read (default: train)"),
             "examples": ("NUM_EXAMPLES", "number of rows to print (default: 2)"),
             "find": ("FIND", "a part of a row: print file, record, URL and date of the documents with this text"),
+            "row": ("ROW", "a row of CACHE_DIR: print its text, and file, record, URL and date of its documents"),
         },
         text_flags=("find",),
         settings=_MODULE
@@ -281,6 +282,7 @@ COMMANDS = {
         | {
             "PACK": "whether to pack several examples into a row",
             "FEATURES": "name of a feature spec, such as PREFIX_LM (default: derived from the task)",
+            "CACHE_DIR": "a cache that was written with PROVENANCE, for --row",
         },
         needs_run=True,
         base_gin_file="commands/inspect.gin",

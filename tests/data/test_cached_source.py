@@ -310,7 +310,8 @@ def test_missing_truncated_or_altered_file_raises(copied):
     altered[len(whole) // 2] ^= 1
     path.write_bytes(altered)
     make(copied).describe()  # the size is correct
-    with pytest.raises(ValueError, match="pass-001/2.array_record in the cache .* does not match its checksum"):
+    damage = "pass-001/2.array_record in the cache .* does not match its checksum: row [0-9] of the file is damaged"
+    with pytest.raises(ValueError, match=damage):
         make(copied, verify_checksums=True).describe()
     path.unlink()
     with pytest.raises(ValueError, match="is incomplete: pass-001/2.array_record not found"):

@@ -52,7 +52,7 @@ def plan(tmp_path, monkeypatch):
     )
     plan = writer.Plan(str(tmp_path / "train"), source, SPEC, passes=2, shards=2)
 
-    def arrays(plan, unit):
+    def arrays(plan, unit, recorder):
         if rows := ROWS[unit]:
             tokens = {name: np.zeros((rows, length), np.int32) for name, length in LENGTHS.items()}
             for array in tokens.values():

@@ -5,12 +5,15 @@ then `unfinished/` contains the settings of the cache (`plan.json`) and a record
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import fsspec
+from array_record.python.array_record_module import ArrayRecordReader
 
 from t5x_like import paths
 from t5x_like.data.cached.layout import Layout
@@ -87,7 +90,7 @@ class Manifest:
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     add_eos: Mapping[str, bool] = dataclasses.field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of everything that determines what a run reads, including the checksums of the shards."""
         stored = self._to_json()
@@ -221,17 +224,44 @@ def check_files(
             )
         if checksums and checksum(paths.join(directory, shard.file)) != shard.checksum:
             raise UserError(
-                f"{shard.file} in the {kind} {directory} does not match its checksum. Copy the file, or delete it and "
-                f"{rewrite}"
+                f"{shard.file} in the {kind} {directory} does not match its checksum"
+                f"{_first_damage(paths.join(directory, shard.file))}. Copy the file, or delete it and {rewrite}"
             )
+
+
+def _first_damage(path: str) -> str:
+    """Returns where the first record of a file is damaged, by ArrayRecord's hash of each; empty if none is."""
+    reader, row = None, 0
+    try:
+        reader = ArrayRecordReader(path, "readahead_buffer_size:0,max_parallelism:0")
+        for row in range(reader.num_records()):
+            reader.read([row])
+    except (RuntimeError, ValueError, OSError, IndexError) as error:
+        return f": row {row} of the file is damaged ({error})" if reader else f": its index is damaged ({error})"
+    return ""
 
 
 def sizes(directory: str) -> dict[str, int]:
     """Returns relative path -> size in bytes of all files below a directory; empty if the directory does not exist."""
+    if paths.is_local(directory):
+        return dict(_local_sizes(str(paths.local(directory)), ""))
     filesystem, root = fsspec.core.url_to_fs(directory)
     filesystem.invalidate_cache()
     found = filesystem.find(root, detail=True)
     return {name.removeprefix(root).lstrip("/"): about["size"] for name, about in found.items()}
+
+
+def _local_sizes(directory: str, prefix: str) -> Iterator[tuple[str, int]]:
+    """Yields the sizes of local files, five times as fast as fsspec, which describes each file in full."""
+    try:
+        entries = list(os.scandir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_dir():
+            yield from _local_sizes(entry.path, f"{prefix}{entry.name}/")
+        elif entry.is_file():
+            yield f"{prefix}{entry.name}", entry.stat().st_size
 
 
 def checksum(path: str) -> str:

@@ -1,8 +1,12 @@
 """Reads rows by number from the files of a cache."""
 
 import bisect
+import collections
+import contextlib
 import itertools
 import re
+import resource
+import threading
 import time
 from collections.abc import Sequence
 
@@ -17,6 +21,8 @@ from t5x_like.errors import RunFailed
 _FROM_DISK = "readahead_buffer_size:0,max_parallelism:0"
 _FROM_BUCKET = "readahead_buffer_size:0"
 _BUFFER_BYTES = 4096
+# The limit of open files that is asked for if the default is too low.
+_OPEN_FILES = 2**16
 # Seconds between attempts to read from a bucket that did not respond: half a minute in total.
 _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 # Messages of ArrayRecord for damaged contents; all its errors have the same type.
@@ -41,7 +47,8 @@ class Shards:
         self._directory, self._shards, self._kind, self._command = directory, tuple(shards), kind, command
         self._ends = list(itertools.accumulate(shard.rows for shard in shards))
         self._options = _FROM_DISK if paths.is_local(directory) else _FROM_BUCKET
-        self._readers: dict[int, ArrayRecordReader] = {}
+        self._readers: collections.OrderedDict[int, ArrayRecordReader] = collections.OrderedDict()
+        self._lock, self._most_open = threading.Lock(), allow_open_files(len(self._shards))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -80,7 +87,8 @@ class Shards:
                     raise ValueError(f"row {empty[0]} is truncated")
                 return records
             except (RuntimeError, ValueError, OSError, IndexError) as error:
-                self._readers.pop(number, None)  # a reader that has failed may keep failing
+                with self._lock:
+                    self._readers.pop(number, None)  # a reader that has failed may keep failing
                 if pause is None:
                     raise CacheReadError(self._error_message(file, error, tried)) from error
                 logging.warning(
@@ -104,9 +112,32 @@ class Shards:
         )
 
     def _reader(self, number: int) -> ArrayRecordReader:
+        with self._lock:
+            if (reader := self._readers.get(number)) is not None:
+                self._readers.move_to_end(number)
+                return reader
         # If two threads open the same file, only one of the readers is kept.
-        if (reader := self._readers.get(number)) is None:
-            path = paths.join(self._directory, self._shards[number].file)
-            reader = ArrayRecordReader(path, self._options, file_reader_buffer_size=_BUFFER_BYTES)
+        path = paths.join(self._directory, self._shards[number].file)
+        reader = ArrayRecordReader(path, self._options, file_reader_buffer_size=_BUFFER_BYTES)
+        with self._lock:
             self._readers[number] = reader
+            while len(self._readers) > self._most_open:
+                self._readers.popitem(last=False)  # another thread that reads from it has a reference
         return reader
+
+
+def allow_open_files(number: int) -> int:
+    """Raises the limit of open files of this process if a cache has many, and returns how many files it may open.
+
+    Many systems allow 1,024 open files by default, and more on request. Half of them are left to the other parts of the
+    process. Opening a file again reads its index, which takes longer than reading hundreds of rows.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return number
+    if 2 * number > soft:
+        wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+        with contextlib.suppress(ValueError, OSError):  # some systems have a lower limit than they state
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+            soft = max(soft, wanted)
+    return max(soft // 2, 1)

@@ -5,7 +5,7 @@ Both are in `unfinished/` of the directory, until its manifest is written and th
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import fsspec
@@ -66,15 +66,23 @@ class Unfinished:
           Name -> record.
         """
         done, sizes = {}, manifests.sizes(self.directory)
-        for name, file in names.items():
-            if f"{UNFINISHED}/{name}.json" not in sizes:
-                continue
-            shard = json.loads(paths.read_text(_path(self.directory, name)))
-            if shard["rows"] and sizes.get(file) != shard["size"]:
-                logging.warning("%s in %s is missing or truncated; writing it again", file, self.directory)
+        recorded = [name for name in names if f"{UNFINISHED}/{name}.json" in sizes]
+        for name, shard in zip(recorded, self._read(recorded), strict=True):
+            if shard["rows"] and sizes.get(names[name]) != shard["size"]:
+                logging.warning("%s in %s is missing or truncated; writing it again", names[name], self.directory)
                 continue
             done[name] = shard
         return done
+
+    def _read(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Returns the records of shards, which are read concurrently from a bucket: there may be thousands."""
+        if not names:
+            return []
+        filesystem, root = fsspec.core.url_to_fs(paths.join(self.directory, UNFINISHED))
+        files = [f"{root}/{name}.json" for name in names]
+        contents = filesystem.cat(files, recursive=False)
+        contents = contents if isinstance(contents, dict) else dict.fromkeys(files, contents)
+        return [json.loads(contents[file]) for file in files]
 
     def reopen(self, shards: Mapping[str, Mapping[str, Any]]) -> None:
         """Makes a complete directory unfinished again: records these shards, then removes the manifest."""

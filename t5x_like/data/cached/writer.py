@@ -1,5 +1,6 @@
 """Writes a SeqIO task to shards of packed rows. The contents of a shard depend only on the plan and its number."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -15,9 +16,9 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import t5x_like
 from t5x_like import paths
-from t5x_like.data import continuous, vocabulary_digest
+from t5x_like.data import continuous, origins, vocabulary_digest
 from t5x_like.data.cached import manifest as manifests
-from t5x_like.data.cached import shard_files, unfinished
+from t5x_like.data.cached import origins_file, shard_files, unfinished
 from t5x_like.data.cached.layout import Layout, Value
 from t5x_like.data.cached.manifest import Manifest, Shard
 from t5x_like.data.cached.rows import REAL, encode, storage_dtype
@@ -46,6 +47,7 @@ class Plan:
       examples: Number of examples of a cache of a mixture, which is infinite; otherwise None.
       shards: Number of files per pass.
       single_thread: Whether each shard is read by one thread, because several shards are written concurrently.
+      provenance: Whether to write the documents of each row beside the rows; see `origins_file`.
     """
 
     directory: str
@@ -55,6 +57,7 @@ class Plan:
     examples: int | None = None
     shards: int = 8
     single_thread: bool = False
+    provenance: bool = False
 
     def __post_init__(self):
         for name, value in (("PASSES", self.passes), ("NUM_SHARDS", self.shards), ("EXAMPLES", self.examples)):
@@ -94,6 +97,7 @@ class Plan:
             "examples": self.examples,
             "num_shards": self.shards,
             **({"continuous": True} if source.continuous else {}),
+            **({"provenance": True} if self.provenance else {}),
         }
 
     def dtypes(self) -> tuple[str, ...]:
@@ -129,7 +133,20 @@ class Plan:
         if source.continuous:
             continuous.check_spec(source.name, self.spec)
         source.check_not_empty(self.spec)  # raises too if the split or the offline cache does not exist
+        if self.provenance:
+            self._check_provenance()
         _ = self.layout
+
+    def _check_provenance(self) -> None:
+        source = self.source
+        with origins.recorded(origins.Recorder()):
+            carried = not source.continuous and origins.DOCUMENTS in source.task_dataset().element_spec
+        if not carried or source.use_cached or len(source.tasks) > 1:
+            raise UserError(
+                f"PROVENANCE=True: {source.mixture_or_task_name} does not carry the places of its documents. "
+                "text_files_span_corruption, text_files_causal_lm, text_files_masked_lm and text_files_full_sentences "
+                "do, if CONTINUOUS, USE_CACHED_TASKS and EXAMPLES are not set. Set PROVENANCE=False."
+            )
 
     def units(self) -> list[tuple[int, int]]:
         """Returns (pass, shard) of every file, in order."""
@@ -172,7 +189,11 @@ class Plan:
                 f"{self.directory} contains a cache with other settings ({'; '.join(found)}). Give another CACHE_DIR."
             )
         sizes = manifests.sizes(self.directory)
-        if lost := [shard.file for shard in manifest.shards if sizes.get(shard.file) != shard.size]:
+        if lost := [
+            shard.file
+            for shard in manifest.shards
+            if sizes.get(shard.file) != shard.size or (self.provenance and origins_file.name(shard.file) not in sizes)
+        ]:
             self._reopen(manifest, lost)
             return None
         return manifest
@@ -250,8 +271,10 @@ class Plan:
 
     # ---- rows --------------------------------------------------------------------------------------------------------
 
-    def dataset(self, unit: tuple[int, int]) -> tf.data.Dataset:
+    def dataset(self, unit: tuple[int, int], recorder: origins.Recorder | None = None) -> tf.data.Dataset:
         """Returns the stored values of a shard's rows in batches of `_ROWS_AT_ONCE`; see `Layout.storage_spec`.
+
+        With a recorder, another value and its segments follow: the documents of each row.
 
         Documents go to the shards in the order of the source, because the reader shuffles rows; the documents of
         a shard follow one another in the windows of continuous data. Each shard and pass has its own seed: with one
@@ -261,11 +284,17 @@ class Plan:
         seed = hashlib.blake2b(f"{self.source.seed} {number} {shard}".encode(), digest_size=4).digest()
         source = dataclasses.replace(self.source, seed=int.from_bytes(seed) // 2)
         info = seqio.ShardInfo(shard, self.shards) if self.shards > 1 else None
-        ds = source.task_dataset(num_epochs=None if self.examples else 1, shard_info=info)
+        with origins.recorded(recorder):
+            ds = source.task_dataset(num_epochs=None if self.examples else 1, shard_info=info)
         if self.examples:
             ds = ds.take(self.examples // self.shards + (shard < self.examples % self.shards))
-        stored = self.layout.storage_spec(self.spec)
-        ds = example_rows.make(source, ds, self.spec, batch_size=1, to_the_end=True, converted=stored)
+        spec = self.spec if recorder is None else origins_file.with_documents(self.spec)
+        # A row has fewer documents than tokens. A greater length would change the windows of packing.
+        most = {origins.DOCUMENTS: max(self.spec.task_lengths(source.task_feature_lengths).values())}
+        lengths = {**source.task_feature_lengths, **(most if recorder else {})}
+        source = dataclasses.replace(source, task_feature_lengths=lengths)
+        stored = Layout.of(spec, lengths, pack=source.pack).storage_spec(spec)
+        ds = example_rows.make(source, ds, spec, batch_size=1, to_the_end=True, converted=stored)
         ds = ds.batch(_ROWS_AT_ONCE)
         options = tf.data.Options()
         options.deterministic = True
@@ -295,12 +324,21 @@ def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], N
     layout, dtypes = plan.layout, plan.dtypes()
     limits = layout.storage_spec(plan.spec).id_limits({name: about["ids"] for name, about in plan.vocabularies.items()})
     rows, examples, tokens = 0, 0, [0] * len(layout.tracks)
-    with shard_files.local_file(target) as local:
+    recorder, documents = (origins.Recorder() if plan.provenance else None), origins_file.name(target)
+    with contextlib.ExitStack() as stack:
+        local = stack.enter_context(shard_files.local_file(target))
         writer = ArrayRecordWriter(local, WRITER_OPTIONS)
-        for stored in _arrays(plan, unit):
+        if recorder is not None:
+            local_documents = stack.enter_context(shard_files.local_file(documents))
+            documents_writer = ArrayRecordWriter(local_documents, origins_file.WRITER_OPTIONS)
+        for stored in _arrays(plan, unit, recorder):
             check_ids(stored, limits, data=plan.source.mixture_or_task_name, holder="its vocabulary")
             for record in encode(stored, layout, dtypes):
                 writer.write(record)
+            if recorder is not None:
+                places = stored[f"value {len(layout.values)}"], stored[f"segments {len(layout.tracks)}"]
+                for record in origins_file.encode(*places, recorder):
+                    documents_writer.write(record)
             segments = [stored[f"segments {index}"] for index in range(len(layout.tracks))]
             counts = [int((track > 0).sum()) for track in segments]
             tokens = [total + count for total, count in zip(tokens, counts, strict=True)]
@@ -310,6 +348,9 @@ def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], N
                 wrote(len(segments[0]), sum(counts))
         writer.close()
         size, digest = os.path.getsize(local), manifests.checksum(local)
+        if rows and recorder is not None:
+            documents_writer.close()
+            shard_files.store(local_documents, documents)
         if rows:
             shard_files.store(local, target)
     shard = Shard(file if rows else "", rows, size, digest, unit[0], examples, tuple(tokens))
@@ -317,9 +358,9 @@ def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], N
     return shard
 
 
-def _arrays(plan: Plan, unit: tuple[int, int]) -> Iterator[Mapping[str, Any]]:
+def _arrays(plan: Plan, unit: tuple[int, int], recorder: origins.Recorder | None) -> Iterator[Mapping[str, Any]]:
     with task_errors.explain_errors(plan.source):
-        yield from plan.dataset(unit).as_numpy_iterator()
+        yield from plan.dataset(unit, recorder).as_numpy_iterator()
 
 
 def _describe_vocabulary(vocabulary: seqio.Vocabulary) -> dict[str, Any]:
