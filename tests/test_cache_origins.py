@@ -195,11 +195,13 @@ def test_lost_documents_are_written_again(jsonl_cache):
 
 
 def test_task_without_places_raises(tmp_path):
-    write_jsonl(tmp_path)
-    with pytest.raises(UserError, match="PROVENANCE=True: python_docs_causal_lm does not carry the places"):
+    with pytest.raises(UserError, match="PROVENANCE=True: cache_text does not carry the places"):
         command.cache(
             data=SeqIOSource(
-                mixture_or_task_name="python_docs_causal_lm", task_feature_lengths={"targets": 40}, batch_size=1
+                mixture_or_task_name="cache_text",
+                module="cache_tasks",
+                task_feature_lengths={"targets": 40},
+                batch_size=1,
             ),
             objective=CausalLM(),
             cache_dir=str(tmp_path / "cache"),

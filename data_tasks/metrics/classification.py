@@ -4,13 +4,16 @@ Examples whose target is unknown (below 0) are not counted. If all are, as in a 
 names follow the t5 package.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from data_tasks.metrics.packages import require
+from t5x_like import packages
 
 Metrics = dict[str, float]
+
+_require = functools.partial(packages.require, purpose="a metric of the task", extra="eval")
 
 
 def _known(targets: Sequence[float], predictions: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
@@ -32,7 +35,7 @@ def accuracy(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
     targets, predictions = _known(targets, predictions)
     if not len(targets):
         return {}
-    return {"accuracy": 100 * float(require("sklearn.metrics").accuracy_score(targets, predictions))}
+    return {"accuracy": 100 * float(_require("sklearn.metrics").accuracy_score(targets, predictions))}
 
 
 def f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
@@ -49,7 +52,7 @@ def f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
     if not len(targets):
         return {}
     predictions = np.where((predictions != 0) & (predictions != 1), 1 - targets, predictions)
-    return {"f1": 100 * float(require("sklearn.metrics").f1_score(targets, predictions, zero_division=0))}
+    return {"f1": 100 * float(_require("sklearn.metrics").f1_score(targets, predictions, zero_division=0))}
 
 
 def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
@@ -57,7 +60,7 @@ def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Met
     targets, predictions = _known(targets, predictions)
     if not len(targets):
         return {}
-    return {"matthews_corrcoef": 100 * float(require("sklearn.metrics").matthews_corrcoef(targets, predictions))}
+    return {"matthews_corrcoef": 100 * float(_require("sklearn.metrics").matthews_corrcoef(targets, predictions))}
 
 
 def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
@@ -65,7 +68,7 @@ def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> 
     targets, predictions = _known(targets, predictions)
     if len(targets) < 2:
         return {}
-    return {"pearson_corrcoef": 100 * float(require("scipy.stats").pearsonr(targets, predictions)[0])}
+    return {"pearson_corrcoef": 100 * float(_require("scipy.stats").pearsonr(targets, predictions)[0])}
 
 
 def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
@@ -73,7 +76,7 @@ def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) ->
     targets, predictions = _known(targets, predictions)
     if len(targets) < 2:
         return {}
-    return {"spearman_corrcoef": 100 * float(require("scipy.stats").spearmanr(targets, predictions)[0])}
+    return {"spearman_corrcoef": 100 * float(_require("scipy.stats").spearmanr(targets, predictions)[0])}
 
 
 def per_score(names: Sequence[str], metric: Callable[[Sequence[float], Sequence[float]], Metrics]) -> Callable:
@@ -102,7 +105,7 @@ def mean_multiclass_f1(num_classes: int) -> Callable[[Sequence[int], Sequence[in
         if not len(targets):
             return {}
         options = {"labels": range(num_classes), "average": "macro", "zero_division": 0}
-        value = require("sklearn.metrics").f1_score(targets, predictions, **options)
+        value = _require("sklearn.metrics").f1_score(targets, predictions, **options)
         return {f"mean_{num_classes}class_f1": 100 * float(value)}
 
     return mean_f1

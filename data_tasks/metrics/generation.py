@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_tasks.metrics.packages import require
 from data_tasks.metrics.rouge import rouge_lsum, rouge_n
+from t5x_like import packages
 
 _BOOTSTRAP_RESAMPLES = 1000
 _BOOTSTRAP_SEED = 0
@@ -34,7 +34,7 @@ def bleu(targets: Sequence[str] | Sequence[Sequence[str]], predictions: Sequence
     references = [list(targets)] if single else [list(column) for column in zip(*targets, strict=True)]
     metrics = {}
     for name, tokenizer in (("bleu", "intl"), ("bleu_13a", "13a")):
-        scorer = require("sacrebleu").BLEU(tokenize=tokenizer)
+        scorer = packages.require("sacrebleu", "BLEU", extra="eval").BLEU(tokenize=tokenizer)
         metrics[name] = scorer.corpus_score(list(predictions), references).score
         _LOGGER.info("%s = %.2f, signature %s", name, metrics[name], scorer.get_signature())
     return metrics

@@ -54,7 +54,7 @@ class BadWords(PageStep):
         record.count(f"{language}:{result}")
         if result == "filtered":
             shown = page.text[max(found.start() - 100, 0) : found.end() + 100]
-            record.remove(result, page.url, shown)
+            record.apply(result, page.url, shown)
             return
         record.count(result)
         yield page

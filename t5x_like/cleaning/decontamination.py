@@ -98,14 +98,14 @@ class Decontamination:
             record.count("passed")
             yield page
             return
-        record.remove("cut", page.url, page.text[spans[0][0] : spans[0][1]])
+        record.apply("cut", page.url, page.text[spans[0][0] : spans[0][1]])
         pieces = list(self._pieces(page.text, spans))
         if len(pieces) > self.max_pieces:
-            record.remove("filtered:too_many_pieces", page.url, page.text)
+            record.apply("filtered:too_many_pieces", page.url, page.text)
             return
         for piece in pieces:
             if len(piece) < self.min_characters:
-                record.remove("piece-filtered:too_short", page.url, piece)
+                record.apply("piece-filtered:too_short", page.url, piece)
             else:
                 record.count("passed")
                 yield dataclasses.replace(page, text=piece)

@@ -71,18 +71,18 @@ class DuplicateLines:
             for line in page.text.split("\n"):
                 digest = text_hash(line.strip().lower())
                 if digest not in kept_by_url:
-                    record.remove("line-filtered:global_duplicate", page.url, line)
+                    record.apply("line-filtered:global_duplicate", page.url, line)
                 elif digest in seen:
-                    record.remove("line-filtered:local_duplicate", page.url, line)
+                    record.apply("line-filtered:local_duplicate", page.url, line)
                 else:
                     record.count("line-passed")
                     lines.append(line)
                     seen.add(digest)
             text = "\n".join(lines)
             if not text:
-                record.remove("filtered:empty", page.url, page.text)
+                record.apply("filtered:empty", page.url, page.text)
             elif self.min_sentences and len(sentences.splitter(self.sentence_language)(text)) < self.min_sentences:
-                record.remove("filtered:too_few_sentences", page.url, text)
+                record.apply("filtered:too_few_sentences", page.url, text)
             else:
                 record.count("passed")
                 yield dataclasses.replace(page, text=text)

@@ -57,8 +57,7 @@ def _inverted_rank(page: Page) -> tuple[int, int, int, str]:
 def _selected(found: tuple[str, tuple[int, Page]], record: Record) -> Iterator[Page]:
     _, (number, page) = found
     if number > 1:
-        record.remove("filtered", page.url, f"{number - 1} other pages with these words: {page.text}")
-        record.count("filtered", number - 2)
+        record.apply("filtered", page.url, f"{number - 1} other pages with these words: {page.text}", number - 1)
     record.count("passed")
     yield page
 
@@ -138,7 +137,7 @@ def _unrepeated(found: tuple[Rank, Mapping[str, Any]], record: Record) -> Iterat
     similar = sorted(found[1]["repeats"])
     for page in found[1]["pages"]:
         if similar:
-            record.remove("filtered", page.url, f"similar to {similar[0]}: {page.text}")
+            record.apply("filtered", page.url, f"similar to {similar[0]}: {page.text}")
         else:
             record.count("passed")
             yield page

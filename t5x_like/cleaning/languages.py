@@ -52,11 +52,11 @@ class OneLanguage(PageStep):
         """Yields the page if it is in the language; see `PageStep`."""
         found = detector(self.detector)(page.text)
         if found.language is None:
-            record.remove(f"filtered:{found.failure}", page.url, page.text)
+            record.apply(f"filtered:{found.failure}", page.url, page.text)
         elif found.probability < self.min_probability:
-            record.remove("filtered:low_confidence", page.url, page.text)
+            record.apply("filtered:low_confidence", page.url, page.text)
         elif found.language != self.language:
-            record.remove("filtered:ignored_language", page.url, page.text)
+            record.apply("filtered:ignored_language", page.url, page.text)
             record.count(f"filtered:ignored_language-{found.language}")
         else:
             record.count("passed")
@@ -96,13 +96,13 @@ class Languages(PageStep):
         found = detector(self.detector)(page.text)
         language = found.language
         if language is None:
-            record.remove("filtered:no_predictions", page.url, page.text)
+            record.apply("filtered:no_predictions", page.url, page.text)
             language = UNKNOWN
         elif found.probability < self.min_probability:
-            record.remove("filtered:low_confidence", page.url, page.text)
+            record.apply("filtered:low_confidence", page.url, page.text)
             language = UNKNOWN
         elif language not in self.languages:
-            record.remove("filtered:ignored_language", page.url, page.text)
+            record.apply("filtered:ignored_language", page.url, page.text)
             return
         record.count("passed")
         record.count(f"passed:{language}")

@@ -24,7 +24,7 @@ class MaxCharacters(PageStep):
     def process(self, page: Page, record: Record) -> Iterator[Page]:
         """Yields the page if it is short enough; see `PageStep`."""
         if len(page.text) > self.characters:
-            record.remove("filtered", page.url, page.text)
+            record.apply("filtered", page.url, page.text)
             return
         record.count("passed")
         yield page
@@ -49,7 +49,7 @@ class Paragraphs(PageStep):
         """Yields the page if it has enough long lines; see `PageStep`."""
         longest = heapq.nlargest(self.paragraphs, map(len, page.text.split("\n")))
         if len(longest) < self.paragraphs or longest[-1] < self.characters:
-            record.remove("filtered", page.url, page.text)
+            record.apply("filtered", page.url, page.text)
             return
         record.count("passed")
         yield page

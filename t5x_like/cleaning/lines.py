@@ -55,7 +55,7 @@ class CleanLines(PageStep):
         for raw in page.text.splitlines():
             line = raw.strip()
             if rule := self._length_rule(line):
-                record.remove(rule, page.url, line)
+                record.apply(rule, page.url, line)
                 continue
             line = _CITATIONS.sub("", line)
             rule = self._content_rule(line)
@@ -64,11 +64,11 @@ class CleanLines(PageStep):
                 kept.append(line)
                 record.count("line-passed")
                 continue
-            record.remove(rule, page.url, line)
+            record.apply(rule, page.url, line)
             if rule.startswith("filtered:"):
                 return
         if found < self.min_sentences:
-            record.remove("filtered:too_few_sentences", page.url, page.text)
+            record.apply("filtered:too_few_sentences", page.url, page.text)
             return
         record.count("passed")
         yield dataclasses.replace(page, text="\n".join(kept).strip())

@@ -67,7 +67,7 @@ def url_hash(page: Page) -> int:
 
 
 class Example(NamedTuple):
-    """Something that a rule has removed, or an error.
+    """Something to which a rule has applied, or an error.
 
     Attributes:
       namespace: the step.
@@ -98,19 +98,20 @@ class Record:
         """Adds to a counter."""
         self.counts[name] += number
 
-    def remove(self, rule: str, url: str, text: str) -> None:
-        """Counts a line or a page that a rule removes.
+    def apply(self, rule: str, url: str, text: str, number: int = 1) -> None:
+        """Counts what a rule applies to: a line or page that it removes, or a page that stays without a part of it.
 
         Args:
           rule: the name of the rule.
-          url: the page.
-          text: the line, or the text of the page.
+          url: the page; of several equal pages, the one that stays.
+          text: the line, the text of the page, or the part.
+          number: how many lines or pages the rule applies to.
         """
-        self.count(rule)
+        self.count(rule, number)
         if rule not in self._examples:
             self._examples[rule] = Example(self.namespace, rule, url, text[:EXAMPLE_CHARACTERS])
 
     @property
     def examples(self) -> list[Example]:
-        """An example of each rule that has removed something."""
+        """An example of each rule that has applied."""
         return list(self._examples.values())

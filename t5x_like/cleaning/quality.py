@@ -1,15 +1,19 @@
-"""Rules for the length of words and the repetition of text, of Gopher (Rae et al. 2021, appendix A.1.1).
+"""Rules for words, symbols, stop words and the repetition of text, of Gopher (Rae et al. 2021, appendix A1.1).
 
-Gopher's rules for symbols, bullet points, ellipses, words without letters, stop words and paragraphs are not applied.
+Gopher's rules for bullet points, lines that end in an ellipsis, words without letters and paragraphs are not applied.
 """
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from t5x_like.cleaning.pages import Page, Record
 from t5x_like.cleaning.step import PageStep
 
+# Rule -> the spellings of a symbol.
+_SYMBOLS = {"filtered:hashes": ("#",), "filtered:ellipses": ("...", "…")}
+_LETTERS = re.compile(r"[^\W\d_]+")
 # n -> largest fraction of the characters of a page in its most frequent n-gram.
 _TOP = {2: 0.20, 3: 0.18, 4: 0.16}
 # n -> largest fraction of the characters of a page in n-grams that occur several times.
@@ -52,7 +56,67 @@ class Words(PageStep):
             "filtered:too_long": mean > self.max_mean_characters,
         }
         if rule := next((name for name, is_met in conditions.items() if is_met), None):
-            record.remove(rule, page.url, page.text)
+            record.apply(rule, page.url, page.text)
+            return
+        record.count("passed")
+        yield page
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Symbols(PageStep):
+    """Removes pages with many hash symbols or many ellipses.
+
+    Attributes:
+      max_ratio: largest number of each symbol per word.
+    """
+
+    max_ratio: float = 0.1
+
+    namespace = "symbols"
+    rules = {
+        "filtered:hashes": "pages with many hash symbols",
+        "filtered:ellipses": "pages with many ellipses",
+        "passed": "pages that are kept",
+    }
+
+    def process(self, page: Page, record: Record) -> Iterator[Page]:
+        """Yields the page if it has few symbols; see `PageStep`."""
+        words = len(page.text.split())
+        for rule, symbols in _SYMBOLS.items():
+            if sum(map(page.text.count, symbols)) > self.max_ratio * words:
+                record.apply(rule, page.url, page.text)
+                return
+        record.count("passed")
+        yield page
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StopWords(PageStep):
+    """Removes pages without some of the most frequent words of their language.
+
+    Attributes:
+      words: the words, in lower case.
+      min_words: smallest number of different ones in a page.
+      language: pages of other languages are kept. A page whose language no step has detected is of this one.
+    """
+
+    words: Sequence[str] = ("the", "be", "to", "of", "and", "that", "have", "with")
+    min_words: int = 2
+    language: str = "en"
+
+    namespace = "stop-words"
+    rules = {
+        "filtered": "pages with too few different stop words",
+        "other_language": "pages of other languages, which are kept",
+        "passed": "pages that are kept",
+    }
+
+    def process(self, page: Page, record: Record) -> Iterator[Page]:
+        """Yields the page if it has enough stop words; see `PageStep`."""
+        if page.language is not None and page.language.split("-")[0] != self.language:
+            record.count("other_language")
+        elif len(set(self.words).intersection(_LETTERS.findall(page.text.lower()))) < self.min_words:
+            record.apply("filtered", page.url, page.text)
             return
         record.count("passed")
         yield page
@@ -86,7 +150,7 @@ class Repetition(PageStep):
     def process(self, page: Page, record: Record) -> Iterator[Page]:
         """Yields the page if it repeats little; see `PageStep`."""
         if rule := self._rule(page.text):
-            record.remove(rule, page.url, page.text)
+            record.apply(rule, page.url, page.text)
             return
         record.count("passed")
         yield page

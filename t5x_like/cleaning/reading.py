@@ -91,7 +91,7 @@ class ReadPages:
             if not is_archive and not page.url:
                 page = dataclasses.replace(page, url=f"{path}#{found.number}")
             if rule := _missing(page, is_archive):
-                record.remove(rule, page.url, page.text)
+                record.apply(rule, page.url, page.text)
                 continue
             record.count("passed")
             yield page
@@ -100,7 +100,7 @@ class ReadPages:
         if self.on_bad_record == ERROR:
             what = "the rest of such files" if rule == "damaged-file" else "such records"
             raise UserError(f"{message} ON_BAD_RECORD=skip skips and counts {what}.")
-        record.remove(rule, path, message)
+        record.apply(rule, path, message)
         if record.counts[rule] <= _MAX_WARNINGS:
             logging.warning("skipped: %s", message)
 

@@ -48,7 +48,7 @@ def _age(page: Page) -> tuple[Any, ...]:
 def _newest(found: tuple[str, tuple[int, Page]], record: Record) -> Iterator[Page]:
     _, (number, page) = found
     if number > 1:
-        record.remove("filtered", page.url, f"{number} pages; the newest is from {page.timestamp}")
+        record.apply("filtered", page.url, f"{number} pages; the newest is from {page.timestamp}")
         record.count("filtered", number - 2)
     record.count("passed")
     yield page
@@ -81,9 +81,9 @@ class Domains(PageStep):
         allowed, parts = _domains(self.path), _extractor()(page.normalized_url)
         domain = f"{parts.domain}.{parts.suffix}"
         if domain not in allowed:
-            record.remove("filtered:bad_domain", page.url, page.text)
+            record.apply("filtered:bad_domain", page.url, page.text)
         elif isinstance(allowed[domain], list) and parts.subdomain not in allowed[domain]:
-            record.remove("filtered:bad_subdomain", page.url, page.text)
+            record.apply("filtered:bad_subdomain", page.url, page.text)
         else:
             record.count("passed")
             yield page
@@ -176,6 +176,6 @@ def _listed(found: tuple[str, Mapping[str, Any]], record: Record) -> Iterator[Pa
             record.count("passed")
             yield page
         else:
-            record.remove("filtered", page.url, page.text)
+            record.apply("filtered", page.url, page.text)
     if not pages:
         record.count("missing-page")

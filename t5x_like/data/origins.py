@@ -12,11 +12,13 @@ import contextvars
 import threading
 from collections.abc import Iterator, Mapping
 
+from t5x_like.errors import RunFailed
+
 DOCUMENT, DOCUMENTS = "document", "documents"
 PLACE = 2
 """Number of integers that identify a document: the numbers of its file and of its record."""
-# Documents between the reading of a document and the writing of its rows, and room for more.
-_MOST = 1 << 20
+# Documents whose descriptions are kept until their rows are written, which take about half a kilobyte each.
+_MOST = 1 << 18
 
 _RECORDER = contextvars.ContextVar("recorder", default=None)
 
@@ -43,7 +45,12 @@ class Recorder:
 
     def __getitem__(self, place: tuple[int, int]) -> Mapping[str, str | int]:
         with self._lock:
-            return self._found[place]
+            if (found := self._found.get(place)) is None:
+                raise RunFailed(
+                    f"PROVENANCE: more than {_MOST:,} documents were read before the row with document {place[1]} of "
+                    f"file {place[0]} was written. Join short documents, or set PROVENANCE=False."
+                )
+            return found
 
 
 @contextlib.contextmanager

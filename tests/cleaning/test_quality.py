@@ -1,5 +1,6 @@
 """Rules for words and repetitions, duplicates of pages, and text of evaluation sets."""
 
+import dataclasses
 import gzip
 import json
 import random
@@ -52,6 +53,30 @@ def test_words(contents, expected):
 )
 def test_repetition(contents, expected):
     assert rule(quality.Repetition(), contents) == expected
+
+
+@pytest.mark.parametrize(
+    ("contents", "expected"),
+    [
+        ("word " * 20 + "# #", "passed"),  # 2 symbols, 22 words
+        ("word " * 17 + "#a #b", "filtered:hashes"),  # 2 symbols, 19 words
+        ("word... and so on… " * 3, "filtered:ellipses"),
+        ("word " * 20 + "and # so...", "passed"),
+    ],
+)
+def test_symbols(contents, expected):
+    assert rule(quality.Symbols(), contents) == expected
+
+
+def test_stop_words():
+    step = quality.StopWords()
+    assert rule(step, "We have lemons. That, we know!") == "passed"
+    assert rule(step, "Have lemons, have oranges, have other behavior.") == "filtered"
+    record = pages.Record(step.namespace)
+    german = pages.Page("http://a.example", "Die Zitrone ist eine Frucht.", language="de")
+    assert list(step.process(german, record)) == [german]
+    assert record.counts == {"other_language": 1, "passed": 1}
+    assert not list(step.process(dataclasses.replace(german, language="en"), record))
 
 
 def cut(contents, evaluated, **settings):
