@@ -96,7 +96,7 @@ def test_missing_manifest_is_written(plan, written, processes, beam):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_cache_without_examples_raises_each_time(plan, monkeypatch, processes):
-    monkeypatch.setattr(writer, "_arrays", lambda plan, unit: iter(()))
+    monkeypatch.setattr(writer, "_arrays", lambda plan, unit, recorder: iter(()))
     plan.begin()
     for unit in plan.units():
         writer.write_shard(plan, unit)
