@@ -18,7 +18,7 @@ from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.fused_attention import backend as tpu
 from t5x_like.kernels.masks import MASK_VALUE, Mask
 from t5x_like.kernels.prefix_keys import Prefix
-from t5x_like.kernels.score_bias import DenseBias, ScoreBias
+from t5x_like.kernels.score_bias import DenseBias, ScoreBias, bias_key, misfit
 from t5x_like.kernels.softmax import softmax
 
 # Queries of a block and blocks of a row in `_by_blocks`.
@@ -140,17 +140,13 @@ def materialize(
         query_positions=jnp.arange(q.shape[1])[None] if query_positions is None else query_positions,
         key_positions=jnp.arange(k.shape[1])[None] if key_positions is None else key_positions,
         scale=scale,
-        dropout_key=None if dropout_key is None else jax.random.fold_in(dropout_key, 0),
+        dropout_key=bias_key(dropout_key),
     )
     batch, q_len, heads, _ = q.shape
     sizes = ((1, batch), (heads,), (1, q_len), (1, k.shape[1]))
     if added.ndim != 4 or any(size not in allowed for size, allowed in zip(added.shape, sizes, strict=True)):
-        raise _misfit(added, q, k)
+        raise misfit(added, q, k)
     return added
-
-
-def _misfit(bias: Array, q: Array, k: Array) -> ValueError:
-    return ValueError(f"bias {bias.shape} does not broadcast to the scores of queries {q.shape} and keys {k.shape}")
 
 
 def _by_blocks(
@@ -332,9 +328,6 @@ def attention(
     """
     if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1] or q.shape[2] % k.shape[2]:
         raise ValueError(f"queries {q.shape}, keys {k.shape} and values {v.shape} have inconsistent shapes")
-    if bias is not None and bias.diagonals is not None:
-        if bias.diagonals.shape != (q.shape[2], q.shape[1] + k.shape[1] - 1):
-            raise _misfit(bias.diagonals, q, k)
     dropout = NO_DROPOUT if dropout_key is None else dropout
     q, k, v = head_exchange.exchange(q, k, v)
     name = backend_for(partitioning.bound_mesh(), q, k, mask=mask, bias=bias, dropout=dropout, prefix=prefix)

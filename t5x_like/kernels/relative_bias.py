@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from t5x_like.kernels.score_bias import ScoreBias
+from t5x_like.kernels.score_bias import ScoreBias, ScoreTerms, misfit
 
 
 @struct.dataclass
@@ -19,14 +19,20 @@ class RelativeBias:
 
     values: Float[Array, "heads relative"]
 
-    @property
-    def diagonals(self) -> Float[Array, "heads relative"]:
-        """The values; see `ScoreBias.diagonals`."""
-        return self.values
+    def terms(self, q: Array, k: Array, **_) -> ScoreTerms:
+        """Returns the values; see `ScoreBias.terms`."""
+        self._check(q, k)
+        return ScoreTerms(diagonals=self.values)
 
     def materialize(self, q: Array, k: Array, **_) -> Float[Array, "1 heads q_len kv_len"]:
         """Returns the bias of all pairs, `q_len + kv_len - 1` of which differ; see `ScoreBias.materialize`."""
+        self._check(q, k)
         return toeplitz(self.values, q.shape[1], k.shape[1])[None]
+
+    def _check(self, q: Array, k: Array) -> None:
+        """Raises ValueError unless there is a value for each head and distance."""
+        if self.values.shape != (q.shape[2], q.shape[1] + k.shape[1] - 1):
+            raise misfit(self.values, q, k)
 
 
 @struct.dataclass
@@ -43,8 +49,7 @@ class PrefixedBias:
     before: Float[Array, "heads distances"]
     length: int = struct.field(pytree_node=False)
 
-    @property
-    def diagonals(self) -> None:
+    def terms(self, q: Array, k: Array, **_) -> None:
         """None: in packed rows, the distance to the prefix is not the difference of two indices."""
         return None
 

@@ -10,6 +10,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from t5x_like.kernels.score_bias import ScoreTerms
+
 # Largest period of the sinusoids is 2π times this number (Vaswani et al. 2017, section 3.5).
 _PERIOD = 10000.0
 
@@ -43,6 +45,7 @@ class RelativeScores:
       key_types: token types of the keys without a prefix.
       is_reversed: 1 for rows whose text is reversed; None if `relative` has one direction.
       length: number of leading queries, whose positions are those of the last keys; None: 0.
+      target_positions: positions of the other queries, different ones in a row; None if they are not known.
     """
 
     relative: Float[Array, "directions relative heads kv"]
@@ -54,11 +57,37 @@ class RelativeScores:
     key_types: Int[Array, "batch kv_len"]
     is_reversed: Int[Array, " batch"] | None = None
     length: int | None = struct.field(pytree_node=False, default=None)
+    target_positions: Int[Array, "batch targets"] | None = None
 
-    @property
-    def diagonals(self) -> None:
-        """None: the scores depend on the contents; see `ScoreBias.diagonals`."""
-        return None
+    def terms(
+        self,
+        q: Float[Array, "batch q_len heads kv"],
+        k: Float[Array, "batch kv_len heads kv"],
+        *,
+        scale: float = 1.0,
+        dropout_key: jax.Array | None = None,
+    ) -> ScoreTerms | None:
+        """Returns the terms of the scores, or None in a step of decoding; see `ScoreBias.terms`.
+
+        Per query, (q + w) · s has one value for the same type and one for other types. A value that all keys have does
+        not change the softmax, so the difference is left.
+        """
+        targets = None if self.target_positions is None else self.target_positions.shape[1]
+        if self.length is None or self.relative.shape[1] != k.shape[1] + self.length - 1:
+            return None
+        if q.shape[1] != self.length + (targets or 0):
+            return None
+        of_types = jnp.einsum("bqhd,thd->tbhq", q + self.type_bias, self.types, preferred_element_type=jnp.float32)
+        return ScoreTerms(
+            query_table=self.relative,
+            direction=self.is_reversed,
+            content_bias=self.content_bias,
+            position_bias=self.position_bias,
+            same_type=of_types[0] - of_types[1],
+            query_types=self.query_types,
+            key_types=self.key_types,
+            further=self.target_positions if targets else None,
+        )
 
     def materialize(
         self,

@@ -7,6 +7,39 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 
+@struct.dataclass
+class ScoreTerms:
+    """A bias as terms that a fused kernel adds to the scores tile by tile; a term that is None is zero.
+
+    Entry `key - query + q_len - 1` of a table belongs to a query and a key at these indices.
+
+    Attributes:
+      diagonals: a value per head and distance.
+      query_table: vectors that a query is multiplied with, times the scale of the scores. They are multiplied in the
+        dtype of the query; their gradients are summed in their own.
+      key_table: vectors that a key is multiplied with, likewise.
+      direction: which of the first dimension of these tables a row reads; None for the first.
+      content_bias: added to the queries in products with keys.
+      position_bias: added to the queries in products with `query_table`; required with `content_bias`.
+      same_type: a value per query for keys of its type, times the scale of the scores.
+      query_types: types of the queries; required with `same_type`.
+      key_types: types of the keys; required with `same_type`.
+      further: indices of queries whose distances the last queries have, different ones in a row; `q_len` in tables does
+        not count them. None: no query.
+    """
+
+    diagonals: Float[Array, "heads relative"] | None = None
+    query_table: Float[Array, "directions relative heads kv"] | None = None
+    key_table: Float[Array, "directions relative heads kv"] | None = None
+    direction: Int[Array, " batch"] | None = None
+    content_bias: Float[Array, "heads kv"] | None = None
+    position_bias: Float[Array, "heads kv"] | None = None
+    same_type: Float[Array, "batch heads q_len"] | None = None
+    query_types: Int[Array, "batch q_len"] | None = None
+    key_types: Int[Array, "batch kv_len"] | None = None
+    further: Int[Array, "batch further"] | None = None
+
+
 class ScoreBias(Protocol):
     """What is added to the scaled scores of an attention: a pytree, whose arrays have gradients.
 
@@ -14,12 +47,18 @@ class ScoreBias(Protocol):
     known, after the exchange of positions for heads (`kernels.head_exchange`), and passes the same heads.
     """
 
-    @property
-    def diagonals(self) -> Float[Array, "heads relative"] | None:
-        """The bias per head and distance, if it depends on nothing else: what a fused kernel reads.
+    def terms(
+        self,
+        q: Float[Array, "batch q_len heads kv"],
+        k: Float[Array, "batch kv_len kv_heads kv"],
+        *,
+        scale: float = 1.0,
+        dropout_key: jax.Array | None = None,
+    ) -> ScoreTerms | None:
+        """Returns the terms of the bias, what a fused kernel reads, for positions 0, 1, 2 … along each row.
 
-        Entry `key - query + q_len - 1` is the bias of a query and a key at these indices. None for other biases, which
-        fused kernels leave to the reference implementation.
+        None for a bias that is not a sum of such terms, which fused kernels leave to the reference implementation.
+        `materialize` describes the arguments.
         """
 
     def materialize(
@@ -58,11 +97,20 @@ class DenseBias:
 
     values: Float[Array, "rows heads q_len kv_len"]
 
-    @property
-    def diagonals(self) -> None:
+    def terms(self, q: Array, k: Array, **_) -> None:
         """None: a matrix may have any values."""
         return None
 
     def materialize(self, q: Array, k: Array, **_) -> Float[Array, "rows heads q_len kv_len"]:
         """Returns the matrix; see `ScoreBias.materialize`."""
         return self.values
+
+
+def misfit(bias: Array, q: Array, k: Array) -> ValueError:
+    """Returns the error of a bias whose shape does not fit queries and keys."""
+    return ValueError(f"bias {bias.shape} does not broadcast to the scores of queries {q.shape} and keys {k.shape}")
+
+
+def bias_key(dropout_key: jax.Array | None) -> jax.Array | None:
+    """Returns the random key of a bias, derived from the key of the dropout of the attention weights."""
+    return None if dropout_key is None else jax.random.fold_in(dropout_key, 0)

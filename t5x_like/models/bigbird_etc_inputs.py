@@ -180,9 +180,8 @@ class TableScores:
     number: int = struct.field(pytree_node=False)
     unseen: int = struct.field(pytree_node=False)
 
-    @property
-    def diagonals(self) -> None:
-        """None: the scores depend on the contents; see `ScoreBias.diagonals`."""
+    def terms(self, q: Array, k: Array, **_) -> None:
+        """None: the scores are not sums of terms; see `ScoreBias.terms`."""
         return None
 
     def materialize(

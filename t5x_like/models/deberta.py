@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout, split_key
+from t5x_like.kernels.score_bias import ScoreTerms
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
 from t5x_like.layers.attention import MultiHeadAttention
@@ -166,10 +167,22 @@ class DisentangledBias:
     length: int | None = struct.field(pytree_node=False, default=None)
     dropout: Dropout = struct.field(pytree_node=False, default=NO_DROPOUT)
 
-    @property
-    def diagonals(self) -> None:
-        """None: the scores depend on the contents; see `ScoreBias.diagonals`."""
-        return None
+    def terms(
+        self,
+        q: Float[Array, "batch q_len heads kv"],
+        k: Float[Array, "batch kv_len heads kv"],
+        *,
+        scale: float = 1.0,
+        dropout_key: jax.Array | None = None,
+    ) -> ScoreTerms | None:
+        """Returns both products with the vectors of all distances, or None for arbitrary positions."""
+        if self.length is None:
+            return None
+        first, queries, keys = self._projected(k.shape[1], dropout_key)
+        rows = self.positions.table_rows(np.arange(q.shape[1] - 1, -k.shape[1], -1)) - first
+        # In float32, so that the gradients of distances that share a row are summed in float32.
+        keys, queries = (vectors.astype(jnp.float32)[rows][None] for vectors in (keys, queries))
+        return ScoreTerms(query_table=keys, key_table=queries)
 
     def materialize(
         self,
@@ -182,16 +195,21 @@ class DisentangledBias:
         dropout_key: jax.Array | None = None,
     ) -> Float[Array, "batch heads q_len kv_len"]:
         """Returns the scores of all pairs of queries and keys; see `ScoreBias.materialize`."""
-        first, last = 0, len(self.relative) - 1
-        if self.length is not None:
-            first, last = self.positions.limits(max(self.length, k.shape[1]))  # the keys may begin with a prefix
-        relative = self.dropout(self.relative[first : last + 1], dropout_key)
-        keys, queries = (each(relative, dropout_key=dropout_key) for each in (self.key, self.query))
+        first, queries, keys = self._projected(k.shape[1], dropout_key)
         rows = self.positions.rows(query_positions[:, :, None] - key_positions[:, None, :])[:, None] - first
         to_position = jnp.einsum("bqhd,rhd->bhqr", q, keys, preferred_element_type=jnp.float32)
         to_content = jnp.einsum("bkhd,rhd->bhkr", k, queries, preferred_element_type=jnp.float32)
         to_content = jnp.take_along_axis(to_content, jnp.swapaxes(rows, 2, 3), axis=-1)
         return scale * (jnp.take_along_axis(to_position, rows, axis=-1) + jnp.swapaxes(to_content, 2, 3))
+
+    def _projected(self, kv_len: int, dropout_key: jax.Array | None) -> tuple[int, Array, Array]:
+        """Returns the first row of the table that occurs, and the queries and keys `[rows, heads, kv]` from it on."""
+        first, last = 0, len(self.relative) - 1
+        if self.length is not None:
+            first, last = self.positions.limits(max(self.length, kv_len))  # the keys may begin with a prefix
+        relative = self.dropout(self.relative[first : last + 1], dropout_key)
+        queries, keys = (each(relative, dropout_key=dropout_key) for each in (self.query, self.key))
+        return first, queries, keys
 
 
 class DisentangledAttention(MultiHeadAttention):

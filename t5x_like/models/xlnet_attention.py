@@ -93,6 +93,7 @@ class RelativeAttention(MultiHeadAttention):
             key_types,
             is_reversed,
             length,
+            None if length is None else options["positions"][:, length:],
         )
         return super().__call__(x, bias=scores, **options)
 

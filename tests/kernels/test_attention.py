@@ -131,7 +131,7 @@ def test_partitioner_may_require_plain_products():
     [
         ({"q_len": 64}, "few queries"),
         ({"mask": Mask(dense=np.ones((2, 128, 128), bool))}, "does not read these conditions of the mask: dense"),
-        ({"bias": DenseBias(jnp.zeros((1, 4, 128, 128)))}, "the bias depends on more than the distance"),
+        ({"bias": DenseBias(jnp.zeros((1, 4, 128, 128)))}, "the bias is a matrix, not a sum of terms"),
         ({"dropout": Dropout(0.1, broadcast_dims=(-1,))}, "dropout shares its decisions"),
         (
             {"sharded": {"sequence": 8}},
@@ -306,7 +306,7 @@ def test_structured_masks_equal_dense_ones(seed):
 @pytest.mark.parametrize(
     ("mask", "expected"),
     [
-        (Mask(query_ranks=jnp.zeros((2, 128), int), key_ranks=jnp.zeros((2, 128), int)), "xla"),
+        (Mask(query_ranks=jnp.zeros((2, 128), int), key_ranks=jnp.zeros((2, 128), int)), "fused"),
         (Mask(window=3, global_keys=jnp.zeros((2, 128), bool)), "xla"),
         (Mask(window=3, global_keys=jnp.zeros((2, 128), bool), max_global_keys=4), "fused"),
         (Mask(blocks=BlockLists(jnp.zeros((4, 2, 1), int), 64)), "gathered"),

@@ -12,14 +12,14 @@ from t5x_like import partitioning
 from t5x_like.kernels.attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.dropout import dropout as apply_dropout
-from t5x_like.kernels.fused_attention import blocks, global_keys
+from t5x_like.kernels.fused_attention import blocks, global_keys, streams
 from t5x_like.kernels.fused_attention.backward import backward
 from t5x_like.kernels.fused_attention.forward import forward
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.layout import Layout
 from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, Operands, pad
 from t5x_like.kernels.masks import Mask
-from t5x_like.kernels.score_bias import ScoreBias
+from t5x_like.kernels.score_bias import ScoreBias, ScoreTerms, bias_key
 
 
 def fused_attention(
@@ -46,7 +46,7 @@ def fused_attention(
       k: keys.
       v: values.
       mask: the keys that each query may attend to; see `backend.MASKS`.
-      bias: bias of the scores, with `diagonals`.
+      bias: bias of the scores, with `terms`.
       scale: factor of the scores.
       dropout: dropout of the attention weights; see `backend.unsupported_reason` for what is supported.
       dropout_key: random key for dropout; None disables dropout.
@@ -56,6 +56,22 @@ def fused_attention(
     Returns:
       Averages of the values.
     """
+    terms = ScoreTerms() if bias is None else bias.terms(q, k, scale=scale, dropout_key=bias_key(dropout_key))
+    options = {"scale": scale, "dropout": dropout, "interpret": interpret, "sizes": sizes}
+    if terms.further is None:
+        return _of_terms(q, k, v, mask, terms, dropout_key=dropout_key, **options)
+    second_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
+    parts = [
+        _of_terms(queries, k, v, *conditions, dropout_key=key, **options)
+        for (queries, *conditions), key in (
+            (streams.first(q, mask, terms), dropout_key), (streams.further(q, mask, terms), second_key)
+        )
+    ]  # fmt: skip
+    return streams.join(*parts, terms.further)
+
+
+def _of_terms(q, k, v, mask: Mask, terms: ScoreTerms, *, scale, dropout, dropout_key, interpret, sizes) -> Array:
+    """Computes attention with a bias that is given by its terms; see `fused_attention`."""
     static = Static(
         causal=mask.causal,
         window=mask.window,
@@ -72,15 +88,28 @@ def fused_attention(
             static = dataclasses.replace(static, dropout_rate=dropout.rate)
             seeds = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, (2,)), jnp.int32)
     query_segments, key_segments = _segments(mask, q.shape, k.shape[1])
+    ranks = (None, None)
+    if mask.query_ranks is not None:  # of integers, a lower or equal rank is lower than the next one
+        ranks = mask.query_ranks if mask.strict_ranks else mask.query_ranks + 1, mask.key_ranks
     inputs = Inputs(
         q=q,
         k=k,
         v=v,
-        bias=None if bias is None else bias.diagonals,
+        bias=terms.diagonals,
         query_segments=query_segments,
         key_segments=key_segments,
         prefix=None if mask.prefix is None else mask.prefix.astype(jnp.int32),
         seeds=seeds,
+        query_table=terms.query_table,
+        key_table=terms.key_table,
+        direction=terms.direction,
+        content_bias=terms.content_bias,
+        position_bias=terms.position_bias,
+        same_type=terms.same_type,
+        query_types=terms.query_types,
+        key_types=terms.key_types,
+        query_ranks=ranks[0],
+        key_ranks=ranks[1],
     )
     return _attention(inputs if mask.global_keys is None else global_keys.add(inputs, mask), static)
 
@@ -121,6 +150,13 @@ class Static:
             prefix=inputs.prefix is not None,
             segments=inputs.key_segments is not None,
             biased=inputs.bias is not None,
+            query_table=inputs.query_table is not None,
+            key_table=inputs.key_table is not None,
+            directions=max((len(x) for x in (inputs.query_table, inputs.key_table) if x is not None), default=1),
+            query_biases=inputs.content_bias is not None,
+            types=inputs.same_type is not None,
+            ranks=inputs.key_ranks is not None,
+            strided=self.sizes.strided,
             scale=self.scale,
             dropout_rate=self.dropout_rate,
         )
@@ -190,18 +226,33 @@ def _backward(static: Static, residuals, gradient):
         delta = jnp.moveaxis(jnp.sum(product, axis=-1), 1, 2)[:, :, None]
         statistics = (pad(x, 3, g.padded_q) for x in (lse, delta))
         options = {"vmem_bytes": static.sizes.vmem_bytes, "interpret": static.interpret}
-        dq, dk, dv, dbias = backward(operands, *statistics, _joined(gradient, g.padded_q), g, **options)
-        dq, dk, dv = (_separated(x, y.shape) for x, y in ((dq, inputs.q), (dk, inputs.k), (dv, inputs.v)))
-        if dbias is not None:
-            dbias = layout.sum_over_rows(_relative_values(jnp.sum(dbias, axis=(0, 2)), g))
+        found = backward(operands, *statistics, _joined(gradient, g.padded_q), g, **options)
+        dq, dk, dv = (_separated(x, y.shape) for x, y in zip(found[:3], (inputs.q, inputs.k, inputs.v), strict=True))
+        of_terms = {}
+        if found.bias is not None:
+            of_terms["bias"] = layout.sum_over_rows(_relative_values(jnp.sum(found.bias, axis=(0, 2)), g))
+        if (table := inputs.query_table) is not None:
+            vectors = _vectors(layout.sum_over_rows(found.query_table * g.scale), g.padded_q - g.q_len, g)
+            of_terms["query_table"] = vectors.astype(table.dtype)
+        if (table := inputs.key_table) is not None:
+            vectors = _vectors(layout.sum_over_rows(found.key_table * g.scale), g.padded_k - g.kv_len, g)
+            of_terms["key_table"] = vectors[:, ::-1].astype(table.dtype)
+        for name in ("content_bias", "position_bias"):
+            if (given := getattr(inputs, name)) is not None:
+                summed = layout.sum_over_rows(getattr(found, name) * g.scale)
+                of_terms[name] = summed.reshape(given.shape).astype(given.dtype)
+        if found.same_type is not None:
+            of_terms["same_type"] = found.same_type[:, :, 0, : g.q_len] * g.scale
         if inputs.global_k is None:
-            return Inputs(dq, dk, dv, dbias)
+            return Inputs(dq, dk, dv, **of_terms)
         more, *of_global = global_keys.gradients(inputs, lse, delta, gradient, operands.seeds, g)
-        return Inputs(dq + more, dk, dv, dbias, None, None, None, None, *of_global)
+        return Inputs(dq + more, dk, dv, **of_terms, global_k=of_global[0], global_v=of_global[1])
 
     specs = layout.inputs
     arguments = (specs, layout.heads, layout.statistics, layout.heads)
-    others = dict.fromkeys(("query_segments", "key_segments", "prefix", "seeds", "global_segments", "global_positions"))
+    differentiable = {"q", "k", "v", "bias", "global_k", "global_v", "query_table", "key_table"}
+    differentiable |= {"content_bias", "position_bias", "same_type"}
+    others = dict.fromkeys(set(Inputs._fields) - differentiable)
     return (layout.map(local, arguments, specs._replace(**others))(inputs, output, lse, gradient),)
 
 
@@ -234,6 +285,14 @@ def _operands(inputs: Inputs, layout: "Layout", static: Static) -> tuple[Operand
     if seeds is not None:
         seeds = jnp.concatenate([seeds, layout.first_row_and_head(g), jnp.full(1, layout.num_heads, jnp.int32)])
     row = lambda x, length, value=0: None if x is None else pad(x, 1, length, value)[:, None]  # noqa: E731
+    dtype = inputs.q.dtype
+
+    def table(vectors, before, step=1):
+        return None if vectors is None else _table(vectors[:, ::step].astype(dtype), before, g)
+
+    def vector(x):
+        return None if x is None else x.astype(jnp.float32).reshape(-1, 1)
+
     return Operands(
         q=_joined(inputs.q, g.padded_q),
         k=_joined(inputs.k, g.padded_k),
@@ -243,6 +302,16 @@ def _operands(inputs: Inputs, layout: "Layout", static: Static) -> tuple[Operand
         key_segments=row(inputs.key_segments, g.padded_k, NO_SEGMENT),
         prefix=row(inputs.prefix, g.padded_k),
         seeds=seeds,
+        query_table=table(inputs.query_table, g.padded_q - g.q_len),
+        key_table=table(inputs.key_table, g.padded_k - g.kv_len, -1),
+        direction=inputs.direction,
+        content_bias=vector(inputs.content_bias),
+        position_bias=vector(inputs.position_bias),
+        same_type=None if inputs.same_type is None else pad(inputs.same_type, 2, g.padded_q)[:, :, None],
+        query_types=row(inputs.query_types, g.padded_q),
+        key_types=row(inputs.key_types, g.padded_k),
+        query_ranks=row(inputs.query_ranks, g.padded_q),
+        key_ranks=row(inputs.key_ranks, g.padded_k),
     ), g
 
 
@@ -260,12 +329,28 @@ def _separated(x, shape):
 
 def _relative_vector(values, g: Geometry):
     """Reverses the biases to the order of `query - key`, which starts at `1 - padded_k`."""
-    before = g.padded_k - g.kv_len
-    after = g.padded_q + g.padded_k - before - values.shape[1]
-    return jnp.pad(values[:, ::-1].astype(jnp.float32), [(0, 0), (before, after)])[:, None]
+    return _pad_distances(values[..., ::-1].astype(jnp.float32), g.padded_k - g.kv_len, g)[:, None]
 
 
 def _relative_values(vector, g: Geometry):
     """Returns the gradient of the biases from the gradient of `_relative_vector`."""
     before = g.padded_k - g.kv_len
-    return vector[:, before : before + g.q_len + g.kv_len - 1][:, ::-1]
+    return vector[..., before : before + g.q_len + g.kv_len - 1][..., ::-1]
+
+
+def _table(vectors, before: int, g: Geometry):
+    """Returns `[directions, relative, heads, kv]` as `[directions, heads · kv, relative]`; see `_pad_distances`."""
+    vectors = vectors.reshape(*vectors.shape[:2], -1)
+    return _pad_distances(jnp.swapaxes(vectors, 1, 2), before, g)
+
+
+def _vectors(table, before: int, g: Geometry):
+    """Returns the inverse of `_table`."""
+    vectors = jnp.swapaxes(table[..., before : before + g.q_len + g.kv_len - 1], 1, 2)
+    return vectors.reshape(*vectors.shape[:2], g.heads, g.head_dim)
+
+
+def _pad_distances(x, before: int, g: Geometry):
+    """Pads the last dimension to the distances of whole blocks, with `before` entries at the start."""
+    after = g.padded_q + g.padded_k - before - x.shape[-1]
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(before, after)])

@@ -1,5 +1,6 @@
 """What the dispatcher `kernels.attention` knows of the kernel for TPUs. Only a call of the kernel imports Pallas."""
 
+import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
@@ -10,7 +11,7 @@ from t5x_like.kernels.score_bias import ScoreBias
 TITLE = "fused kernel"
 
 # The conditions of a mask that the kernel reads.
-MASKS = frozenset({"causal", "window", "segments", "key_valid", "prefix", "global_keys"})
+MASKS = frozenset({"causal", "window", "segments", "key_valid", "prefix", "ranks", "global_keys"})
 
 
 def unsupported_reason(
@@ -31,14 +32,29 @@ def unsupported_reason(
         return f"the size of its heads, {head_dim}, is not a multiple of 16"
     if others := mask.conditions - MASKS:
         return f"the kernel does not read these conditions of the mask: {', '.join(sorted(others))}"
-    if mask.global_keys is not None and (mask.max_global_keys is None or mask.causal or bias is not None):
-        return "its global keys are not limited in number, or its mask is causal, or it has a bias"
+    is_plain = not mask.causal and mask.query_ranks is None and bias is None
+    if mask.global_keys is not None and (mask.max_global_keys is None or not is_plain):
+        return "its global keys are not limited in number, or its mask is causal or has ranks, or it has a bias"
     if mask.global_keys is not None and dropout.rate and dropout.broadcast_dims:
         return "dropout shares its decisions, with global keys"
-    if bias is not None and bias.diagonals is None:
-        return "the bias depends on more than the distance"
+    if bias is not None and (reason := _unsupported_bias(mesh, q, k, bias)):
+        return reason
     if dropout.rate and dropout.broadcast_dims and not set(dropout.broadcast_dims) & {-2, 3}:
         return f"dropout shares its decisions along the dimensions {dropout.broadcast_dims}, not along the queries"
+    return None
+
+
+def _unsupported_bias(mesh: Mesh, q, k, bias: ScoreBias) -> str | None:
+    """Returns why the kernel does not compute a bias, or None if it does; see `unsupported_reason`."""
+    terms = jax.eval_shape(bias.terms, q, k)
+    if terms is None:
+        return "the bias is a matrix, not a sum of terms that the kernel computes"
+    if terms.query_table is None and terms.key_table is None:
+        return None
+    from t5x_like.kernels.fused_attention import blocks
+
+    if not blocks.tables_fit(terms, q, k, blocks.sizes(mesh)):
+        return "the vectors of all distances do not fit into the memory of the core"
     return None
 
 

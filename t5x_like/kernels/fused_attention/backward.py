@@ -1,17 +1,39 @@
 """The backward pass: recomputes the attention weights of each tile and adds their gradients (Dao et al. 2022)."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from t5x_like.kernels.fused_attention import costs, tiles
+from t5x_like.kernels.fused_attention import costs, distances, tiles
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.operands import Blocks, Operands
 from t5x_like.kernels.fused_attention.scores import Scores
 
 Statistics = Float[Array, "batch heads 1 q_len"]
+
+
+class Gradients(NamedTuple):
+    """Gradients of the operands with the same names, in their shapes; None for those that are not given.
+
+    Attributes:
+      q, k, v: in the dtype of the operand.
+      bias: in float32, for each row.
+      query_table, key_table, content_bias, position_bias, same_type: in float32, without the scale of the scores.
+    """
+
+    q: Float[Array, "batch heads_kv q_len"]
+    k: Float[Array, "batch kv_heads_kv kv_len"]
+    v: Float[Array, "batch kv_heads_kv kv_len"]
+    bias: Float[Array, "batch heads 1 relative"] | None = None
+    query_table: Float[Array, "directions heads_kv relative"] | None = None
+    key_table: Float[Array, "directions heads_kv relative"] | None = None
+    content_bias: Float[Array, "heads_kv 1"] | None = None
+    position_bias: Float[Array, "heads_kv 1"] | None = None
+    same_type: Float[Array, "batch heads 1 q_len"] | None = None
 
 
 def backward(
@@ -23,8 +45,8 @@ def backward(
     *,
     vmem_bytes: int | None,
     interpret: bool,
-) -> tuple[Array, Array, Array, Array | None]:
-    """Computes the gradients of queries, keys, values and biases.
+) -> Gradients:
+    """Computes the gradients of queries, keys, values, biases and tables.
 
     Blocks of queries are the inner loop, over which the gradients of a block of keys are added up. Those of the queries
     are added up over the outer loop, for all queries of a chunk. The gradients of the keys are summed over chunks.
@@ -39,12 +61,12 @@ def backward(
       interpret: whether to interpret the kernel, on any device.
 
     Returns:
-      The gradients of `q`, `k`, `v`, and `[batch, heads, 1, relative]` of the biases, or None without biases.
+      The gradients.
     """
     g = geometry
     per_chunk = g.q_blocks // g.q_chunks
 
-    def at(b, h, c, j, visit):
+    def at(h, b, c, j, visit):
         return b, h, g.q_block(j, c, visit)[0], j
 
     blocks = Blocks(g, at)
@@ -53,22 +75,32 @@ def backward(
     chunk = per_chunk * g.block_q
     kv_dtype = operands.k.dtype if g.q_chunks == 1 else jnp.float32
     kv_shape = jax.ShapeDtypeStruct((g.q_chunks, *operands.k.shape), kv_dtype)
-    kv_spec = pl.BlockSpec((1, 1, kv_features, g.block_k), lambda b, h, c, j, visit: (c, b, h, j))
+    kv_spec = pl.BlockSpec((1, 1, kv_features, g.block_k), lambda h, b, c, j, visit: (c, b, h, j))
     out_shape = [jax.ShapeDtypeStruct(operands.q.shape, operands.q.dtype), kv_shape, kv_shape]
-    out_specs = [pl.BlockSpec((1, features, chunk), lambda b, h, c, j, visit: (b, h, c)), kv_spec, kv_spec]
+    out_specs = [pl.BlockSpec((1, features, chunk), lambda h, b, c, j, visit: (b, h, c)), kv_spec, kv_spec]
     if g.biased:
         relative = g.padded_q + g.padded_k
         out_shape.append(jax.ShapeDtypeStruct((g.batch, g.heads, 1, relative), jnp.float32))
-        out_specs.append(pl.BlockSpec((1, g.step_heads, 1, relative), lambda b, h, c, j, visit: (b, h, 0, 0)))
+        out_specs.append(pl.BlockSpec((1, g.step_heads, 1, relative), lambda h, b, c, j, visit: (b, h, 0, 0)))
+    # Summed over the rows, whose dimension of the grid is therefore sequential.
+    shared = [x for x in (operands.query_table, operands.key_table) if x is not None]
+    out_specs += [blocks.table] * len(shared)
+    if g.query_biases:
+        shared += [operands.content_bias, operands.position_bias]
+        out_specs += [blocks.query_bias] * 2
+    out_shape += [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in shared]
+    if g.types:
+        out_shape.append(jax.ShapeDtypeStruct(operands.same_type.shape, jnp.float32))
+        out_specs.append(pl.BlockSpec((1, g.step_heads, 1, chunk), lambda h, b, c, j, visit: (b, h, 0, c)))
 
     def kernel(*refs):
         given = iter(refs)
         inputs = Operands(*(None if spec is None else next(given) for spec in specs))
         _kernel(inputs, *given, geometry=g)
 
-    dq, dk, dv, *dbias = pl.pallas_call(
+    dq, dk, dv, *others = pl.pallas_call(
         kernel,
-        grid=(g.batch, g.head_steps, g.q_chunks, g.k_blocks, g.q_visits),
+        grid=(g.head_steps, g.batch, g.q_chunks, g.k_blocks, g.q_visits),
         in_specs=[
             *(spec for spec in specs if spec is not None), blocks.statistics, blocks.statistics, blocks.q
         ],
@@ -80,7 +112,7 @@ def backward(
             pltpu.VMEM((kv_features, g.block_k), jnp.float32),
         ],
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary", "arbitrary"),
+            dimension_semantics=("parallel", "arbitrary" if shared else "parallel", *("arbitrary",) * 3),
             vmem_limit_bytes=vmem_bytes,
         ),
         cost_estimate=costs.backward(g, operands.q.dtype.itemsize),
@@ -88,15 +120,23 @@ def backward(
         name="fused_attention_backward",
     )(*(x for x in operands if x is not None), lse, delta, gradient)  # fmt: skip
     dk, dv = (x[0] if g.q_chunks == 1 else jnp.sum(x, axis=0).astype(operands.k.dtype) for x in (dk, dv))
-    return dq, dk, dv, dbias[0] if g.biased else None
+    given = iter(others)
+    is_given = (g.biased, g.query_table, g.key_table, g.query_biases, g.query_biases, g.types)
+    of_terms = (next(given) if each else None for each in is_given)
+    return Gradients(dq, dk, dv, *of_terms)
 
 
 def _kernel(inputs, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv_ref, *rest, geometry: Geometry):
     """Adds the gradients of a tile."""
     g = geometry
-    (dbias_ref, *scratch) = rest if g.biased else (None, *rest)
-    dq_sum, dk_sum, dv_sum = scratch
-    row, head_step, c, j, visit = (pl.program_id(axis) for axis in range(5))
+    *rest, dq_sum, dk_sum, dv_sum = rest
+    given = iter(rest)
+    dbias_ref = next(given) if g.biased else None
+    query_table_sum = next(given) if g.query_table else None
+    key_table_sum = next(given) if g.key_table else None
+    content_sum, position_sum = (next(given), next(given)) if g.query_biases else (None, None)
+    same_type_sum = next(given) if g.types else None
+    head_step, row, c, j, visit = (pl.program_id(axis) for axis in range(5))
     last_block, last_visit = pl.num_programs(3) - 1, pl.num_programs(4) - 1
     per_chunk = g.q_blocks // g.q_chunks
     i, is_computed = g.q_block(j, c, visit)
@@ -110,12 +150,22 @@ def _kernel(inputs, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv_ref, *r
     @pl.when((j == 0) & (visit == 0))
     def _():
         dq_sum[...] = jnp.zeros_like(dq_sum)
+        if g.types:
+            same_type_sum[...] = jnp.zeros_like(same_type_sum)
 
     if g.biased:
 
         @pl.when((c == 0) & (j == 0) & (visit == 0))
         def _():
             dbias_ref[...] = jnp.zeros_like(dbias_ref)
+
+    shared = [x for x in (query_table_sum, key_table_sum, content_sum, position_sum) if x is not None]
+    if shared:
+
+        @pl.when((row == 0) & (c == 0) & (j == 0) & (visit == 0))
+        def _():
+            for total in shared:
+                total[...] = jnp.zeros_like(total)
 
     @pl.when(is_computed)
     def _():
@@ -134,9 +184,35 @@ def _kernel(inputs, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv_ref, *r
             if g.biased:
                 relative = pl.ds(scores.bias_start, g.block_q + g.block_k)
                 dbias_ref[0, head, :, relative] += tiles.bias_gradient(dscores, g)
+            if g.types:
+                positions = pl.ds(pl.multiple_of(local * g.block_q, g.block_q), g.block_q)
+                of_type = jnp.where(scores.same_type, dscores, 0.0)
+                same_type_sum[0, head, :, positions] += jnp.sum(of_type, axis=0, keepdims=True)
+            if g.query_table:
+                added = distances.gradients(
+                    dscores.T,
+                    scores.biased_query(head, inputs.position_bias),
+                    scores.query_vectors(head, inputs.query_table),
+                    scores.query_vectors(head, query_table_sum),
+                    strided=g.strided,
+                )
+                dq_sum[local, features, :] += added
+                if g.query_biases:
+                    position_sum[features, :] += jnp.sum(added, axis=1, keepdims=True)
+            if g.key_table:
+                dk_sum[kv_features, :] += distances.gradients(
+                    dscores,
+                    key,
+                    scores.key_vectors(head, inputs.key_table),
+                    scores.key_vectors(head, key_table_sum),
+                    strided=g.strided,
+                )
             dscores = dscores.astype(query.dtype)
-            dk_sum[kv_features, :] += tiles.dot_nt(query, dscores)
-            dq_sum[local, features, :] += tiles.dot(key, dscores)
+            dk_sum[kv_features, :] += tiles.dot_nt(scores.biased_query(head, inputs.content_bias), dscores)
+            added = tiles.dot(key, dscores)
+            dq_sum[local, features, :] += added
+            if g.query_biases:
+                content_sum[features, :] += jnp.sum(added, axis=1, keepdims=True)
 
     @pl.when(visit == last_visit)
     def _():

@@ -4,8 +4,10 @@ import dataclasses
 
 from jax.experimental import pallas as pl
 from jax.sharding import Mesh
+from jaxtyping import Array, Float
 
 from t5x_like.kernels.fused_attention.geometry import LANES, Geometry
+from t5x_like.kernels.score_bias import ScoreTerms
 
 MIB = 2**20
 
@@ -18,11 +20,13 @@ class Sizes:
       block_q: largest number of queries of a step.
       block_k: largest number of keys of a step.
       vmem_bytes: vector memory of the core that a kernel may use.
+      strided: whether the core can rotate each row of a register by another number of columns.
     """
 
     block_q: int
     block_k: int
     vmem_bytes: int
+    strided: bool = True
 
 
 # A tile of 512 x 512 scores in float32 takes 1 MiB, of which a step holds several. It is large enough that reading its
@@ -31,13 +35,14 @@ class Sizes:
 DEFAULT = Sizes(512, 512, 32 * MIB)  # v5p and TPU7x have 64 MiB per core
 SIZES = {
     # 16 MiB per core, all of which a kernel may use, hold fewer scores.
-    "TPU v4": Sizes(256, 512, 16 * MIB),
+    "TPU v4": Sizes(256, 512, 16 * MIB, strided=False),
     # 128 MiB per core.
     "TPU v5 lite": Sizes(512, 512, 64 * MIB),
     "TPU v6 lite": Sizes(512, 512, 64 * MIB),
 }
-# Share of the memory for the gradients of the queries, which the backward pass holds for many blocks.
-_GRADIENTS_SHARE = 2
+# Share of the memory for the gradients of the queries, which the backward pass holds for many blocks, and for tables of
+# distances with their gradients.
+_GRADIENTS_SHARE, _TABLES_SHARE = 2, 2
 
 
 def sizes(mesh: Mesh | None) -> Sizes:
@@ -75,3 +80,31 @@ def q_chunks(geometry: Geometry, itemsize: int, sizes: Sizes) -> int:
     block_bytes = g.block_q * g.step_heads * g.head_dim * (4 + 2 * itemsize)
     fitting = max(1, sizes.vmem_bytes // _GRADIENTS_SHARE // block_bytes)
     return next(n for n in range(pl.cdiv(g.q_blocks, fitting), g.q_blocks + 1) if g.q_blocks % n == 0)
+
+
+def tables_fit(
+    terms: ScoreTerms,
+    q: Float[Array, "batch q_len heads kv"],
+    k: Float[Array, "batch kv_len kv_heads kv"],
+    sizes: Sizes,
+) -> bool:
+    """Returns whether the tables of a bias fit into the memory of the core, which holds all distances of a step.
+
+    There are two buffers of each table and of its float32 gradient.
+
+    Args:
+      terms: terms of the bias.
+      q: queries.
+      k: keys.
+      sizes: memory of the core.
+    """
+    (_, q_len, heads, head_dim), (kv_len, kv_heads) = q.shape, k.shape[1:3]
+    group = heads // kv_heads
+    features = head_dim * (2 if group == 1 else group)
+    relative = sum(
+        pl.cdiv(length, size) * size
+        for length, size in ((q_len, block_size(q_len, sizes.block_q)), (kv_len, block_size(kv_len, sizes.block_k)))
+    )
+    tables = (terms.query_table is not None) + (terms.key_table is not None)
+    held = tables * 2 * (q.dtype.itemsize + 4) * features * relative
+    return held <= sizes.vmem_bytes // _TABLES_SHARE

@@ -6,13 +6,18 @@ either. Elementwise work other than exponentials counts as a number of exponenti
 
 from jax.experimental import pallas as pl
 
-from t5x_like.kernels.fused_attention.geometry import Geometry
+from t5x_like.kernels.fused_attention.geometry import LANES, Geometry
 
 # Elementwise work of a bias and of dropout as a fraction of the work of an exponential, in the forward and in the
 # backward pass: from the compiler's schedules for v5p and v6e.
 BIAS_WORK, DROPOUT_WORK = (0.4, 1.1), (0.5, 0.9)
+# The same of a table of distances, whose products are rotated by one column per row, and for queries also transposed:
+# from the schedules for v5e.
+QUERY_TABLE_WORK, KEY_TABLE_WORK = (1.2, 2.2), (0.6, 1.0)
 # Matrix products per tile: scores and output, and scores, and gradients of weights, values, keys and queries.
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
+# Products with a table of distances: the scores, and the gradients of the table and of queries or keys.
+TABLE_PRODUCTS = 1, 3
 _FLOAT32 = 4  # bytes
 
 
@@ -28,6 +33,7 @@ def forward(geometry: Geometry, itemsize: int) -> pl.CostEstimate:
     g = geometry
     reads = 1 if g.k_blocks == 1 else g.pairs / g.k_blocks
     arrays = itemsize * (2 * _queries(g) + 2 * reads * _keys(g))
+    arrays += itemsize * _tables(g)
     return _estimate(g, 0, FORWARD_PRODUCTS, arrays + _FLOAT32 * (_statistics(g) + _biases(g)))
 
 
@@ -45,15 +51,20 @@ def backward(geometry: Geometry, itemsize: int) -> pl.CostEstimate:
     reads = 1 if g.q_blocks == 1 else g.pairs / g.q_blocks
     sums = itemsize if g.q_chunks == 1 else _FLOAT32
     arrays = itemsize * (2 * reads + 1) * _queries(g) + (itemsize + sums) * 2 * g.q_chunks * _keys(g)
-    others = 2 * reads * _statistics(g) + _biases(g) * (1 + g.batch)
+    arrays += itemsize * _tables(g)
+    others = 2 * reads * _statistics(g) + _biases(g) * (1 + g.batch) + _tables(g)
     return _estimate(g, 1, BACKWARD_PRODUCTS, arrays + _FLOAT32 * others)
 
 
 def _estimate(g: Geometry, backward: int, products: int, bytes_accessed: float) -> pl.CostEstimate:
     scores = g.batch * g.heads * g.pairs * g.block_q * g.block_k
     others = g.biased * BIAS_WORK[backward] + (g.dropout_rate > 0) * DROPOUT_WORK[backward]
+    others += g.query_table * QUERY_TABLE_WORK[backward] + g.key_table * KEY_TABLE_WORK[backward]
+    # A block of 128 queries or keys is also multiplied with the vectors of 128 distances to other positions.
+    ranges = g.query_table * (1 + LANES / g.block_k) + g.key_table * (1 + LANES / g.block_q)
+    products += TABLE_PRODUCTS[backward] * ranges
     return pl.CostEstimate(
-        flops=products * 2 * scores * g.head_dim,
+        flops=round(products * 2 * scores * g.head_dim),
         transcendentals=round(scores * (1 + others)),
         bytes_accessed=round(bytes_accessed),
     )
@@ -73,3 +84,7 @@ def _statistics(g: Geometry) -> int:
 
 def _biases(g: Geometry) -> int:
     return g.heads * (g.padded_q + g.padded_k) if g.biased else 0
+
+
+def _tables(g: Geometry) -> int:
+    return (g.query_table + g.key_table) * g.heads * g.head_dim * (g.padded_q + g.padded_k)

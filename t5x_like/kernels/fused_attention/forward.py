@@ -29,7 +29,7 @@ def forward(
     """
     g = geometry
 
-    def at(b, h, i, visit):
+    def at(h, b, i, visit):
         return b, h, i, g.k_block(i, visit)[0]  # a block that is not computed is not read either
 
     blocks = Blocks(g, at)
@@ -43,7 +43,7 @@ def forward(
 
     return pl.pallas_call(
         kernel,
-        grid=(g.batch, g.head_steps, g.q_blocks, g.k_visits),
+        grid=(g.head_steps, g.batch, g.q_blocks, g.k_visits),
         in_specs=[spec for spec in specs if spec is not None],
         out_specs=[blocks.q, blocks.statistics],
         out_shape=[jax.ShapeDtypeStruct(operands.q.shape, operands.q.dtype), statistics],
@@ -65,7 +65,7 @@ def _kernel(inputs, out_ref, lse_ref, sums_ref, max_ref, total_ref, *, geometry:
     """Adds a block of keys to the averages of a block of queries."""
     g = geometry
     # Read here, because the interpreter does not know them within conditional code.
-    row, head_step, i, visit = (pl.program_id(axis) for axis in range(4))
+    head_step, row, i, visit = (pl.program_id(axis) for axis in range(4))
     last = pl.num_programs(3) - 1
     j, is_computed = g.k_block(i, visit)
 

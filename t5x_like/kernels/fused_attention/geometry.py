@@ -14,7 +14,7 @@ LANES = 128
 class Geometry:
     """Static sizes of an attention problem on one device.
 
-    The grid of a kernel is rows x groups of heads x blocks of queries and keys. A step computes `step_heads` query
+    The grid of a kernel is groups of heads x rows x blocks of queries and keys. A step computes `step_heads` query
     heads, which belong to `step_kv_heads` key heads.
 
     Attributes:
@@ -31,6 +31,13 @@ class Geometry:
       prefix: whether some keys are visible regardless of `causal`; no block is skipped then because of it.
       segments: whether queries and keys have segments.
       biased: whether scores have a relative bias.
+      query_table: whether scores have products of queries with a table of distances.
+      key_table: whether scores have products of keys with a table of distances.
+      directions: number of tables of each kind, of which each row has one.
+      query_biases: whether queries have biases in the products with keys and with their table.
+      types: whether queries have a value for keys of their type.
+      ranks: whether queries and keys have ranks.
+      strided: see `blocks.Sizes`.
       scale: factor of the scores.
       dropout_rate: rate of the dropout of each attention weight.
       q_chunks: parts of the queries of a row whose gradients are held on the core one after another.
@@ -49,6 +56,13 @@ class Geometry:
     prefix: bool = False
     segments: bool = False
     biased: bool = False
+    query_table: bool = False
+    key_table: bool = False
+    directions: int = 1
+    query_biases: bool = False
+    types: bool = False
+    ranks: bool = False
+    strided: bool = True
     scale: float = 1.0
     dropout_rate: float = 0.0
     q_chunks: int = 1

@@ -44,7 +44,9 @@ class Layout:
             partitioner = None
         by_heads, by_rows = P(rows, None, heads, None), P(rows, None)
         keys = (by_heads, by_heads, by_rows, by_rows)
-        specs = Inputs(by_heads, by_heads, by_heads, P(heads, None), by_rows, by_rows, by_rows, P(), *keys)
+        table, vector = P(None, None, heads, None), P(heads, None)
+        of_terms = (table, table, P(rows), vector, vector, P(rows, heads, None), *(by_rows,) * 4)
+        specs = Inputs(by_heads, by_heads, by_heads, vector, by_rows, by_rows, by_rows, P(), *keys, *of_terms)
         given = Inputs(*(None if x is None else spec for x, spec in zip(inputs, specs, strict=True)))
         return cls(partitioner, given, by_heads, P(rows, heads, None, None), inputs.q.shape[2])
 

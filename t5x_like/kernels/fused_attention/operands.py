@@ -22,7 +22,7 @@ class Inputs(NamedTuple):
       q: queries.
       k: keys.
       v: values.
-      bias: `ScoreBias.diagonals`.
+      bias: `ScoreTerms.diagonals`.
       query_segments: segments of the queries.
       key_segments: segments of the keys, `NO_SEGMENT` for keys that are not valid.
       prefix: 1 for keys that are visible regardless of `causal`.
@@ -31,6 +31,10 @@ class Inputs(NamedTuple):
       global_v: values of these keys.
       global_segments: their segments, `NO_SEGMENT` for none.
       global_positions: their positions.
+      query_table, key_table, direction, content_bias, position_bias, same_type, query_types, key_types: see
+        `ScoreTerms`.
+      query_ranks: ranks of the queries.
+      key_ranks: ranks of the keys, which queries of higher ranks see.
     """
 
     q: Float[Array, "batch q_len heads kv"]
@@ -45,6 +49,16 @@ class Inputs(NamedTuple):
     global_v: Float[Array, "batch global kv_heads kv"] | None = None
     global_segments: Int[Array, "batch global"] | None = None
     global_positions: Int[Array, "batch global"] | None = None
+    query_table: Float[Array, "directions relative heads kv"] | None = None
+    key_table: Float[Array, "directions relative heads kv"] | None = None
+    direction: Int[Array, " batch"] | None = None
+    content_bias: Float[Array, "heads kv"] | None = None
+    position_bias: Float[Array, "heads kv"] | None = None
+    same_type: Float[Array, "batch heads q_len"] | None = None
+    query_types: Int[Array, "batch q_len"] | None = None
+    key_types: Int[Array, "batch kv_len"] | None = None
+    query_ranks: Int[Array, "batch q_len"] | None = None
+    key_ranks: Int[Array, "batch kv_len"] | None = None
 
 
 class Operands(NamedTuple):
@@ -63,6 +77,10 @@ class Operands(NamedTuple):
       prefix: 1 for keys that are visible regardless of `causal`; None without prefix.
       seeds: two words of random bits, the first row and head of this device, and the number of all heads; None without
         dropout.
+      query_table: entry `key - query + padded_q - 1` is multiplied with the query at these positions.
+      key_table: entry `query - key + padded_k - 1` is multiplied with the key at these positions.
+      direction, content_bias, position_bias, same_type, query_types, key_types: see `ScoreTerms`.
+      query_ranks, key_ranks: see `Inputs`.
     """
 
     q: Float[Array, "batch heads_kv q_len"]
@@ -73,6 +91,16 @@ class Operands(NamedTuple):
     key_segments: Int[Array, "batch 1 kv_len"] | None = None
     prefix: Int[Array, "batch 1 kv_len"] | None = None
     seeds: Int[Array, " 5"] | None = None
+    query_table: Float[Array, "directions heads_kv relative"] | None = None
+    key_table: Float[Array, "directions heads_kv relative"] | None = None
+    direction: Int[Array, " batch"] | None = None
+    content_bias: Float[Array, "heads_kv 1"] | None = None
+    position_bias: Float[Array, "heads_kv 1"] | None = None
+    same_type: Float[Array, "batch heads 1 q_len"] | None = None
+    query_types: Int[Array, "batch 1 q_len"] | None = None
+    key_types: Int[Array, "batch 1 kv_len"] | None = None
+    query_ranks: Int[Array, "batch 1 q_len"] | None = None
+    key_ranks: Int[Array, "batch 1 kv_len"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,19 +136,43 @@ class Blocks:
         g = self.geometry
         return self._spec((1, g.step_heads, 1, g.block_q), lambda b, h, i, j: (b, h, 0, i))
 
+    @property
+    def table(self) -> pl.BlockSpec:
+        """All distances of the heads of a step, of a table or of its gradient."""
+        g = self.geometry
+        shape = (g.directions, g.step_heads * g.head_dim, g.padded_q + g.padded_k)
+        return self._spec(shape, lambda b, h, i, j: (0, h, 0))
+
+    @property
+    def query_bias(self) -> pl.BlockSpec:
+        """A bias of the queries of the heads of a step, or its gradient."""
+        g = self.geometry
+        return self._spec((g.step_heads * g.head_dim, 1), lambda b, h, i, j: (h, 0))
+
     def inputs(self, operands: Operands) -> Operands:
         """Returns the blocks of all operands that are given."""
         g = self.geometry
         keys = self._spec((1, 1, g.block_k), lambda b, h, i, j: (b, 0, j))
+        queries = self._spec((1, 1, g.block_q), lambda b, h, i, j: (b, 0, i))
         specs = Operands(
             q=self.q,
             k=self.k,
             v=self.k,
             bias=self._spec((g.step_heads, 1, g.padded_q + g.padded_k), lambda b, h, i, j: (h, 0, 0)),
-            query_segments=self._spec((1, 1, g.block_q), lambda b, h, i, j: (b, 0, i)),
+            query_segments=queries,
             key_segments=keys,
             prefix=keys,
             seeds=pl.BlockSpec(memory_space=pltpu.SMEM),
+            query_table=self.table,
+            key_table=self.table,
+            direction=pl.BlockSpec(memory_space=pltpu.SMEM),
+            content_bias=self.query_bias,
+            position_bias=self.query_bias,
+            same_type=self.statistics,
+            query_types=queries,
+            key_types=keys,
+            query_ranks=queries,
+            key_ranks=keys,
         )
         return Operands(*(None if x is None else spec for x, spec in zip(operands, specs, strict=True)))
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from t5x_like.kernels.fused_attention import tiles
+from t5x_like.kernels.fused_attention import distances, tiles
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.operands import Operands
 from t5x_like.kernels.masks import MASK_VALUE
@@ -30,16 +30,30 @@ class Scores:
         self.refs, self.geometry, self.i, self.j = refs, geometry, i, j
         self.row, self.first_head = row, head_step * geometry.step_heads
         self.queries, self.keys = tiles.positions(geometry, i, j)
-        rows = [None if ref is None else ref[0] for ref in (refs.query_segments, refs.key_segments, refs.prefix)]
-        self.visible = tiles.visible(geometry, self.queries, self.keys, *rows)
+        rows = (refs.query_segments, refs.key_segments, refs.prefix, refs.query_ranks, refs.key_ranks)
+        self.visible = tiles.visible(
+            geometry, self.queries, self.keys, *(None if ref is None else ref[0] for ref in rows)
+        )
+        self.direction = 0 if refs.direction is None else refs.direction[row]
+        self.same_type = tiles.column(refs.key_types[0]) == refs.query_types[0] if geometry.types else None
+
+    def _features(self, head):
+        size = self.geometry.head_dim
+        return slice(head * size, (head + 1) * size)
 
     def _head(self, ref, head):
-        size = self.geometry.head_dim
-        return ref[0, head * size : (head + 1) * size, :]
+        return ref[0, self._features(head), :]
 
     def query(self, head: int, ref=None) -> Float[Array, "kv queries"]:
         """Returns the queries of a query head, or the same head of another array with their shape."""
         return self._head(self.refs.q if ref is None else ref, head)
+
+    def biased_query(self, head: int, bias_ref) -> Float[Array, "kv queries"]:
+        """Returns the queries of a query head, with a bias unless `bias_ref` is None."""
+        query = self.query(head)
+        if bias_ref is None:
+            return query
+        return (query.astype(jnp.float32) + bias_ref[self._features(head), :]).astype(query.dtype)
 
     def key(self, head: int) -> Float[Array, "kv keys"]:
         """Returns the keys of a query head."""
@@ -51,13 +65,33 @@ class Scores:
 
     @property
     def bias_start(self):
-        """First entry of the biases of this tile."""
+        """First entry of the biases of this tile, and of its table of keys."""
         g = self.geometry
         return pl.multiple_of((self.i * g.block_q - self.j * g.block_k) + g.padded_k - g.block_k, tiles.LANES)
 
-    def _unmasked(self, head: int) -> Tile:
+    def query_vectors(self, head: int, ref) -> distances.Vectors:
+        """Returns the vectors of the distances of this tile in the table of queries, or in its gradient."""
         g = self.geometry
-        score = tiles.dot_tn(self.key(head), self.query(head))
+        start = (self.j * g.block_k - self.i * g.block_q) + g.padded_q - g.block_q
+        return distances.Vectors(ref, self.direction, self._features(head), start)
+
+    def key_vectors(self, head: int, ref) -> distances.Vectors:
+        """Returns the vectors of the distances of this tile in the table of keys, or in its gradient."""
+        return distances.Vectors(ref, self.direction, self._features(head), self.bias_start)
+
+    def _unmasked(self, head: int) -> Tile:
+        g, refs = self.geometry, self.refs
+        score = tiles.dot_tn(self.key(head), self.biased_query(head, refs.content_bias))
+        if g.query_table:
+            query, vectors = self.biased_query(head, refs.position_bias), self.query_vectors(head, refs.query_table)
+            blocks = distances.products(query, vectors, g.block_k, strided=g.strided)
+            score = score + jnp.concatenate([block.T for block in blocks], axis=1)
+        if g.key_table:
+            vectors = self.key_vectors(head, refs.key_table)
+            blocks = distances.products(self.key(head), vectors, g.block_q, strided=g.strided)
+            score = score + jnp.concatenate(blocks, axis=0)
+        if g.types:
+            score = score + jnp.where(self.same_type, self.refs.same_type[0, head], 0.0)
         if g.scale != 1.0:
             score = score * g.scale
         if g.biased:
@@ -88,7 +122,7 @@ class Scores:
     def without_padding(self, weights: Tile) -> Tile:
         """Removes the keys that only fill a block from the average of a query that sees no key."""
         g = self.geometry
-        if g.skips or not g.segments or g.padded_k == g.kv_len:
+        if g.skips or not (g.segments or g.ranks) or g.padded_k == g.kv_len:
             return weights
         return jnp.where(self.keys < g.kv_len, weights, 0.0)
 

@@ -51,6 +51,8 @@ def visible(
     query_segments: Int[Array, "1 queries"] | None,
     key_segments: Int[Array, "1 keys"] | None,
     prefix: Int[Array, "1 keys"] | None,
+    query_ranks: Int[Array, "1 queries"] | None,
+    key_ranks: Int[Array, "1 keys"] | None,
 ) -> Bool[Array, "keys queries"] | None:
     """Returns which keys are visible to which queries, or None if all are.
 
@@ -61,6 +63,8 @@ def visible(
       query_segments: segments of the queries.
       key_segments: segments of the keys.
       prefix: 1 for keys that are visible regardless of `causal`.
+      query_ranks: ranks of the queries.
+      key_ranks: ranks of the keys.
     """
     conditions = []
     if geometry.causal:
@@ -68,6 +72,8 @@ def visible(
         conditions.append(past if prefix is None else past | (column(prefix) == 1))
     if geometry.window is not None:
         conditions.append(jnp.abs(queries - keys) < geometry.window)
+    if geometry.ranks:
+        conditions.append(column(key_ranks) < query_ranks)
     if geometry.segments:
         conditions.append(column(key_segments) == query_segments)
     elif geometry.padded_k != geometry.kv_len and not (geometry.causal and geometry.q_len <= geometry.kv_len):

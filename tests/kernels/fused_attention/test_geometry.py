@@ -96,3 +96,16 @@ def test_elementwise_work_of_bias_and_dropout_counts_as_exponentials():
     both = dataclasses.replace(geometry, biased=True, dropout_rate=0.1)
     assert costs.forward(both, 2).transcendentals == round(1.9 * scores)
     assert costs.backward(both, 2).transcendentals == round(3.0 * scores)
+
+
+def test_costs_count_the_products_with_tables_of_distances():
+    geometry = Geometry(1, 512, 512, 2, 2, 64, block_q=256, block_k=512, query_table=True, key_table=True)
+    product = 2 * 2 * 512 * 512 * 64
+    # 128 queries and 512 keys have 640 distances, 128 keys and 256 queries have 384.
+    ranges = 640 / 512 + 384 / 256
+    assert costs.forward(geometry, 2).flops == round((2 + ranges) * product)
+    assert costs.backward(geometry, 2).flops == round((5 + 3 * ranges) * product)
+    without = dataclasses.replace(geometry, query_table=False, key_table=False)
+    tables = 2 * 2 * 64 * 1024
+    assert costs.forward(geometry, 2).bytes_accessed - costs.forward(without, 2).bytes_accessed == 2 * tables
+    assert costs.backward(geometry, 2).bytes_accessed - costs.backward(without, 2).bytes_accessed == (2 + 4) * tables
