@@ -76,6 +76,7 @@ class Case:
         mask = Mask(
             query_ranks=self.of_queries(ranks) if self.ranks else None,
             key_ranks=ranks,
+            strict_ranks=self.further > 0,  # some queries see no key
             query_segments=self.of_queries(segments) if self.segments else None,
             key_segments=segments if self.segments else None,
             key_valid=rng.random((self.batch, self.kv_len)) < 0.8 if self.valid else None,
@@ -150,7 +151,7 @@ CASES = {
     "XLNet with a memory, both directions, a permutation and targets": Case(
         functools.partial(transformer_xl, directions=2), 120, 200, valid=True, ranks=True, further=20
     ),
-    "XLNet, packed, in bfloat16": Case(transformer_xl, 128, 128, heads=2, segments=True, dtype="bfloat16"),
+    "XLNet, packed, in bfloat16": Case(transformer_xl, 128, 128, segments=True, ranks=True, dtype="bfloat16"),
     "buckets of distances, packed, unequal blocks": Case(disentangled, 300, 300, (256, 128), segments=True),
     "two heads in bfloat16": Case(
         functools.partial(disentangled, positions=RelativePositions(20)),
@@ -175,9 +176,8 @@ def test_dropout_of_the_table_and_of_the_weights_equals_that_of_the_reference():
     assert_equal(case.fused(**options), case.reference(**options))
 
 
-@pytest.mark.parametrize("make", [disentangled, transformer_xl])
-def test_sharded_rows_and_heads_give_the_same_results(make):
-    case = Case(make, 128, 128, heads=4, batch=2)
+def test_sharded_rows_and_heads_give_the_same_results():
+    case = Case(transformer_xl, 128, 128, heads=4, batch=2)
     expected = case.fused()
     with Partitioner(rules="fsdp_tp_sp", ici={"data": 2, "sequence": 2, "tensor": 2}).bound():
         assert_equal(case.fused(), expected)
