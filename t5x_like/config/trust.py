@@ -23,6 +23,7 @@ BUILDERS = (
     "t5x_like.training.checkpoints.local_checkpoints.LocalTier",
     "t5x_like.data.cached.mixture.CachedMixture",
     "t5x_like.data.cached.source.CachedSource",
+    "t5x_like.data.cooccurrences.CooccurrenceSource",
     "t5x_like.data.mixing.Rates",
     "t5x_like.data.mixing.Stages",
     "t5x_like.data.seqio_feed.source.SeqIOSource",

@@ -171,10 +171,11 @@ PARTS = (
     "runs/study/distillation_masked_lm.gin",
     "runs/study/distillation_span_corruption.gin",
 )
+_PARTS_OF_STUDIES = tuple(f"runs/study/{name}/" for name in ("encoders", "bert_ablations", "long_documents"))
 
 
 @pytest.mark.parametrize("path", [path for path in GIN_FILES if path.parts[-3] != "models"], ids=lambda path: path.name)
 def test_header_of_every_gin_file_shows_its_command(path):
     assert path.read_text(encoding="utf-8").startswith("# ")
     name = str(path.relative_to(ROOT / "gin_configs"))
-    assert name in PARTS or name.startswith(("runs/study/encoders/", "runs/study/bert_ablations/")) or shown_in(path)
+    assert name in PARTS or name.startswith(_PARTS_OF_STUDIES) or shown_in(path)
