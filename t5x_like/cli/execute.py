@@ -174,6 +174,8 @@ def find_run(arguments: Arguments) -> str | None:
     model_dir, checkpoint = macros.get("MODEL_DIR"), macros.get("CHECKPOINT_PATH")
     if isinstance(model_dir, str) and model_dir:
         directory = model_dir.rstrip("/")
+        if weight_files.is_word_vectors(directory):
+            raise UserError(f"MODEL_DIR={weight_files.explain_missing(directory)}.")
         if not run_files.is_run(directory):
             raise run_files.not_a_run("MODEL_DIR", model_dir)
         return directory

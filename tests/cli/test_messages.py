@@ -92,6 +92,13 @@ def test_wrong_settings(directory, run_command, arguments, message):
     assert list(directory.iterdir()) == []
 
 
+def test_file_of_word_vectors_as_run_names_convert(directory, run_command):
+    (directory / "vectors.vec").write_text("1 2\nplay 1.0 2.0\n")
+    code, output = run_command(["embed", "--gin.MODEL_DIR=vectors.vec", "--neighbours=play"])
+    assert code == 2 and "MODEL_DIR=vectors.vec: a file of word vectors, which only convert reads." in output
+    assert "Run `t5x_like convert --input=vectors.vec --output=RUN`, and give RUN" in output
+
+
 def test_huggingface_directory_without_tokenizer(directory, run_command):
     small_models.write_gpt2(directory / "gpt2")
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
