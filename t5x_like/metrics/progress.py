@@ -29,7 +29,7 @@ def describe(row: Mapping[str, Any], remaining_steps: int) -> str:
     parts = []
     if "loss" in row:
         parts.append(f"loss {row['loss']:.3f}")
-    if row.get("tokens_per_second") is not None:
+    if row.get("tokens_per_second"):  # 0 if batches have no tokens, such as the counts of GloVe
         parts.append(f"tokens/s {row['tokens_per_second']:,.0f}")
     if "learning_rate" in row:
         parts.append(f"lr {row['learning_rate']:.3g}")
