@@ -94,15 +94,17 @@ def vocabulary(
     # ---- training ----------------------------------------------------------------------------------------------------
     given = {"lower_case": lower_case, "min_count": min_count}
     options = {name: value for name, value in given.items() if value is not None}
-    with _progress(f"training a vocabulary of {'all' if size is None else f'{size:,}'} pieces ({kind})"):
+    unit = "words" if kind == trainers.WORDS else "pieces"
+    with _progress(f"training a vocabulary of {'all' if size is None else f'{size:,}'} {unit} ({kind})"):
         files = trainers.KINDS[kind](documents, size, **options)
-    size = trainers.count_words(files) if kind == trainers.WORDS else size
+    size = trainers.count_ids(files) if kind == trainers.WORDS else size
 
     # ---- writing -----------------------------------------------------------------------------------------------------
     _write(directory, files)
     path = trainers.path_of(directory, files)
     path = str(paths.local(path).absolute()) if paths.is_local(path) else path
-    print(f"wrote {size:,} pieces: {', '.join(paths.join(directory, name) for name in files)}")
+    unit = "ids" if kind == trainers.WORDS else unit  # words and special ids
+    print(f"wrote {size:,} {unit}: {', '.join(paths.join(directory, name) for name in files)}")
     print(f"tasks: {TASKS[kind]}, with DATA_FILES = {pattern!r}, VOCABULARY_PATH = {path!r}")
     print(f"model: {trainers.models_for(kind, size)}")
     if domains:

@@ -257,7 +257,7 @@ def default_size(kind: str) -> int | None:
     return BYTES_SIZE if kind == "bytes" else _DEFAULT_SIZE
 
 
-def count_words(files: Files) -> int:
+def count_ids(files: Files) -> int:
     """Returns the number of ids of a vocabulary of words, special ones included."""
     return FIRST_WORD_ID + files["vocab.txt"].count(b"\n")
 
