@@ -19,8 +19,8 @@ from t5x_like.models.base import ModelConfig
 from t5x_like.models.word_vectors import WordVectorsConfig
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.fasttext import SubwordSkipGram
-from t5x_like.objectives.row_updates import RowObjective
-from t5x_like.objectives.word2vec import INPUTS, SkipGram
+from t5x_like.objectives.row_updates import TABLE, RowObjective
+from t5x_like.objectives.word2vec import SkipGram
 from t5x_like.runtime import run_files
 from t5x_like.training import weight_files
 from t5x_like.training.runs import run_vocabulary
@@ -36,7 +36,7 @@ def is_input(path: str) -> bool:
 
 def is_output(path: str) -> bool:
     """Returns whether a path to write has the name of a file of word vectors."""
-    return word_vectors.is_name(path)
+    return word_vectors.has_suffix(path)
 
 
 def read(path: str, model: ModelConfig | None) -> tuple[WordVectorsConfig, dict[str, Any], str, bytes]:
@@ -64,8 +64,8 @@ def read(path: str, model: ModelConfig | None) -> tuple[WordVectorsConfig, dict[
         special[EOS_ID] = found.vectors[found.words.index(EOS)]
     table = np.concatenate([special, vectors])
     config = WordVectorsConfig(vocab_size=len(table), embed_dim=vectors.shape[1])
-    vocabulary = word_counts.write(WordCounts(words, np.zeros(len(words), np.int64)))
-    return config, {INPUTS: table}, describe(config, objective=(SkipGram, {})), vocabulary
+    vocabulary = word_counts.to_bytes(WordCounts(words, np.zeros(len(words), np.int64)))
+    return config, {TABLE: table}, describe(config, objective=(SkipGram, {})), vocabulary
 
 
 def _read_fasttext(path: str, contents: bytes) -> tuple[WordVectorsConfig, dict[str, Any], str, bytes]:
@@ -80,19 +80,22 @@ def _read_fasttext(path: str, contents: bytes) -> tuple[WordVectorsConfig, dict[
     if EOS in names:
         inputs[EOS_ID], outputs[EOS_ID] = (each[names.index(EOS)] for each in (found.inputs, found.outputs))
     leaves = {
-        INPUTS: np.concatenate([inputs, found.inputs[kept], found.inputs[len(names) :]]),
+        TABLE: np.concatenate([inputs, found.inputs[kept], found.inputs[len(names) :]]),
         _OUTPUTS: np.concatenate([outputs, found.outputs[kept]]),
     }
     config = WordVectorsConfig(vocab_size=FIRST_WORD_ID + len(words.words), embed_dim=dim, buckets=buckets)
     if not buckets:
-        return config, leaves, describe(config, objective=(SkipGram, {})), word_counts.write(words)
+        return config, leaves, describe(config, objective=(SkipGram, {})), word_counts.to_bytes(words)
     settings = {"shortest": found.subwords.shortest, "longest": found.subwords.longest, "buckets": buckets}
-    return config, leaves, describe(config, objective=(SubwordSkipGram, settings)), word_counts.write(words)
+    return config, leaves, describe(config, objective=(SubwordSkipGram, settings)), word_counts.to_bytes(words)
 
 
-def _fasttext(objective: SubwordSkipGram, leaves: Mapping[str, Any], words: WordCounts) -> bytes:
-    """Returns a model of fastText of a run. `</s>` is the first word, as fastText adds it at the end of lines."""
-    table, outputs = (np.asarray(leaves[name], np.float32) for name in (INPUTS, _OUTPUTS))
+def _fasttext_file(objective: SubwordSkipGram, leaves: Mapping[str, Any], words: WordCounts) -> bytes:
+    """Returns the contents of fastText's binary file for a run.
+
+    `</s>` is the first word, as fastText adds it at the end of lines.
+    """
+    table, outputs = (np.asarray(leaves[name], np.float32) for name in (TABLE, _OUTPUTS))
     stop = FIRST_WORD_ID + len(words.words)
     own = [EOS_ID, *range(FIRST_WORD_ID, stop)]
     buckets = table[len(table) - objective.subwords.buckets :]
@@ -105,7 +108,7 @@ def _fasttext(objective: SubwordSkipGram, leaves: Mapping[str, Any], words: Word
         getattr(objective.output, "negatives", 5),
         objective.subsampling,
     )
-    return fasttext_files.contents(model)
+    return fasttext_files.to_bytes(model)
 
 
 def store_vocabulary(run: str, vocabulary: bytes) -> None:
@@ -141,10 +144,10 @@ def write(
     counts = word_counts.read(tokenizer)
     words = counts.words
     if isinstance(objective, SubwordSkipGram) and output_path.endswith(".bin"):
-        paths.write_output("OUTPUT_PATH", output_path, _fasttext(objective, leaves, counts))
+        paths.write_output("OUTPUT_PATH", output_path, _fasttext_file(objective, leaves, counts))
         logging.info("wrote %d words and %d buckets to %s", len(words), objective.subwords.buckets, output_path)
         return
-    vectors = objective.vectors(leaves, words) if isinstance(objective, RowObjective) else leaves[INPUTS]
+    vectors = objective.vectors(leaves, words) if isinstance(objective, RowObjective) else leaves[TABLE]
     table = np.asarray(vectors, np.float32)[FIRST_WORD_ID : FIRST_WORD_ID + len(words)]
-    paths.write_output("OUTPUT_PATH", output_path, word_vectors.contents(output_path, Vectors(words, table)))
+    paths.write_output("OUTPUT_PATH", output_path, word_vectors.to_bytes(output_path, Vectors(words, table)))
     logging.info("wrote %d vectors of %d features to %s", *table.shape, output_path)

@@ -74,6 +74,8 @@ def embed(
     """
     # ---- Settings ---------------------------------------------------------------------------------------------------
     _check(level, pooling, max_length, count)
+    if neighbors_of is not None and output_path:
+        raise UserError(f"OUTPUT_PATH={output_path}: NEIGHBOURS={neighbors_of} prints neighbors. Remove one of them.")
     config = loaded.resolved
     mix = LayerMix.of(config, layers)
     text_vectors.check_model(config)
@@ -89,9 +91,9 @@ def embed(
         vector_files.check(output_path, overwrite=overwrite)
 
     # ---- Texts: all of them are tokenized before the parameters are loaded ------------------------------------------
-    found = records.read(input_path)
-    column = _column(input_path, found, text_column)
-    values = [_value(input_path, record, column) for record in found]
+    inputs = records.read(input_path)
+    column = _column(input_path, inputs, text_column)
+    values = [_value(input_path, record, column) for record in inputs]
     vocabulary = _vocabulary(loaded, values)
     frame = _frame(vocabulary)
     if pooling == "cls" and level == "sentence" and vocabulary is not None and frame.cls is None:
@@ -100,7 +102,7 @@ def embed(
     if vocabulary is not None and max_length <= len(frame.prefix) + len(frame.suffix):
         raise UserError(f"MAX_LENGTH={max_length}: no room for a text beside the special tokens. Give more.")
     rows, truncated = [], 0
-    for record, value in zip(found, values, strict=True):
+    for record, value in zip(inputs, values, strict=True):
         where = f"{input_path}:{record.line}"
         row, is_truncated = text_vectors.tokenize(where, value, vocabulary, frame, max_length, config.vocab_size)
         rows.append(row)
@@ -108,21 +110,20 @@ def embed(
     text_vectors.report_truncated(truncated, max_length)
 
     # ---- Vectors ----------------------------------------------------------------------------------------------------
-    of_tokens = level == "token" or neighbors_of is not None
+    is_token_level = level == "token" or neighbors_of is not None
     cls = 0 if frame.cls is None else frame.cls
-    computation = VectorComputation(config, mix, None if of_tokens else pooling, cls, normalize)
+    computation = VectorComputation(config, mix, None if is_token_level else pooling, cls, normalize)
     runner = Runner(computation, _model(loaded), loaded.partitioner, batch_size)
     examples = TextRows(config, rows, frame, max_length)
     results = runner.run(examples, 0, len(rows), lambda *_: None)
-    by_record = text_vectors.vectors_by_record(results, of_tokens=of_tokens)
+    by_record = text_vectors.vectors_by_record(results, per_token=is_token_level)
     vectors = [by_record[index] for index in range(len(rows))]
     if neighbors_of is not None:
         for line in _contextual_neighbors(neighbors_of, values, rows, vectors, vocabulary, frame, count):
             print(line)
         return None
-    vector_files.write(
-        output_path, vectors, [record.values for record in found], [row.tokens for row in rows] if of_tokens else None
-    )
+    tokens = [row.tokens for row in rows] if is_token_level else None
+    vector_files.write(output_path, vectors, [record.values for record in inputs], tokens)
     logging.info("wrote the vectors of %d texts to %s", len(vectors), output_path)
     return output_path
 
@@ -153,7 +154,9 @@ def _column(path: str, found: Sequence[Record], name: str | None) -> Any:
     known = [each for each in (records.TEXT_FIELD, "text") if each in names]
     if known or len(names) == 1:
         return (known or names)[0]
-    raise UserError(f"{path}: which column is the text? It has {', '.join(map(str, names))}. Give TEXT_COLUMN.")
+    raise UserError(
+        f"{path}: none of the columns {', '.join(map(str, names))} is inputs or text. Give the column as TEXT_COLUMN."
+    )
 
 
 def _value(path: str, record: Record, column: Any) -> Any:

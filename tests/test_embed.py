@@ -10,6 +10,7 @@ from numerics import assert_close
 
 from t5x_like.embed import embed
 from t5x_like.errors import UserError
+from t5x_like.inference import vector_files
 from t5x_like.inference.layer_mix import LayerMix
 from t5x_like.inference.text_vectors import pool
 from t5x_like.loading import open_model
@@ -82,6 +83,11 @@ def test_hdf5_equals_npz(bert, texts, tmp_path):
         assert file["tokens"].asstr()[:].tolist() == arrays["tokens"].tolist()
 
 
+def test_tokens_with_line_breaks_have_one_line(tmp_path):
+    vector_files.write(str(tmp_path / "out.txt"), [np.float32([[1, 2], [3, 4]])], [{}], [[" a", "\n"]])
+    assert (tmp_path / "out.txt").read_text() == " a 1.0 2.0\n\\n 3.0 4.0\n\n"
+
+
 def test_pooling_by_hand():
     vectors = jnp.array([[[1.0], [2.0], [6.0], [90.0]]])
     is_token = jnp.array([[True, True, True, False]])
@@ -109,6 +115,7 @@ def test_neighbors_of_a_word_in_sentences(bert, texts, capsys):
         (dict(output_path="out.npz", pooling="max"), "POOLING='max': unknown"),
         (dict(output_path="out.npz", layers=3), r"LAYERS=3: the layers of BertConfig are 0 … 2"),
         (dict(output_path="out.npz", text_column="text"), "TEXT_COLUMN=text: .* has inputs"),
+        (dict(output_path="out.npz", neighbors_of="play"), "OUTPUT_PATH=out.npz: NEIGHBOURS=play prints neighbors"),
         (dict(neighbors_of="queen"), "NEIGHBOURS=queen: not a word of the 3 sentences"),
     ],
 )

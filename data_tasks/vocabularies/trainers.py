@@ -18,7 +18,7 @@ from data_tasks.vocabularies.from_folder import BYTE_SENTINELS, is_readable
 from data_tasks.vocabularies.sentencepiece_layouts import LAYOUTS
 from data_tasks.vocabularies.tokenizer_files import CONFIG
 from t5x_like import paths
-from t5x_like.data.word_counts import FIRST_WORD_ID, write
+from t5x_like.data.word_counts import FIRST_WORD_ID, to_bytes
 from t5x_like.errors import UserError
 
 MERGES_HEADER = "#version: 0.2\n"
@@ -209,7 +209,7 @@ def whole_words(
     if lower_case:
         raise UserError("LOWER_CASE=True: not supported by KIND=words. Lower-case the text itself.")
     number = None if size is None else max(size - FIRST_WORD_ID, 0)
-    return {"vocab.txt": write(word_counts.count(documents, number, min_count))}
+    return {"vocab.txt": to_bytes(word_counts.count(documents, number, min_count))}
 
 
 KINDS: dict[str, Callable[..., Files]] = {

@@ -49,7 +49,7 @@ class Subwords(NamedTuple):
     shortest: int
     longest: int
 
-    def of(self, word: str) -> list[int]:
+    def buckets_of(self, word: str) -> list[int]:
         """Returns the buckets of the n-grams of a word."""
         if not self.longest or not self.buckets:
             return []
@@ -65,7 +65,7 @@ class Subwords(NamedTuple):
         """
         found = [[index] for index in range(first_word)]
         for index, word in enumerate(words, first_word):
-            found.append([index, *(first_bucket + bucket for bucket in self.of(word))])
+            found.append([index, *(first_bucket + bucket for bucket in self.buckets_of(word))])
         rows = np.full((len(found), max(map(len, found))), -1, np.int32)
         for index, of_word in enumerate(found):
             rows[index, : len(of_word)] = of_word

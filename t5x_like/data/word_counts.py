@@ -35,12 +35,12 @@ class WordCounts(NamedTuple):
     counts: Int64[np.ndarray, " words"]
 
     @property
-    def of_ids(self) -> Int64[np.ndarray, " ids"]:
+    def id_counts(self) -> Int64[np.ndarray, " ids"]:
         """The counts of all ids; 0 for special ones."""
         return np.concatenate([np.zeros(FIRST_WORD_ID, np.int64), self.counts])
 
 
-def write(words: WordCounts) -> bytes:
+def to_bytes(words: WordCounts) -> bytes:
     """Returns the contents of a file."""
     return "".join(f"{word} {count}\n" for word, count in zip(words.words, words.counts.tolist(), strict=True)).encode()
 
@@ -124,9 +124,7 @@ def alias_table(probabilities: Float64[np.ndarray, " outcomes"]) -> AliasTable:
     return AliasTable(keep.astype(np.float32), other)
 
 
-def keep_probabilities(
-    counts: Int64[np.ndarray, " words"], threshold: float, *, plus_linear: bool = True
-) -> Float32[np.ndarray, " words"]:
+def keep_probabilities(counts: Int64[np.ndarray, " words"], threshold: float) -> Float32[np.ndarray, " words"]:
     """Returns the probability with which subsampling keeps a word: √(t/f) + t/f, at most 1, where f is its frequency.
 
     word2vec and fastText compute this, which differs from √(t/f) of the paper (Mikolov et al. 2013, section 2.3).
@@ -134,12 +132,11 @@ def keep_probabilities(
     Args:
       counts: Counts of the words.
       threshold: t; 0 keeps all words.
-      plus_linear: Whether t/f is added.
     """
     if not threshold:
         return np.ones(len(counts), np.float32)
     ratio = threshold * counts.sum() / np.maximum(counts, 1)
-    return np.minimum(np.sqrt(ratio) + (ratio if plus_linear else 0), 1).astype(np.float32)
+    return np.minimum(np.sqrt(ratio) + ratio, 1).astype(np.float32)
 
 
 class Codes(NamedTuple):

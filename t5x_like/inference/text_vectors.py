@@ -58,7 +58,7 @@ class TextRows:
     Args:
       config: Configuration of the model.
       texts: The row of each text.
-      frame: Its token types.
+      frame: The special tokens, of which the token type of the last one is read.
       longest: Length of the longest row.
     """
 
@@ -178,7 +178,7 @@ def tokenize(
       The row, and whether it was truncated.
 
     Raises:
-      UserError: The value is neither, or has no token.
+      UserError: The value is neither text nor token ids, an id is not below `vocab_size`, or the row is empty.
     """
     if isinstance(value, str):
         if vocabulary is None:
@@ -215,10 +215,18 @@ def report_truncated(number: int, max_length: int) -> None:
 
 
 def vectors_by_record(
-    results: Sequence[tuple[Example, Any]], *, of_tokens: bool
+    results: Sequence[tuple[Example, Any]], *, per_token: bool
 ) -> Mapping[int, Float32[np.ndarray, "..."]]:
-    """Returns the vectors of each record on the host, `[embed]` or, without padding, `[tokens, embed]`."""
+    """Returns the vectors of each record on the host.
+
+    Args:
+      results: Examples and their vectors, `[embed]`, or `[length, embed]` with padding.
+      per_token: Whether the vectors are those of tokens.
+
+    Returns:
+      Index of the record -> `[embed]`, or `[tokens, embed]` without padding.
+    """
     return {
-        example.record: np.asarray(array[: example.length] if of_tokens else array, np.float32)
+        example.record: np.asarray(array[: example.length] if per_token else array, np.float32)
         for example, array in results
     }

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from t5x_like import paths
-from t5x_like.data.vector_text import numbers
+from t5x_like.data.vector_text import format_vector
 from t5x_like.errors import UserError
 
 SUFFIXES = (".npz", ".hdf5", ".h5", ".jsonl", ".txt")
@@ -37,12 +37,12 @@ def write(
     records: Sequence[Mapping[str, Any]],
     tokens: Sequence[Sequence[str]] | None,
 ) -> None:
-    """Writes the vectors of records.
+    r"""Writes the vectors of records.
 
     `.npz` and `.hdf5` have `vectors`, `[records, embed]`. Vectors of tokens are `[all tokens, embed]`: record i has the
     rows from `offsets[i]` up to `offsets[i + 1]`, and `tokens` has the tokens as text. `.jsonl` has a record per line,
     with `vector`, or `tokens` and `vectors`. `.txt` has a vector per line, numbers separated by spaces. A line of a
-    token begins with the token, and an empty line ends a record.
+    token begins with the token, whose line breaks are written as `\n`, and an empty line ends a record.
 
     Args:
       path: The file, whose suffix is the format.
@@ -92,11 +92,19 @@ def _jsonl(vectors, records, tokens) -> str:
 
 def _text(vectors, records, tokens) -> str:
     if tokens is None:
-        return "".join(f"{numbers(vector)}\n" for vector in vectors)
-    return "".join(
-        "".join(f"{token} {numbers(vector)}\n" for token, vector in zip(names, of_record, strict=True)) + "\n"
-        for names, of_record in zip(tokens, vectors, strict=True)
-    )
+        return "".join(f"{format_vector(vector)}\n" for vector in vectors)
+    lines = []
+    for names, of_record in zip(tokens, vectors, strict=True):
+        lines += [
+            f"{_one_line(token)} {format_vector(vector)}\n" for token, vector in zip(names, of_record, strict=True)
+        ]
+        lines.append("\n")
+    return "".join(lines)
+
+
+def _one_line(token: str) -> str:
+    """Returns a token without line breaks, which byte-level vocabularies have as tokens."""
+    return token.replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _h5py() -> Any:

@@ -115,7 +115,7 @@ def read(path: str, contents: bytes) -> FastTextModel:
     return FastTextModel(words, subwords, inputs, outputs, window, negatives, subsampling)
 
 
-def contents(model: FastTextModel) -> bytes:
+def to_bytes(model: FastTextModel) -> bytes:
     """Returns the contents of a file of a skip-gram model with negative sampling."""
     names, counts = model.words
     buckets, shortest, longest = model.subwords

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from t5x_like import paths
-from t5x_like.data.vector_text import numbers
+from t5x_like.data.vector_text import format_vector
 from t5x_like.errors import UserError
 
 SUFFIXES = (".vec", ".txt", ".bin")
@@ -35,7 +35,7 @@ class Vectors(NamedTuple):
     vectors: Float32[np.ndarray, "words embed"]
 
 
-def is_name(path: str) -> bool:
+def has_suffix(path: str) -> bool:
     """Returns whether a path has the suffix of a file of word vectors."""
     return path.endswith(SUFFIXES)
 
@@ -122,7 +122,7 @@ def _decoded(path: str, word: bytes) -> str:
         raise UserError(f"{path}: the word {word[:40]!r} is not UTF-8. Give a file in UTF-8.") from None
 
 
-def contents(path: str, found: Vectors) -> bytes:
+def to_bytes(path: str, found: Vectors) -> bytes:
     """Returns the contents of a file, in the format of its suffix. Text has enough digits for the same float32.
 
     Args:
@@ -134,5 +134,5 @@ def contents(path: str, found: Vectors) -> bytes:
         vectors = np.ascontiguousarray(found.vectors, "<f4")
         pairs = zip(found.words, vectors, strict=True)
         return header + b"".join(word.replace(" ", "_").encode() + b" " + row.tobytes() + b"\n" for word, row in pairs)
-    lines = (f"{word} {numbers(row)}\n" for word, row in zip(found.words, found.vectors, strict=True))
+    lines = (f"{word} {format_vector(row)}\n" for word, row in zip(found.words, found.vectors, strict=True))
     return (b"" if path.endswith(GLOVE_SUFFIX) else header) + "".join(lines).encode()

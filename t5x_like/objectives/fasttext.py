@@ -15,7 +15,7 @@ from t5x_like.data.word_counts import FIRST_WORD_ID
 from t5x_like.errors import UserError
 from t5x_like.objectives.row_updates import TABLE
 from t5x_like.objectives.word2vec import WordPrediction
-from t5x_like.objectives.word_contexts import Contexts, offsets
+from t5x_like.objectives.word_contexts import Contexts, pairs
 from t5x_like.objectives.word_outputs import NegativeSampling, WordOutput
 from t5x_like.recorded import recorded
 
@@ -84,8 +84,7 @@ class SubwordSkipGram(WordPrediction):
         self, found: Contexts, candidates: Int[Array, " examples"], number: int
     ) -> tuple[Int[Array, "examples inputs"], Bool[Array, "examples inputs"], Int[Array, " examples"]]:
         """Returns the rows of a word as inputs, and the word at the offset as target."""
-        shifts = offsets(self.window)
-        word, other = candidates // shifts.size, candidates // shifts.size + shifts[candidates % shifts.size]
+        word, other = pairs(candidates, self.window)
         rows = jnp.asarray(self._rows(number))[found.words[word]]
         return jnp.maximum(rows, 0), rows >= 0, found.words[other]
 
@@ -111,5 +110,5 @@ class SubwordSkipGram(WordPrediction):
           table: The table of the model.
         """
         first = table.shape[0] - self.subwords.buckets
-        rows = [first + bucket for bucket in self.subwords.of(word)]
+        rows = [first + bucket for bucket in self.subwords.buckets_of(word)]
         return np.asarray(table[jnp.array(rows)]).mean(axis=0) if rows else None

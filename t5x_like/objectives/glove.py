@@ -18,8 +18,7 @@ from t5x_like.models.word_vectors import table
 from t5x_like.objectives.base import Batch, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Scalar
-from t5x_like.objectives.row_updates import RowObjective, Tables, Updated
-from t5x_like.objectives.word2vec import INPUTS
+from t5x_like.objectives.row_updates import TABLE, RowObjective, Tables, Updated
 from t5x_like.optimizers.rows import Apply
 from t5x_like.parameters import named_leaves
 from t5x_like.recorded import recorded
@@ -28,7 +27,7 @@ CONTEXTS = "objective/contexts/embedding"
 """Name of the table of the vectors of words as contexts."""
 _BIASES, _CONTEXT_BIASES = "objective/biases/embedding", "objective/context_biases/embedding"
 TERM = "counts"
-_LARGEST_STEP = 100.0
+_LARGEST_GRADIENT = 100.0  # `grad_clip_value` of `glove.c`
 
 
 class Biases(nnx.Module):
@@ -90,13 +89,13 @@ class GloVe(RowObjective):
 
         def advance(tables, chunk):
             words, contexts, counts = chunk
-            v, w = tables.values[INPUTS][words], tables.values[CONTEXTS][contexts]
+            v, w = tables.values[TABLE][words], tables.values[CONTEXTS][contexts]
             biases = tables.values[_BIASES][words] + tables.values[_CONTEXT_BIASES][contexts]
             is_real = counts > 0
             difference = jnp.sum(v * w, axis=1) + biases - jnp.log(jnp.where(is_real, counts, 1.0))
             weighted = jnp.where(is_real, jnp.minimum(1.0, (counts / self.x_max) ** self.alpha), 0.0) * difference
-            of_v, of_w = (rate * jnp.clip(weighted[:, None] * x, -_LARGEST_STEP, _LARGEST_STEP) for x in (w, v))
-            tables = update(tables, name=INPUTS, ids=words, gradients=of_v)
+            of_v, of_w = (rate * jnp.clip(weighted[:, None] * x, -_LARGEST_GRADIENT, _LARGEST_GRADIENT) for x in (w, v))
+            tables = update(tables, name=TABLE, ids=words, gradients=of_v)
             tables = update(tables, name=CONTEXTS, ids=contexts, gradients=of_w)
             tables = update(tables, name=_BIASES, ids=words, gradients=weighted)
             tables = update(tables, name=_CONTEXT_BIASES, ids=contexts, gradients=weighted)
@@ -108,7 +107,7 @@ class GloVe(RowObjective):
 
     def vectors(self, tables: Mapping[str, Array], words: Sequence[str]) -> Float[Array, "vocab embed"]:
         """Returns the sum of the vectors of words and of contexts, which the published program writes."""
-        return tables[INPUTS] + tables[CONTEXTS]
+        return tables[TABLE] + tables[CONTEXTS]
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 

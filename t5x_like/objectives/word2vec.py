@@ -21,13 +21,12 @@ from t5x_like.objectives.base import Batch, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Scalar
 from t5x_like.objectives.row_updates import TABLE, RowObjective, Tables, Updated
-from t5x_like.objectives.word_contexts import Contexts, contexts, offsets
+from t5x_like.objectives.word_contexts import Contexts, contexts, offsets, pairs
 from t5x_like.objectives.word_outputs import NegativeSampling, WordOutput
 from t5x_like.optimizers.rows import Apply
 from t5x_like.parameters import named_leaves
 from t5x_like.recorded import recorded
 
-INPUTS = TABLE
 TERM = "words"
 
 
@@ -37,7 +36,7 @@ class WordPrediction(RowObjective, abc.ABC):
     A step draws the kept words and the windows of a batch, makes its examples, and then updates the vectors after each
     `examples_per_update` of them. The published programs update after each example, in the order of the text, in
     several threads without locks. Here the examples of a batch are in a random order: neighboring ones share words, and
-    their sum, each computed from the same vectors, is a worse update.
+    gradients that are all computed from the same vectors add up to a worse update.
 
     The only term is `words`. The metric `loss` is in nats per example.
 
@@ -93,7 +92,7 @@ class WordPrediction(RowObjective, abc.ABC):
 
         Args:
           found: The words and their contexts.
-          candidates: Numbers of candidates.
+          candidates: Indices of candidates, of which `examples` tells which are examples.
           number: Number of rows of the table of the model.
         """
 
@@ -101,7 +100,7 @@ class WordPrediction(RowObjective, abc.ABC):
         """Updates the vectors by all examples of a batch; see `RowObjective.update`."""
         stream_key, order_key, loop_key = jax.random.split(key, 3)
         counts, size = self.counts, self.examples_per_update
-        keep = word_counts.keep_probabilities(counts.of_ids, self.subsampling)
+        keep = word_counts.keep_probabilities(counts.id_counts, self.subsampling)
         # Every device draws the same examples; the tables may be sharded over the features of vectors.
         tokens = partitioning.shard(rows[TOKENS], None, None)
         found = contexts(tokens, jnp.asarray(keep), self.window, stream_key)
@@ -117,7 +116,7 @@ class WordPrediction(RowObjective, abc.ABC):
             index, tables, loss = state
             candidates = jax.lax.dynamic_slice(order, (index * size,), (size,))
             is_real = index * size + jnp.arange(size) < number
-            inputs, counted, targets = self.inputs(found, candidates, tables.values[INPUTS].shape[0])
+            inputs, counted, targets = self.inputs(found, candidates, tables.values[TABLE].shape[0])
             decisions = self.output.decisions(counts, targets, jax.random.fold_in(loop_key, index))
             decisions = decisions._replace(weights=decisions.weights * is_real[:, None])
             tables, sum_of_losses = _update_rows(tables, name, inputs, counted, decisions, update)
@@ -163,8 +162,7 @@ class SkipGram(WordPrediction):
         self, found: Contexts, candidates: Int[Array, " examples"], number: int
     ) -> tuple[Int[Array, "examples 1"], Bool[Array, "examples 1"], Int[Array, " examples"]]:
         """Returns the word at the offset as input, and the word itself as target."""
-        shifts = offsets(self.window)
-        word, other = candidates // shifts.size, candidates // shifts.size + shifts[candidates % shifts.size]
+        word, other = pairs(candidates, self.window)
         inputs = found.words[other][:, None]
         return inputs, jnp.ones(inputs.shape, bool), found.words[word]
 
@@ -217,7 +215,7 @@ def _update_rows(
       The tables, and the sum of the losses in nats.
     """
     weights = counted.astype(jnp.float32) / jnp.maximum(jnp.sum(counted, axis=1, keepdims=True), 1)
-    mean = jnp.einsum("ei,eid->ed", weights, tables.values[INPUTS][inputs])
+    mean = jnp.einsum("ei,eid->ed", weights, tables.values[TABLE][inputs])
     vectors = tables.values[output][decisions.ids]
     logits = jnp.einsum("ed,ejd->ej", mean, vectors)
     losses = jax.nn.softplus(logits) - decisions.labels * logits
@@ -227,5 +225,5 @@ def _update_rows(
     of_inputs = counted.astype(jnp.float32)[..., None] * of_mean[:, None]
     dim = mean.shape[-1]
     tables = update(tables, name=output, ids=decisions.ids.reshape(-1), gradients=of_vectors.reshape(-1, dim))
-    tables = update(tables, name=INPUTS, ids=inputs.reshape(-1), gradients=of_inputs.reshape(-1, dim))
+    tables = update(tables, name=TABLE, ids=inputs.reshape(-1), gradients=of_inputs.reshape(-1, dim))
     return tables, jnp.sum(losses * decisions.weights)

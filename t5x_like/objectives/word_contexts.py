@@ -32,6 +32,18 @@ def offsets(window: int) -> Int[Array, " offsets"]:
     return jnp.concatenate([jnp.arange(-window, 0), jnp.arange(1, window + 1)])
 
 
+def pairs(candidates: Int[Array, " examples"], window: int) -> tuple[Int[Array, " examples"], Int[Array, " examples"]]:
+    """Returns the positions in the stream of a word and of a word in its window.
+
+    Args:
+      candidates: Indices into `Contexts.in_window`, flattened.
+      window: w, the largest number of contexts on each side.
+    """
+    shifts = offsets(window)
+    word = candidates // shifts.size
+    return word, word + shifts[candidates % shifts.size]
+
+
 def contexts(tokens: Int[Array, "rows length"], keep: Float[Array, " ids"], window: int, key: jax.Array) -> Contexts:
     """Draws the kept words and their windows.
 

@@ -12,8 +12,8 @@ def test_files_of_words_and_counts(tmp_path):
     path.write_text("</s> 4\nthe 7\nis 2\n. . 1\n")  # word2vec begins with the ends of sentences
     found = word_counts.read(str(path))
     assert found.words == ("the", "is", ". .") and found.counts.tolist() == [7, 2, 1]
-    assert found.of_ids.tolist() == [0, 0, 0, 7, 2, 1]
-    (tmp_path / "other.txt").write_bytes(word_counts.write(found))
+    assert found.id_counts.tolist() == [0, 0, 0, 7, 2, 1]
+    (tmp_path / "other.txt").write_bytes(word_counts.to_bytes(found))
     assert word_counts.read(str(tmp_path / "other.txt")).words == found.words
 
 

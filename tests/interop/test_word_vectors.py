@@ -10,7 +10,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import word_vectors
 from t5x_like.interop.word_vectors import Vectors
 from t5x_like.loading import open_model
-from t5x_like.objectives.word2vec import INPUTS
+from t5x_like.objectives.row_updates import TABLE
 
 WORDS = ("the", "naïve", "queen", "king")
 VALUES = np.float32([[0.1, -2.5, 1e-20], [3, 4, 5], [1, 1, 0], [1, 0.9, 0]])
@@ -21,7 +21,7 @@ NAMES = ["v.vec", "v.txt", "v.glove.txt", "v.bin"]
 @pytest.mark.parametrize("name", NAMES)
 def test_files_keep_words_and_values(tmp_path, name):
     path = tmp_path / name
-    path.write_bytes(word_vectors.contents(str(path), FOUND))
+    path.write_bytes(word_vectors.to_bytes(str(path), FOUND))
     found = word_vectors.read(str(path))
     assert found.words == WORDS and found.vectors.tobytes() == VALUES.tobytes()
     assert (path.read_bytes().split(b"\n")[0] == b"4 3") == (name != "v.glove.txt")
@@ -65,7 +65,7 @@ def test_other_size_raises(tmp_path):
 
 def test_conversion_to_a_run_and_back(tmp_path, capsys):
     source, run, result = (str(tmp_path / name) for name in ("in.bin", "run", "out.vec"))
-    (tmp_path / "in.bin").write_bytes(word_vectors.contents(source, FOUND))
+    (tmp_path / "in.bin").write_bytes(word_vectors.to_bytes(source, FOUND))
     convert(checkpoint_path=source, output_path=run)
     loaded = open_model(run)
     convert(checkpoint_path=run, output_path=result, model=loaded.config)
@@ -85,14 +85,14 @@ def test_end_of_sentence_has_its_row(tmp_path):
     (tmp_path / "v.txt").write_text("2 2\n</s> 7 8\na 1 2\n")
     config, leaves, _, vocabulary = convert_vectors.read(str(tmp_path / "v.txt"), None)
     assert config.vocab_size == 4 and vocabulary == b"a 0\n"
-    assert leaves[INPUTS].tolist() == [[0, 0], [7, 8], [0, 0], [1, 2]]
+    assert leaves[TABLE].tolist() == [[0, 0], [7, 8], [0, 0], [1, 2]]
 
 
 def test_gensim_reads_the_files_and_its_files_are_read(tmp_path):
     models = pytest.importorskip("gensim.models")
     for name in NAMES:
         path = tmp_path / name
-        path.write_bytes(word_vectors.contents(str(path), FOUND))
+        path.write_bytes(word_vectors.to_bytes(str(path), FOUND))
         options = {"binary": name.endswith(".bin"), "no_header": name == "v.glove.txt"}
         theirs = models.KeyedVectors.load_word2vec_format(str(path), **options)
         assert theirs.index_to_key == list(WORDS) and np.array_equal(theirs.vectors, VALUES)

@@ -68,7 +68,7 @@ def test_one_update_by_hand(objective):
     assert sorted(targets[:2].tolist()) == [4, 5]
     for row in range(2):
         word = 9 - int(targets[row])
-        rows = [word, *(7 + bucket for bucket in objective.subwords.of(WORDS[word - 3]))]
+        rows = [word, *(7 + bucket for bucket in objective.subwords.buckets_of(WORDS[word - 3]))]
         mean, error = old[TABLE][rows].mean(axis=0), np.zeros(DIM)
         for id_, label, weight in zip(*(np.asarray(each)[row] for each in decisions), strict=True):
             step = 0.1 * weight * (label - 1 / (1 + np.exp(-mean @ old[OUTPUT][id_])))
@@ -77,7 +77,7 @@ def test_one_update_by_hand(objective):
         np.add.at(expected[TABLE], rows, error)
     assert_close(dict(found.tables.values), expected)
     vectors = np.asarray(objective.vectors(values, WORDS))
-    rows = [5, *(7 + bucket for bucket in objective.subwords.of("queen"))]
+    rows = [5, *(7 + bucket for bucket in objective.subwords.buckets_of("queen"))]
     np.testing.assert_allclose(vectors[5], old[TABLE][rows].mean(axis=0), rtol=1e-4, atol=1e-5)
 
 
@@ -121,7 +121,7 @@ def test_the_library_reads_the_file_and_its_file_is_the_same(tmp_path, objective
     ours["naïvely"] = objective.compose("naïvely", leaves[TABLE])  # not in the vocabulary
     for word, vector in ours.items():
         buckets = theirs.get_subwords(word)[1][word in WORDS :].tolist()
-        assert buckets == [1 + len(WORDS) + bucket for bucket in objective.subwords.of(word)]
+        assert buckets == [1 + len(WORDS) + bucket for bucket in objective.subwords.buckets_of(word)]
         np.testing.assert_allclose(theirs.get_word_vector(word), vector, rtol=1e-5, atol=1e-6)
     theirs.save_model(str(copy))
     assert copy.read_bytes() == path.read_bytes()
@@ -141,7 +141,7 @@ def test_invalid_files_raise(change, message):
     counts = fasttext_files.WordCounts(WORDS, np.array([4, 3, 2, 1]))
     inputs, outputs = (rng.normal(size=(size, 2)).astype(np.float32) for size in (4 + 5, 4))
     model = fasttext_files.FastTextModel(counts, Subwords(5, 3, 6), inputs, outputs)
-    contents = fasttext_files.contents(model)
+    contents = fasttext_files.to_bytes(model)
     found = fasttext_files.read("v.bin", contents)
     assert found.words.words == WORDS and np.array_equal(found.inputs, inputs)
     with pytest.raises(UserError, match=message):

@@ -12,8 +12,8 @@ from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import UserError
 from t5x_like.models.word_vectors import WordVectorsConfig
 from t5x_like.objectives import passes
-from t5x_like.objectives.row_updates import Tables
-from t5x_like.objectives.word2vec import INPUTS, ContinuousBagOfWords, SkipGram, shuffled
+from t5x_like.objectives.row_updates import TABLE, Tables
+from t5x_like.objectives.word2vec import ContinuousBagOfWords, SkipGram, shuffled
 from t5x_like.objectives.word_contexts import contexts, offsets
 from t5x_like.objectives.word_outputs import HierarchicalSoftmax, NegativeSampling
 from t5x_like.optimizers import adamw
@@ -36,7 +36,7 @@ def path(tmp_path):
 
 def tables(table):
     rng = np.random.default_rng(0)
-    values = {name: jnp.asarray(rng.normal(size=(IDS, DIM)), jnp.float32) for name in (INPUTS, table)}
+    values = {name: jnp.asarray(rng.normal(size=(IDS, DIM)), jnp.float32) for name in (TABLE, table)}
     return Tables(values, {})
 
 
@@ -97,7 +97,7 @@ def updates_by_hand(objective, table, tables, key, rate, size):
         old = {name: value.copy() for name, value in values.items()}
         for row in range(min(size, len(candidates) - start)):
             words = inputs[row][counted[row]]
-            mean = old[INPUTS][words].mean(axis=0)
+            mean = old[TABLE][words].mean(axis=0)
             error = np.zeros(DIM)
             for id_, label, weight in zip(ids[row], labels[row], weights[row], strict=True):
                 if weight:
@@ -107,7 +107,7 @@ def updates_by_hand(objective, table, tables, key, rate, size):
                     error += step * old[table][id_]
                     values[table][id_] += step * mean
             for word in words:
-                values[INPUTS][word] += error
+                values[TABLE][word] += error
     return values, loss
 
 
@@ -143,7 +143,7 @@ def test_one_update_is_the_gradient_of_the_loss(path):
     ids, labels, weights = objective.output.decisions(objective.counts, targets, jax.random.fold_in(loop_key, 0))
 
     def loss(values):
-        logits = jnp.einsum("ed,ejd->ej", values[INPUTS][inputs[:, 0]], values["objective/output/embedding"][ids])
+        logits = jnp.einsum("ed,ejd->ej", values[TABLE][inputs[:, 0]], values["objective/output/embedding"][ids])
         signs = 2 * labels - 1
         return -jnp.sum((weights * jax.nn.log_sigmoid(signs * logits))[:number])
 
@@ -174,7 +174,7 @@ def test_sharded_tables_give_the_same_step(path):
         state, frozen = made.init(jax.random.key(0))
         state, metrics = made.train_step(state, frozen, made.partitioner.put_batch(batch))
         state, metrics = made.train_step(state, frozen, made.partitioner.put_batch(batch))
-        table = parameters.named_leaves(state.params)[INPUTS]
+        table = parameters.named_leaves(state.params)[TABLE]
         assert table.sharding.shard_shape(table.shape) == (IDS, DIM // devices)
         assert int(state.step) == 2 and float(metrics["tokens"][0]) == 48
         results.append(parameters.named_leaves(jax.device_get(state.params)))
