@@ -134,7 +134,8 @@ def write(
       output_path: The file to write, whose suffix is the format.
 
     Raises:
-      UserError: The run has no static word vectors, or its words are not found.
+      UserError: The run has no static word vectors, its words are not found, or a binary file of fastText is given
+        for a run without negative samples.
     """
     if not isinstance(config, WordVectorsConfig):
         raise UserError(
@@ -144,6 +145,11 @@ def write(
     counts = word_counts.read(tokenizer)
     words = counts.words
     if isinstance(objective, SubwordSkipGram) and output_path.endswith(".bin"):
+        if _OUTPUTS not in leaves:
+            raise UserError(
+                f"OUTPUT_PATH={output_path}: fastText's binary files are written of runs with negative samples, but "
+                f"the run has {type(objective.output).__name__}. Give a .vec file."
+            )
         paths.write_output("OUTPUT_PATH", output_path, _fasttext_file(objective, leaves, counts))
         logging.info("wrote %d words and %d buckets to %s", len(words), objective.subwords.buckets, output_path)
         return

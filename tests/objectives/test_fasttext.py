@@ -7,6 +7,7 @@ import pytest
 from numerics import assert_close
 
 from t5x_like import convert_vectors
+from t5x_like.data import word_counts
 from t5x_like.data.subwords import Subwords, hash_of, ngrams
 from t5x_like.errors import UserError
 from t5x_like.interop import fasttext_files
@@ -15,6 +16,7 @@ from t5x_like.objectives.fasttext import SubwordSkipGram
 from t5x_like.objectives.row_updates import TABLE, Tables
 from t5x_like.objectives.word2vec import shuffled
 from t5x_like.objectives.word_contexts import contexts
+from t5x_like.objectives.word_outputs import HierarchicalSoftmax
 from t5x_like.optimizers.rows import row_sgd
 
 OUTPUT = "objective/output/embedding"
@@ -108,6 +110,16 @@ def test_files_keep_words_counts_and_all_rows(tmp_path, objective):
     assert found == config and vocabulary == (tmp_path / "vocab.txt").read_bytes()
     assert "SubwordSkipGram" in described and f"buckets = {BUCKETS}" in described
     assert again.keys() == leaves.keys() and all(np.array_equal(again[name], leaves[name]) for name in leaves)
+
+
+def test_binary_file_of_hierarchical_softmax_raises(tmp_path, objective):
+    (tmp_path / "vocab.txt").write_bytes(word_counts.to_bytes(objective.counts))
+    config, leaves = WordVectorsConfig(vocab_size=7, embed_dim=DIM, buckets=BUCKETS), random_leaves(WORDS)
+    del leaves[OUTPUT]
+    other = SubwordSkipGram(buckets=BUCKETS, output=HierarchicalSoftmax())
+    with pytest.raises(UserError, match="the run has HierarchicalSoftmax. Give a .vec file"):
+        convert_vectors.write(config, other, leaves, str(tmp_path / "vocab.txt"), str(tmp_path / "v.bin"))
+    convert_vectors.write(config, other, leaves, str(tmp_path / "vocab.txt"), str(tmp_path / "v.vec"))
 
 
 def test_the_library_reads_the_file_and_its_file_is_the_same(tmp_path, objective):
