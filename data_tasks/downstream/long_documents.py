@@ -3,8 +3,8 @@ r"""A task that needs long documents: one sentence, hidden in the second half of
     TASK_ARGUMENTS = {"pattern": "books/*.txt", "words": 700}
 
 `text_files_hidden_sentence` keeps the first `words` words of each document and inserts "the treasure lies in the north
-." at a random word of the second half. The label is the direction. A model that reads fewer tokens than half of the
-document cannot know it. Label and place are functions of the text, so they are the same in every epoch.
+." at a random word of the second half. The label is the direction. A model that reads only the first half of
+the document cannot know it. Label and place are functions of the text, so they are the same in every epoch.
 
 `text_files_hidden_pair` inserts two such sentences at random words of the whole document. The label is whether both
 name the same direction, so no part of the document with one of them is enough.
