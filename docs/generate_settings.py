@@ -74,7 +74,7 @@ def _command(name: str, command) -> list[str]:
     _, parameters = settings.describe(command.function)
     summary = f"{command.summary[0].upper()}{command.summary[1:]}."
     lines = [f"### {name}", "", summary, "", f"Macros of `{file}`:", ""]
-    lines += _macros(found.macros.values(), found, command.function)
+    lines += _macros(found.macros.values(), (found,), command.function)
     set_by_macros = {
         parameter
         for (path, parameter), value in found.bindings.items()
@@ -86,10 +86,12 @@ def _command(name: str, command) -> list[str]:
     return lines
 
 
-def _macros(macros: Iterable[settings.Macro], files: settings.GinFiles, function: str = "") -> list[str]:
+def _macros(macros: Iterable[settings.Macro], files: Sequence[settings.GinFiles], function: str = "") -> list[str]:
+    """Returns a table of macros. The first of `files` that uses a macro says what it sets."""
     rows = []
     for macro in macros:
-        parameter, meaning = settings.meaning(macro, files, function)
+        meanings = [settings.meaning(macro, each, function) for each in files]
+        parameter, meaning = next((found for found in meanings if found[0]), meanings[-1])
         shown = f"`{parameter.removeprefix(PACKAGE)}`" if parameter else ""
         rows.append((f"`{macro.name}`", _value(macro.default), shown, _text(meaning)))
     return _table(("macro", "default", "sets", "meaning"), rows)
@@ -113,7 +115,7 @@ def _files(files: Sequence[str], without: dict[str, settings.Macro] | None = Non
                 "",
                 f"{title.strip()}.",
                 "",
-                *_macros(changed, context, COMMANDS["train"].function),
+                *_macros(changed, (found, context), COMMANDS["train"].function),
             ]
     return lines
 
