@@ -38,14 +38,13 @@ def write_jsonl(path):
 
 
 def write_parquet(path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     rows = [{"text": text_of(n), "url": f"http://a.example/{n}", "timestamp": "2020-01-02"} for n in range(100)]
     pq.write_table(pa.Table.from_pylist(rows), path / "0.parquet", row_group_size=7)
 
 
 def write_archive(path):
+    pytest.importorskip("warcio")
     pages = [(f"http://a.example/{n}", text_of(n)) for n in range(100)]
     web_archives.write(path / "0.wet.gz", pages, date="2020-01-02")
 
@@ -93,17 +92,16 @@ def jsonl_cache(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("write", "package", "place"),
+    ("write", "place"),
     [
-        (write_jsonl, "json", "{path}/{file}.jsonl:{line}"),
-        pytest.param(write_parquet, "pyarrow", "{path}/0.parquet, row {number} (from 0)", marks=pytest.mark.full),
+        (write_jsonl, "{path}/{file}.jsonl:{line}"),
+        pytest.param(write_parquet, "{path}/0.parquet, row {number} (from 0)", marks=pytest.mark.full),
         # Record 0 describes the archive.
-        pytest.param(write_archive, "warcio", "{path}/0.wet.gz, record {line} (from 0)", marks=pytest.mark.full),
-        pytest.param(write_text, "json", "{path}/0.txt:{first}", marks=pytest.mark.full),
+        pytest.param(write_archive, "{path}/0.wet.gz, record {line} (from 0)", marks=pytest.mark.full),
+        pytest.param(write_text, "{path}/0.txt:{first}", marks=pytest.mark.full),
     ],
 )
-def test_each_row_names_its_documents(tmp_path, jsonl_cache, write, package, place):
-    pytest.importorskip(package)
+def test_each_row_names_its_documents(tmp_path, jsonl_cache, write, place):
     if write is write_jsonl:
         tmp_path, cached, written = jsonl_cache
     else:

@@ -79,6 +79,7 @@ def test_wheel_declares_entry_point_and_python_versions(wheel):
             "vocabulary",
             "corpora",
             "clean",
+            "hdf5",
             "eval",
             "docs",
             "test",

@@ -45,7 +45,7 @@ def test_bias_equals_the_table_entry_of_the_bucket(bidirectional):
     relative = np.arange(kv_len)[None] - np.arange(q_len)[:, None]
     buckets = relative_position_bucket(relative, bidirectional=bidirectional, num_buckets=8, max_distance=20)
     expected = np.asarray(module.table[...])[:, buckets][None]
-    q, k = jnp.zeros((1, q_len, 1, 1)), jnp.zeros((1, kv_len, 1, 1))
+    q, k = jnp.zeros((1, q_len, 3, 1)), jnp.zeros((1, kv_len, 3, 1))
     bias = module(q_len, kv_len).materialize(q, k)
     np.testing.assert_array_equal(bias, expected)
     for position in (0, 7, 29):
