@@ -19,7 +19,7 @@ from t5x_like.inference.text_vectors import Frame, Pooling, TextRows, TokenizedT
 from t5x_like.layers.captures import OUTPUT
 from t5x_like.models.word_vectors import WordVectorsConfig
 from t5x_like.objectives.fasttext import SubwordSkipGram
-from t5x_like.objectives.glove import GloVe
+from t5x_like.objectives.row_updates import RowObjective
 
 # Length of rows for models without a maximum length.
 _MAX_LENGTH = 512
@@ -195,7 +195,8 @@ def _frame(vocabulary: Any) -> Frame:
 
 def _model(loaded: Loaded) -> Any:
     """Returns the model. Static vectors may be the sum or the mean of several rows, as those of GloVe and fastText."""
-    if type(loaded.objective) not in (GloVe, SubwordSkipGram):
+    has_vectors = isinstance(loaded.objective, RowObjective) and type(loaded.objective).vectors != RowObjective.vectors
+    if not has_vectors:  # the table of the model has them: the tables of the objective are not read
         return loaded.read_model()
     params, vocabulary = loaded.params, loaded.tokenizer or loaded.data.vocabularies()["targets"]
     words = vocabulary.pieces[vocabulary.num_special :]

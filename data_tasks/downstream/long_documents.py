@@ -49,7 +49,9 @@ def _sentence(direction: tf.Tensor, copies: int) -> tf.Tensor:
 
 
 def _long_enough(ds: tf.data.Dataset, words: int) -> tf.data.Dataset:
-    """Replaces texts by their first words, and leaves out shorter ones."""
+    """Replaces texts by their first words, and leaves out shorter ones; at least two words have two halves."""
+    if words < 2:
+        raise UserError(f"words={words} in TASK_ARGUMENTS: a document has no two halves. Give at least 2.")
     split = ds.map(lambda example: {TEXT: example[TEXT], "words": tf.strings.split(example[TEXT])[:words]})
     return split.filter(lambda example: tf.size(example["words"]) == words)
 
@@ -67,10 +69,10 @@ def hidden_sentence(ds: tf.data.Dataset, *, words: int, copies: int = 1, window:
       Examples with `text`, `label`, the index of one of `SENTENCE_LABELS`, and `document`, a number of the document.
 
     Raises:
-      UserError: `words` is not a multiple of `window`.
+      UserError: `words` is below 2, or not a multiple of `window`.
     """
-    window = window or words
-    if words < 2 or window < 1 or words % window:
+    found, window = _long_enough(ds, words), window or words
+    if window < 1 or words % window:
         raise UserError(f"words={words} of {SENTENCE} is not a multiple of window={window}. Change one of them.")
 
     def windows(example):
@@ -90,7 +92,7 @@ def hidden_sentence(ds: tf.data.Dataset, *, words: int, copies: int = 1, window:
 
         return tf.data.Dataset.range(words // window).map(at)
 
-    return _long_enough(ds, words).flat_map(windows)
+    return found.flat_map(windows)
 
 
 def hidden_pair(ds: tf.data.Dataset, *, words: int, copies: int = 1) -> tf.data.Dataset:
@@ -103,6 +105,9 @@ def hidden_pair(ds: tf.data.Dataset, *, words: int, copies: int = 1) -> tf.data.
 
     Returns:
       Examples with `text`, and with `label`: 1 if both sentences name the same direction, otherwise 0.
+
+    Raises:
+      UserError: `words` is below 2.
     """
 
     def hide(example):

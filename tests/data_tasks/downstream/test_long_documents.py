@@ -61,6 +61,9 @@ def test_one_window_of_a_document_has_the_sentence_and_the_others_have_the_label
             assert SENTENCE_LABELS[part["label"]] == (directions or [NONE])[0]
     with pytest.raises(UserError, match="words=40 of text_files_hidden_sentence is not a multiple of window=15"):
         examples(long_documents.hidden_sentence, window=15)
+    for hide in (long_documents.hidden_sentence, long_documents.hidden_pair):
+        with pytest.raises(UserError, match="words=1 in TASK_ARGUMENTS: a document has no two halves"):
+            hide(tf.data.Dataset.from_tensor_slices({"text": TEXTS}), words=1)
 
 
 def test_the_label_of_a_pair_is_whether_both_directions_are_the_same():
