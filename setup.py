@@ -114,7 +114,11 @@ setup(
     packages=find_namespace_packages(
         include=["t5x_like*", "data_tasks*", "gin_configs*"], exclude=["*.__pycache__", "*.__pycache__.*"]
     ),
-    package_data={"gin_configs": ["**/*.gin"], "data_tasks": ["**/*.model", "**/*.vocab", "**/*.txt"]},
+    package_data={
+        "gin_configs": ["**/*.gin"],
+        "data_tasks": ["**/*.model", "**/*.vocab", "**/*.txt"],
+        "t5x_like": ["analysis/*.jsonl"],
+    },
     include_package_data=False,
     install_requires=CORE + SEQIO,
     extras_require=EXTRAS,

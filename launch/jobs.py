@@ -16,7 +16,16 @@ SHIPPED_GIN_FILES = ROOT / "gin_configs"
 # Variables that the launchers and launch/supervise.py set for a job.
 RESERVED_VARIABLES = ("PATH", SUPERVISED)
 TRAINING_COMMANDS = ("train", "distill")  # write a run; other commands read one, or write a file
-DRY_RUN_COMMANDS = (*TRAINING_COMMANDS, "eval", "infer", "embed", "augment", "ablate", "cache")  # support --dry_run
+DRY_RUN_COMMANDS = (
+    *TRAINING_COMMANDS,
+    "eval",
+    "infer",
+    "embed",
+    "analyze",
+    "augment",
+    "ablate",
+    "cache",
+)  # support --dry_run
 COMMANDS = (*DRY_RUN_COMMANDS, "inspect", "vocabulary", "clean", "convert", "cache_logits", "bench", "plan", "report")
 DCN_FLAGS = ("--gin.DCN", "--gin.Partitioner.dcn", "--gin.partitioning.Partitioner.dcn")
 

@@ -1,6 +1,5 @@
 """`t5x_like embed`: writes vectors of texts or of their tokens, or prints the nearest neighbors of a word."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -11,18 +10,15 @@ from t5x_like import parameters
 from t5x_like.data.records import Record
 from t5x_like.errors import UserError
 from t5x_like.inference import neighbors, records, text_vectors, vector_files
-from t5x_like.inference.codec import has_task, vocabularies_for
 from t5x_like.inference.layer_mix import LayerMix, Layers
 from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.runner import Runner
+from t5x_like.inference.text_frames import frame_of, longest_row, vocabulary_of
 from t5x_like.inference.text_vectors import Frame, Pooling, TextRows, TokenizedText, VectorComputation
 from t5x_like.layers.captures import OUTPUT
 from t5x_like.models.word_vectors import WordVectorsConfig
 from t5x_like.objectives.fasttext import SubwordSkipGram
 from t5x_like.objectives.row_updates import RowObjective
-
-# Length of rows for models without a maximum length.
-_MAX_LENGTH = 512
 
 
 def embed(
@@ -94,11 +90,11 @@ def embed(
     inputs = records.read(input_path)
     column = _column(input_path, inputs, text_column)
     values = [_value(input_path, record, column) for record in inputs]
-    vocabulary = _vocabulary(loaded, values)
-    frame = _frame(vocabulary)
+    vocabulary = vocabulary_of(loaded, values)
+    frame = frame_of(vocabulary)
     if pooling == "cls" and level == "sentence" and vocabulary is not None and frame.cls is None:
         raise UserError(f"POOLING=cls: {type(vocabulary).__name__} does not have [CLS]. Give mean or last.")
-    max_length = max_length or _longest(loaded, config)
+    max_length = max_length or longest_row(loaded)
     if vocabulary is not None and max_length <= len(frame.prefix) + len(frame.suffix):
         raise UserError(f"MAX_LENGTH={max_length}: no room for a text beside the special tokens. Give more.")
     rows, truncated = [], 0
@@ -138,12 +134,6 @@ def _check(level: str, pooling: str, max_length: int | None, count: int) -> None
             raise UserError(f"{name}={value} is not positive. Give a positive integer.")
 
 
-def _longest(loaded: Loaded, config: Any) -> int:
-    """Returns the maximum length of a row: of the model, or of the task, or 512."""
-    lengths = [getattr(config, "max_length", None), loaded.task_feature_lengths.get("inputs")]
-    return next((length for length in lengths if length), _MAX_LENGTH)
-
-
 def _column(path: str, found: Sequence[Record], name: str | None) -> Any:
     """Returns the name of the column with the text."""
     names = list(found[0].values)
@@ -163,34 +153,6 @@ def _value(path: str, record: Record, column: Any) -> Any:
     if column not in record.values:
         raise UserError(f"{path}:{record.line}: missing {column!r}. Add the field.")
     return record.values[column]
-
-
-def _vocabulary(loaded: Loaded, values: Sequence[Any]) -> Any:
-    """Returns the vocabulary of the model; None if all records are token ids."""
-    given = [{"inputs": value} for value in values]
-    found = vocabularies_for(loaded.data, given, loaded.tokenizer)
-    if found is None:
-        return None
-    if loaded.tokenizer is None:
-        loaded.check_vocabulary(loaded.data)
-        if has_task(loaded.data):
-            loaded.data.check_vocabulary(loaded.config.vocab_size)
-    vocabulary = found.get("inputs") or found["targets"]
-    return getattr(vocabulary, "vocabulary", vocabulary)
-
-
-def _frame(vocabulary: Any) -> Frame:
-    """Returns the special tokens that the tokenizer places around one text."""
-    if vocabulary is None or getattr(vocabulary, "is_words", False):
-        return Frame()
-    # By name, as tasks are: this package does not depend on the shipped tasks and vocabularies.
-    template = importlib.import_module("data_tasks.downstream.templates").template_of(vocabulary)
-    try:
-        cls = getattr(vocabulary, "cls_id", None)
-    except UserError:  # GPT-2's has none
-        cls = None
-    at = {template.prefix[:1]: 0, template.suffix[-1:]: -1}.get((cls,)) if cls is not None else None
-    return Frame(template.prefix, template.suffix, at, template.last_type or 0)
 
 
 def _model(loaded: Loaded) -> Any:

@@ -261,6 +261,37 @@ COMMANDS = {
         files=("OUTPUT_PATH",),
         supports_dry_run=True,
     ),
+    "analyze": Command(
+        "t5x_like.analyze.analyze",
+        "show what a model knows: attention heads, probes, cloze sentences, minimal pairs",
+        "commands/analyze.gin",
+        positional=("CHECKPOINT_PATH", "MODEL"),
+        flags={
+            "output": ("OUTPUT_PATH", "the .html page to write, and a .json file of the same name"),
+            "analyses": ("ANALYSES", "names, separated by commas (default: all whose data is given)"),
+            "treebank": ("TREEBANK", "a CoNLL-U file or a directory: attention heads and probes"),
+            "sentences": ("SENTENCES", "a .txt file, or a sentence: pictures of attention"),
+            "pairs": ("PAIRS", "a .jsonl file or a directory in the format of BLiMP: minimal pairs"),
+            "every": ("EVERY", "analyze the checkpoints at multiples of this number of steps"),
+            "overwrite": ("OVERWRITE", "replace existing output files"),
+        },
+        flag_defaults={"overwrite": "True"},
+        text_flags=("analyses", "sentences"),
+        settings=_CHECKPOINT
+        | {
+            "COREFERENCE": "a .jsonl file with clusters of mentions: antecedents",
+            "CLOZE": "a .jsonl file of sentences with a blank (default: those that are shipped)",
+            "MAX_SENTENCES": "sentences of the treebank (default: 1000)",
+            "VOCABULARY_PATH": "Hugging Face directory or SentencePiece model, if the model is stored without",
+            "BATCH_SIZE": "texts per batch",
+        }
+        | _MESH,
+        needs_run=True,
+        compiles=True,
+        paths=("CHECKPOINT_PATH", "OUTPUT_PATH"),
+        files=("OUTPUT_PATH",),
+        supports_dry_run=True,
+    ),
     "inspect": Command(
         "t5x_like.inspect_task.inspect",
         "show the model's inputs for a task",

@@ -1,5 +1,6 @@
 """An HTML page in one file that loads nothing: its style, text and tables."""
 
+import base64
 import html
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -44,6 +45,17 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     """
     lines = [_row(head, "th"), *(_row(row, "td") for row in rows)]
     return "<table>\n" + "\n".join(lines) + "\n</table>"
+
+
+def image(svg: str, alt: str) -> str:
+    """Returns an image. As data of its own it shares no ids with other images of the page.
+
+    Args:
+      svg: The SVG image.
+      alt: The text for readers who do not see it.
+    """
+    data = base64.b64encode(svg.encode()).decode()
+    return f'<img alt="{text(alt)}" src="data:image/svg+xml;base64,{data}">'
 
 
 def text(value: Any) -> str:

@@ -1,6 +1,5 @@
 """The page of a report: one HTML file that loads nothing."""
 
-import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ from t5x_like import config
 from t5x_like.metrics.goodput import CATEGORIES
 from t5x_like.metrics.progress import duration
 from t5x_like.metrics.starts import changes
-from t5x_like.reporting.html_document import document, table, text
+from t5x_like.reporting.html_document import document, image, table, text
 from t5x_like.reporting.plots import Curve, plot_curves, plot_goodput
 from t5x_like.reporting.reader import explain
 from t5x_like.reporting.runs import Run
@@ -144,7 +143,7 @@ def _goodput(runs: Sequence[Run]) -> str:
         ]
         for name, spent in known.items()
     ]
-    return _image(plot_goodput(known), "goodput") + table(["run", "goodput", *CATEGORIES, "total"], rows)
+    return image(plot_goodput(known), "goodput") + table(["run", "goodput", *CATEGORIES, "total"], rows)
 
 
 def _predictions(runs: Sequence[Run]) -> str:
@@ -224,16 +223,10 @@ def _plot(curves: Mapping[tuple[int, str, bool], Curve], ylabel: str) -> str | N
 
 def _plots(plots: Iterable[tuple[str, str | None]]) -> str:
     figures = "\n".join(
-        f"<figure><figcaption>{text(name)}</figcaption>{_image(svg, name) if svg else 'cannot be drawn'}</figure>"
+        f"<figure><figcaption>{text(name)}</figcaption>{image(svg, name) if svg else 'cannot be drawn'}</figure>"
         for name, svg in plots
     )
     return f'<div class="plots">\n{figures}\n</div>' if figures else ""
-
-
-def _image(svg: str, alt: str) -> str:
-    """Returns an image. As data of its own it shares no ids with other images of the page."""
-    data = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="{text(alt)}" src="data:image/svg+xml;base64,{data}">'
 
 
 def _transposed(rows: Mapping[str, Sequence[Any]], runs: Sequence[Run]) -> str:

@@ -3,11 +3,15 @@
 import io
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from t5x_like import metrics
 from t5x_like.reporting.html_document import printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # A longer curve is reduced to this many points, the means of consecutive rows.
 _POINTS = 500
@@ -30,16 +34,16 @@ def plot_curves(curves: Mapping[tuple[int, str, bool], Curve], ylabel: str) -> s
     Returns:
       An SVG image.
     """
-    figure = _figure(_SIZE)
+    figure = new_figure(_SIZE)
     axes = figure.subplots()
     for (run, label, is_evaluation), curve in curves.items():
         style = {"linestyle": "--", "marker": "o", "markersize": 3} if is_evaluation else {}
-        axes.plot(*_reduce(*curve), color=f"C{run % 10}", linewidth=1.2, label=_label(label), **style)
-    axes.set(xlabel="step", ylabel=_label(ylabel))
+        axes.plot(*_reduce(*curve), color=f"C{run % 10}", linewidth=1.2, label=plain(label), **style)
+    axes.set(xlabel="step", ylabel=plain(ylabel))
     axes.grid(alpha=0.3)
     if len(curves) > 1:
         axes.legend(fontsize="small")
-    return _svg(figure)
+    return svg(figure)
 
 
 def plot_goodput(spent: Mapping[str, metrics.Goodput]) -> str:
@@ -48,22 +52,22 @@ def plot_goodput(spent: Mapping[str, metrics.Goodput]) -> str:
     Args:
       spent: Name of the run -> what it has spent its time on.
     """
-    figure = _figure((9.2, 1.3 + 0.4 * len(spent)))
+    figure = new_figure((9.2, 1.3 + 0.4 * len(spent)))
     axes = figure.subplots()
     names = list(spent)[::-1]  # bars are drawn from below
     left = np.zeros(len(names))
     for category, color in zip(metrics.goodput.CATEGORIES, _COLORS, strict=True):
         width = np.array([100 * spent[name].seconds[category] / max(spent[name].total, 1e-9) for name in names])
         if width.any():
-            axes.barh(list(map(_label, names)), width, left=left, color=color, label=category, height=0.6)
+            axes.barh(list(map(plain, names)), width, left=left, color=color, label=category, height=0.6)
         left += width
     axes.set(xlabel="% of the wall time", xlim=(0, 100))
     axes.legend(ncols=len(_COLORS), loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize="small", frameon=False)
-    return _svg(figure)
+    return svg(figure)
 
 
-def _label(text: str) -> str:
-    # Text between dollar signs would be a formula.
+def plain(text: str) -> str:
+    """Returns a text for a label. Text between dollar signs would be a formula."""
     return printable(text).replace("$", r"\$")
 
 
@@ -75,18 +79,24 @@ def _reduce(steps: Sequence[int], values: Sequence[float]) -> tuple[np.ndarray, 
     return np.asarray(steps)[starts + sizes - 1], np.add.reduceat(np.asarray(values, np.float64), starts) / sizes
 
 
-def _figure(size):
-    # matplotlib takes half a second to import. `Figure` draws without pyplot, so that no display is needed.
+def new_figure(size: tuple[float, float]) -> "Figure":
+    """Returns an empty figure of matplotlib, which needs no display.
+
+    Args:
+      size: Width and height in inches.
+    """
+    # It takes half a second to import.
     from matplotlib.figure import Figure
 
     return Figure(figsize=size, layout="constrained")
 
 
-def _svg(figure) -> str:
+def svg(figure: "Figure") -> str:
+    """Returns a figure as an SVG image. The same figure gives the same image."""
     import matplotlib
 
     image = io.StringIO()
-    # Text remains text, and the same data gives the same image.
+    # Text remains text.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "t5x_like"}):
         figure.savefig(image, format="svg", metadata={"Date": None})
     return image.getvalue()

@@ -231,6 +231,11 @@ RUNS = {
     ),
     "fasttext": ("train", ["models/word_vectors/fasttext.gin", "runs/fasttext.gin"], [("TRAIN_STEPS", "10")]),
     "glove": ("train", ["models/word_vectors/base.gin", "runs/glove.gin"], [("TRAIN_STEPS", "10")]),
+    "analyze": (
+        "analyze",
+        [SMALL, "commands/analyze.gin"],
+        [*CHECKPOINT, ("TREEBANK", "a.conllu"), ("OUTPUT_PATH", "o.html")],
+    ),
     "embed": (
         "embed",
         [SMALL, "commands/embed.gin"],

@@ -1,0 +1,1 @@
+"""What a model knows: attention heads, probes, cloze sentences, minimal pairs and interventions."""

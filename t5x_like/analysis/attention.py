@@ -1,0 +1,102 @@
+"""Attention probabilities of a model, between tokens and between words."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from t5x_like.analysis.subject import DECODER, ENCODER, SPECIAL, Row, Subject
+from t5x_like.errors import UserError
+from t5x_like.models.base import Batch
+
+Conversion = Literal["first", "mean"]
+"""How the attention of the pieces of a word becomes that of the word: of its first piece, or their mean."""
+
+
+class Kind(NamedTuple):
+    """A kind of attention.
+
+    Attributes:
+      name: Name for people.
+      capture: Name of the probabilities; see `layers.captures`.
+      shifted: Whether the queries are tokens of a decoder, which reads each token one position later.
+      shifted_keys: Whether the keys are.
+    """
+
+    name: str
+    capture: str
+    shifted: bool = False
+    shifted_keys: bool = False
+
+
+def kinds(subject: Subject) -> list[Kind]:
+    """Returns the kinds of attention of a model: self-attention of each stack, and cross-attention."""
+    if subject.stacks == (ENCODER, DECODER):
+        return [
+            Kind("encoder", f"{ENCODER}/layers/attention/probabilities"),
+            Kind("decoder", f"{DECODER}/layers/self_attention/probabilities", True, True),
+            Kind("cross-attention", f"{DECODER}/layers/cross_attention/probabilities", True, False),
+        ]
+    return [Kind("self-attention", f"{stack}/layers/attention/probabilities") for stack in subject.stacks]
+
+
+def probabilities(
+    subject: Subject, kind: Kind, rows: Sequence[Row]
+) -> Iterator[Float[np.ndarray, "layers heads query key"]]:
+    """Yields the attention probabilities of each row, between its tokens.
+
+    Rows and columns belong to the tokens of `row`, also in a decoder beside an encoder: there the position that reads
+    a token is that after it. The last token of such a decoder, which nothing reads, attends as to nothing: zeros.
+
+    Raises:
+      UserError: The model has no such attention.
+    """
+
+    def compute(model: Any, batch: Batch) -> Any:
+        reads = {name: x for name, x in batch.items() if name in model.config.reads}
+        try:
+            found = model(reads, capture=(kind.capture,)).captured[kind.capture]
+        except ValueError as error:
+            if kind.capture not in str(error):
+                raise
+            raise UserError(
+                f"ANALYSES: {type(model.config).__name__} has no attention probabilities. Give a Transformer."
+            ) from None
+        return jnp.moveaxis(found.astype(jnp.float32), 0, 1)
+
+    results = subject.run(compute, subject.model, [row.ids for row in rows], what="sentences")
+    for row, array in zip(rows, results, strict=True):
+        size = len(row.ids)
+        found = np.asarray(array)[:, :, :size, :size]
+        for axis, shifted in ((2, kind.shifted), (3, kind.shifted_keys)):
+            if shifted:
+                found = np.roll(found, -1, axis)
+                index = [slice(None)] * 4
+                index[axis] = slice(-1, None)
+                found[tuple(index)] = 0.0
+        yield found
+
+
+def between_words(
+    attention: Float[np.ndarray, "layers heads query key"], word_of: Int[np.ndarray, " tokens"], conversion: Conversion
+) -> Float[np.ndarray, "layers heads words words"]:
+    """Returns the attention between words (Clark et al. 2019, section 4.1).
+
+    Attention to a word is the sum of that to its pieces. Attention from a word is that of its first piece, or the mean
+    of its pieces. Special tokens and the diagonal are left out, so that rows do not sum to 1.
+
+    Args:
+      attention: Probabilities between tokens.
+      word_of: Index of the word of each token, `SPECIAL` for special tokens.
+      conversion: `first`, as the published code, or `mean`, as its paper.
+    """
+    num_words = int(word_of.max(initial=SPECIAL)) + 1
+    member = (word_of[:, None] == np.arange(num_words)).astype(np.float32)  # [tokens, words]
+    to_words = attention @ member
+    if conversion == "first":
+        found = to_words[:, :, np.argmax(member, axis=0)]
+    else:
+        found = np.einsum("lhqw,qv->lhvw", to_words, member / np.maximum(member.sum(axis=0), 1))
+    return found * (1 - np.eye(num_words, dtype=np.float32))

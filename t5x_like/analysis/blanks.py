@@ -1,0 +1,305 @@
+"""What a model predicts for one token of a text: at a mask, a sentinel, a hidden position, or the end of a prefix."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from t5x_like.analysis.subject import DECODER, ENCODER, Subject
+from t5x_like.errors import UserError
+from t5x_like.inference.layout import Layout
+from t5x_like.models.base import Batch
+from t5x_like.models.xlnet import TARGET_POSITIONS
+from t5x_like.objectives import masked_lm, passes, permutation_lm
+from t5x_like.objectives.base import Objective
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.permutation_lm import PermutationLM
+
+
+class Blank(NamedTuple):
+    """A token of a text that is predicted.
+
+    Attributes:
+      ids: Token ids of the text without special tokens; that of the blank itself is not read.
+      start: Position of the token.
+      stop: Position after the last token that is hidden with it, such as the rest of its word.
+    """
+
+    ids: Sequence[int]
+    start: int
+    stop: int
+
+
+class Rows(NamedTuple):
+    """The rows of blanks.
+
+    Attributes:
+      rows: Token ids of the first stack of each blank.
+      decoder: Token ids of the decoder beside an encoder; None without one.
+      positions: Position of the prediction in each row.
+      aligned: Further features with a value per token.
+    """
+
+    rows: Sequence[Sequence[int]]
+    decoder: Sequence[Sequence[int]] | None
+    positions: Sequence[int]
+    aligned: dict[str, Sequence[Sequence[int]]]
+
+
+class Reader(Protocol):
+    """How a kind of model predicts a blank.
+
+    Attributes:
+      reads_after: Whether it reads the text after the blank.
+    """
+
+    reads_after: bool
+
+    def params(self) -> Any:
+        """Returns the parameters that `logits` reads."""
+
+    def rows(self, blanks: Sequence[Blank]) -> Rows:
+        """Returns the rows of blanks."""
+
+    def logits(self, params: Any, batch: Batch) -> Float[Array, "batch vocab"]:
+        """Returns the logits of the token in the blank. The feature `position` has the position of the prediction."""
+
+
+def reader_of(subject: Subject) -> Reader:
+    """Returns how a model predicts a blank.
+
+    Raises:
+      UserError: It does not predict tokens.
+    """
+    config = subject.loaded.resolved
+    if TARGET_POSITIONS in config.reads:
+        return _PermutationReader(subject)
+    if subject.stacks == (ENCODER,):
+        return _MaskReader(subject)
+    if subject.stacks == (DECODER,):
+        return _PrefixReader(subject)
+    if subject.stacks == (ENCODER, DECODER):
+        return _InfillingReader(subject) if mask_id(subject) is not None else _SentinelReader(subject)
+    raise UserError(f"ANALYSES: {type(config).__name__} does not predict tokens of a text. Give another model.")
+
+
+def mask_id(subject: Subject) -> int | None:
+    """Returns the id of the mask of a vocabulary; None if it has none."""
+    try:
+        return getattr(subject.vocabulary, "mask_id", None)
+    except UserError:
+        return None
+
+
+def log_probabilities(
+    subject: Subject, reader: Reader, blanks: Sequence[Blank], *, what: str
+) -> Iterator[Float[np.ndarray, " vocab"]]:
+    """Yields the log-probability of every token in each blank, in nats."""
+
+    def compute(params: Any, batch: Batch) -> Array:
+        return jax.nn.log_softmax(reader.logits(params, batch))
+
+    yield from map(np.asarray, _run(subject, reader, compute, blanks, what))
+
+
+def target_log_probabilities(
+    subject: Subject, reader: Reader, blanks: Sequence[Blank], *, what: str
+) -> Float[np.ndarray, " blanks"]:
+    """Returns the log-probability of the token of the text in each blank, in nats."""
+
+    def compute(params: Any, batch: Batch) -> Array:
+        found = jax.nn.log_softmax(reader.logits(params, batch))
+        return jnp.take_along_axis(found, batch["target"][:, None], axis=1)[:, 0]
+
+    targets = [blank.ids[blank.start] for blank in blanks]
+    return np.array(list(_run(subject, reader, compute, blanks, what, target=targets)), np.float64)
+
+
+def _run(
+    subject: Subject, reader: Reader, compute: Any, blanks: Sequence[Blank], what: str, **extra: Sequence[int]
+) -> Iterator[Any]:
+    made = reader.rows(blanks)
+    longest = max(len(row) for row in (*made.rows, *(made.decoder or ())))
+    if longest > subject.max_length:
+        raise UserError(f"{what}: a row has {longest} tokens, the model reads {subject.max_length}. Shorten the text.")
+    yield from subject.run(
+        compute,
+        reader.params(),
+        made.rows,
+        what=what,
+        decoder=made.decoder,
+        aligned=made.aligned,
+        extra={"position": made.positions, **extra},
+    )
+
+
+def _at(hidden: Float[Array, "batch length embed"], batch: Batch) -> Float[Array, "batch 1 embed"]:
+    return jnp.take_along_axis(hidden, batch["position"][:, None, None], axis=1)
+
+
+def _model_features(config: Any, batch: Batch) -> dict[str, Array]:
+    """Returns the features of the model, without those of the analysis."""
+    kept = {name: x for name, x in batch.items() if name in config.reads or name.endswith("_segment_ids")}
+    return {name: x for name, x in kept.items() if name in config.reads}
+
+
+class _HeadReader:
+    """What readers by the head of an objective share."""
+
+    def __init__(self, subject: Subject, objective: Objective):
+        self._subject, self._objective = subject, objective
+
+    def params(self) -> Any:
+        return dataclasses.replace(self._subject.loaded, objective=self._objective).read()
+
+    def _framed(self, blank: Blank, ids: Sequence[int]) -> tuple[list[int], int]:
+        """Returns a row with its special tokens, and the position of the blank in it."""
+        frame = self._subject.frame
+        return [*frame.prefix, *ids, *frame.suffix], len(frame.prefix) + blank.start
+
+
+class _MaskReader(_HeadReader):
+    """An encoder predicts the token at a mask. The tokens that are hidden with it are masks too."""
+
+    reads_after = True
+
+    def __init__(self, subject: Subject):
+        own = subject.loaded.objective
+        parts = [own, *getattr(own, "objectives", ())]
+        super().__init__(subject, next((each for each in parts if isinstance(each, MaskedLM)), MaskedLM()))
+        mask = mask_id(subject)
+        if mask is None:
+            raise UserError(
+                f"VOCABULARY_PATH: {type(subject.vocabulary).__name__} has no mask, which an encoder needs to predict "
+                "a word. Give the vocabulary of the model."
+            )
+        self._mask = mask
+
+    def rows(self, blanks: Sequence[Blank]) -> Rows:
+        rows, positions = [], []
+        for blank in blanks:
+            hidden = [self._mask] * (blank.stop - blank.start)
+            row, position = self._framed(blank, [*blank.ids[: blank.start], *hidden, *blank.ids[blank.stop :]])
+            rows.append(row)
+            positions.append(position)
+        return Rows(rows, None, positions, {})
+
+    def logits(self, params: Any, batch: Batch) -> Float[Array, "batch vocab"]:
+        ones = jnp.ones_like(batch["position"][:, None])
+        masked = {"masked_positions": batch["position"][:, None], "masked_targets": ones, "masked_weights": ones}
+        predicted = passes.forward(self._objective, params, {**batch, **masked}).predictions[masked_lm.NAME]
+        return predicted.logits(predicted.hidden)[:, 0]
+
+
+class _PermutationReader(_HeadReader):
+    """XLNet predicts the token at a position that it does not see."""
+
+    reads_after = True
+
+    def __init__(self, subject: Subject):
+        super().__init__(subject, PermutationLM())
+
+    def rows(self, blanks: Sequence[Blank]) -> Rows:
+        rows, positions, ranks, targets = [], [], [], []
+        for blank in blanks:
+            row, position = self._framed(blank, blank.ids)
+            hidden = range(position, position + blank.stop - blank.start)
+            rows.append(row)
+            positions.append(position)
+            # A token sees its own rank and lower ones.
+            ranks.append([1 + at - position if at in hidden else 0 for at in range(len(row))])
+            targets.append([int(at == position) for at in range(len(row))])
+        return Rows(rows, None, positions, {"encoder_ranks": ranks, permutation_lm.IS_TARGET: targets})
+
+    def logits(self, params: Any, batch: Batch) -> Float[Array, "batch vocab"]:
+        tokens = batch["encoder_input_tokens"]
+        rows = {"token_types": jnp.zeros_like(tokens), "reversed": jnp.zeros_like(tokens)} | dict(batch)
+        predicted = passes.forward(self._objective, params, rows).predictions[permutation_lm.NAME]
+        return predicted.logits(predicted.hidden[:, :1])[:, 0]
+
+
+class _ModelReader:
+    """What readers by the model alone share."""
+
+    def __init__(self, subject: Subject):
+        self._subject = subject
+
+    def params(self) -> Any:
+        return self._subject.model
+
+    def logits(self, params: Any, batch: Batch) -> Float[Array, "batch vocab"]:
+        hidden = params(_model_features(params.config, batch)).hidden
+        return params.unembed(_at(hidden, batch))[:, 0]
+
+
+class _PrefixReader(_ModelReader):
+    """A decoder continues the text before the blank."""
+
+    reads_after = False
+
+    def rows(self, blanks: Sequence[Blank]) -> Rows:
+        start = start_of_text(self._subject)
+        rows = [[*start, *blank.ids[: blank.start]] for blank in blanks]
+        if not all(rows):
+            raise UserError("ANALYSES: the decoder has no token before a text. Give texts with a blank further on.")
+        return Rows(rows, None, [len(row) - 1 for row in rows], {})
+
+
+class _SentinelReader(_ModelReader):
+    """An encoder reads a sentinel in place of the blank; a decoder predicts what follows the sentinel (T5)."""
+
+    reads_after = True
+
+    def rows(self, blanks: Sequence[Blank]) -> Rows:
+        sentinel, suffix = first_sentinel(self._subject), self._subject.frame.suffix
+        rows = [[*blank.ids[: blank.start], sentinel, *blank.ids[blank.stop :], *suffix] for blank in blanks]
+        decoder = [[self._subject.start_id, sentinel]] * len(blanks)
+        return Rows(rows, decoder, [1] * len(blanks), {})
+
+
+class _InfillingReader(_ModelReader):
+    """An encoder reads a mask in place of the blank; a decoder writes the whole text up to the blank (BART)."""
+
+    reads_after = True
+
+    def rows(self, blanks: Sequence[Blank]) -> Rows:
+        frame, mask = self._subject.frame, mask_id(self._subject)
+        rows = [
+            [*frame.prefix, *blank.ids[: blank.start], mask, *blank.ids[blank.stop :], *frame.suffix]
+            for blank in blanks
+        ]
+        decoder = [[self._subject.start_id, *frame.prefix, *blank.ids[: blank.start]] for blank in blanks]
+        return Rows(rows, decoder, [len(row) - 1 for row in decoder], {})
+
+
+def start_of_text(subject: Subject) -> tuple[int, ...]:
+    """Returns the tokens from which a decoder predicts the first token of a text.
+
+    BOS of the training of the model; without one, EOS of the vocabulary, as `<|endoftext|>` of GPT-2; or none.
+    """
+    bos = Layout.of(subject.loaded.features).bos
+    if bos:
+        return bos
+    try:
+        eos = subject.vocabulary.eos_id
+    except (UserError, AttributeError, NotImplementedError):
+        return ()
+    return () if eos is None or eos < 0 else (eos,)
+
+
+def first_sentinel(subject: Subject) -> int:
+    """Returns the id of the first sentinel of span corruption, the last one of the vocabulary.
+
+    Raises:
+      UserError: The vocabulary has no sentinels.
+    """
+    if not getattr(subject.vocabulary, "extra_ids", 0):
+        raise UserError(
+            f"VOCABULARY_PATH: {type(subject.vocabulary).__name__} has neither sentinels nor a mask, which an "
+            "encoder-decoder needs to predict a word. Give the vocabulary of the model."
+        )
+    return subject.vocabulary.vocab_size - 1

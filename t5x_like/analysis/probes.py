@@ -1,0 +1,299 @@
+"""Probes: what a small classifier finds in the hidden states of each layer of a frozen model."""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from t5x_like.analysis import plots, structural_probe, treebank
+from t5x_like.analysis.base import Figure, Section, Table
+from t5x_like.analysis.probe_training import fit
+from t5x_like.analysis.subject import Row, Subject
+from t5x_like.analysis.treebank import Sentence
+from t5x_like.errors import UserError
+from t5x_like.layers.captures import EMBEDDING, OUTPUT
+from t5x_like.models.base import Batch, Model
+
+# Every fifth sentence is for testing.
+_TEST_PERIOD = 5
+_HIDDEN = 64  # of the probe with a hidden layer
+_LENGTH_CLASSES = 5
+# Words of the word-content task: those that occur in so many sentences, at most this many of them.
+_CONTENT_SENTENCES, _CONTENT_WORDS = 8, 200
+_MIN_EXAMPLES = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """The examples of a task.
+
+    Attributes:
+      vectors: Vectors of all layers.
+      labels: Class of each example.
+      is_test: Whether it is for testing.
+      num_classes: Number of classes.
+    """
+
+    vectors: Float[np.ndarray, "layers examples embed"]
+    labels: Int[np.ndarray, " examples"]
+    is_test: np.ndarray
+    num_classes: int
+
+
+class Probes:
+    """Trains probes on the hidden states of each layer for words and sentences of a treebank.
+
+    The vector of a word is the mean over its tokens, that of a sentence the mean over its words. Layer 0 is the
+    embedding. Every fifth sentence is for testing. The tasks:
+
+    * `part of speech`: of each word, by a linear classifier and by one with a hidden layer of 64 units (ReLU). In the
+      control task, each word type has a random class of the same distribution; selectivity is the difference of the
+      accuracies (Hewitt and Liang 2019);
+    * `sentence length`: one of five classes with equal numbers of sentences (Conneau et al. 2018);
+    * `word content`: which one of up to 200 words a sentence has (Conneau et al. 2018);
+    * `dependencies`: distances in the tree, see `structural_probe`;
+    * `scalar mix`: softmax weights of the layers that a linear classifier of the part of speech learns (Peters et al.
+      2018).
+
+    Args:
+      treebank: A CoNLL-U file, or a directory with such files.
+      max_sentences: Maximum number of sentences.
+      steps: Number of updates of each probe, Adam with a rate of 1e-3.
+      rank: Rank of the structural probe.
+      seed: Seed of initial values, batches and control tasks.
+    """
+
+    setting = "TREEBANK"
+
+    def __init__(
+        self,
+        *,
+        treebank: str | None = None,
+        max_sentences: int = 1000,
+        steps: int = 500,
+        rank: int = 64,
+        seed: int = 0,
+    ):
+        for name, value in (("MAX_SENTENCES", max_sentences), ("PROBE_STEPS", steps), ("PROBE_RANK", rank)):
+            if type(value) is not int or value < 1:
+                raise UserError(f"{name}={value!r}: not a positive integer. Give 1 or more.")
+        self._treebank, self._max_sentences = treebank, max_sentences
+        self._steps, self._rank, self._seed = steps, rank, seed
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there are sentences."""
+        return self._treebank is not None
+
+    def run(self, subject: Subject) -> Section:
+        """Probes a checkpoint; see `Analysis`."""
+        given = treebank.read("TREEBANK", self._treebank, self._max_sentences)
+        kept = [(each, row) for each in given if (row := subject.row(each.where, each.words)) is not None]
+        if len(kept) < 2 * _TEST_PERIOD:
+            raise UserError(
+                f"TREEBANK={self._treebank}: {len(kept)} sentences that fit. Give {2 * _TEST_PERIOD} or more."
+            )
+        sentences = [each for each, _ in kept]
+        vectors = word_vectors(subject, [row for _, row in kept])
+        train = functools.partial(accuracies, steps=self._steps, seed=self._seed)
+        curves: dict[str, Sequence[float]] = {}
+
+        words = _words(sentences, vectors)
+        control = dataclasses.replace(words, labels=_control_labels(sentences, words, self._seed))
+        for name, hidden in (("linear", 0), ("hidden layer", _HIDDEN)):
+            curves[f"part of speech, {name}"] = train(words, hidden=hidden)
+            curves[f"control task, {name}"] = train(control, hidden=hidden)
+        curves["sentence length"] = train(_lengths(sentences, vectors), hidden=0)
+        content = _content(sentences, vectors)
+        if content is not None:
+            curves["word content"] = train(content, hidden=0)
+        majority = float(np.mean(words.labels[words.is_test] == np.bincount(words.labels[~words.is_test]).argmax()))
+
+        is_test = np.arange(len(sentences)) % _TEST_PERIOD == 0
+        trees = structural_probe.measure(
+            sentences, vectors, is_test, rank=self._rank, steps=self._steps, seed=self._seed
+        )
+        mix = mix_weights(words, steps=self._steps, seed=self._seed)
+        return self._section(sentences, words, majority, curves, trees, mix)
+
+    def _section(
+        self,
+        sentences: Sequence[Sentence],
+        words: Examples,
+        majority: float,
+        curves: Mapping[str, Sequence[float]],
+        trees: Mapping[str, Sequence[float]],
+        mix: Sequence[float],
+    ) -> Section:
+        layers = list(range(len(mix)))
+        rows = [[name, *(100 * value for value in of)] for name, of in curves.items()]
+        rows += [[name, *(100 * value if "%" in name else value for value in of)] for name, of in trees.items()]
+        table = Table("Accuracy by layer, %; 0 is the embedding", ["probe", *map(str, layers)], rows)
+        plain = {name: (layers, [100 * value for value in of]) for name, of in curves.items()}
+        distances = {name: (layers, list(of)) for name, of in trees.items()}
+        figures = [
+            Figure("Classifiers", plots.lines(plain, "accuracy", xlabel="layer", ylabel="accuracy, %")),
+            Figure("Structural probe", plots.lines(distances, "structural probe", xlabel="layer", ylabel="share")),
+            Figure("Scalar mix", plots.lines({"weight": (layers, mix)}, "weights", xlabel="layer", ylabel="weight")),
+        ]
+        number, chain = int(words.is_test.sum()), structural_probe.adjacent_share(sentences)
+        lead = (
+            f"{len(sentences):,} sentences of {self._treebank}, {number:,} words for testing. The most frequent part "
+            f"of speech has {100 * majority:.1f} %. Of the edges, {100 * chain:.1f} % "
+            "are between neighbors, which is the UUAS of a chain of the words."
+        )
+        best = {name: max(of) for name, of in curves.items() if not name.startswith("control")}
+        selectivity = np.subtract(curves["part of speech, linear"], curves["control task, linear"])
+        summary = {f"{name}, best layer": float(value) for name, value in best.items()}
+        summary["selectivity, best layer"] = float(selectivity.max())
+        summary |= {f"{name}, best layer": float(max(of)) for name, of in trees.items()}
+        data: dict[str, Any] = {"accuracy": {name: list(of) for name, of in curves.items()}, "majority": majority}
+        data |= {"trees": {name: list(of) for name, of in trees.items()}, "scalar_mix": list(mix)}
+        return Section("Probes", lead, [table], figures, data, summary)
+
+
+# ---- vectors ---------------------------------------------------------------------------------------------------------
+
+
+def word_vectors(subject: Subject, rows: Sequence[Row]) -> list[Float[np.ndarray, "layers words embed"]]:
+    """Returns the vectors of the words of each row: the means over their tokens, of the embedding and each layer.
+
+    An encoder-decoder has the layers of its encoder.
+    """
+    stack = subject.stacks[0]
+    number = subject.loaded.resolved.stacks[stack].num_layers
+    names = [f"{stack}/{EMBEDDING}", *(f"{stack}/layers/{index}/hidden" for index in range(number - 1))]
+    names = [*names, f"{stack}/{OUTPUT}"] if number else [f"{stack}/{OUTPUT}"]
+
+    def compute(model: Model, batch: Batch) -> Array:
+        reads = {name: x for name, x in batch.items() if name in model.config.reads}
+        captured = model(reads, capture=tuple(names)).captured
+        if len({captured[name].shape[-1] for name in names}) > 1:  # factorized embeddings
+            captured = {name: captured[name] for name in names if captured[name].shape == captured[names[-1]].shape}
+        return jnp.stack([captured[name] for name in names if name in captured], axis=1)
+
+    found = []
+    results = subject.run(compute, subject.model, [row.ids for row in rows], what="sentences")
+    for row, array in zip(rows, results, strict=True):
+        member = (np.array(row.word_of)[:, None] == np.arange(row.num_words)).astype(np.float32)
+        means = np.einsum("lte,tw->lwe", np.asarray(array, np.float32)[:, : len(row.ids)], member / member.sum(axis=0))
+        found.append(means)
+    return found
+
+
+def _words(sentences: Sequence[Sentence], vectors: Sequence[np.ndarray]) -> Examples:
+    tags = sorted({tag for each in sentences for tag in each.tags})
+    labels = np.array([tags.index(tag) for each in sentences for tag in each.tags])
+    number = np.repeat(np.arange(len(sentences)), [len(each.words) for each in sentences])
+    return Examples(np.concatenate(vectors, axis=1), labels, number % _TEST_PERIOD == 0, len(tags))
+
+
+def _control_labels(sentences: Sequence[Sentence], words: Examples, seed: int) -> Int[np.ndarray, " examples"]:
+    """Returns a random class for each word type, drawn from the classes of all words."""
+
+    def drawn(word: str) -> int:
+        digest = hashlib.sha256(f"{seed} {word}".encode()).digest()
+        return int(words.labels[int.from_bytes(digest[:8], "little") % len(words.labels)])
+
+    return np.array([drawn(word) for each in sentences for word in each.words])
+
+
+def _sentence_vectors(vectors: Sequence[np.ndarray]) -> Float[np.ndarray, "layers sentences embed"]:
+    return np.stack([each.mean(axis=1) for each in vectors], axis=1)
+
+
+def _lengths(sentences: Sequence[Sentence], vectors: Sequence[np.ndarray]) -> Examples:
+    sizes = np.array([len(each.words) for each in sentences])
+    borders = np.quantile(sizes, np.arange(1, _LENGTH_CLASSES) / _LENGTH_CLASSES)
+    is_test = np.arange(len(sizes)) % _TEST_PERIOD == 0
+    return Examples(_sentence_vectors(vectors), np.searchsorted(borders, sizes), is_test, _LENGTH_CLASSES)
+
+
+def _content(sentences: Sequence[Sentence], vectors: Sequence[np.ndarray]) -> Examples | None:
+    """Returns the sentences with exactly one of the words; None if there are too few."""
+    counts = collections.Counter(word for each in sentences for word in set(each.words))
+    rare = [word for word, count in counts.most_common() if count >= _CONTENT_SENTENCES]
+    # The most frequent words are in too many sentences.
+    chosen = [word for word in rare if counts[word] <= len(sentences) / 20][:_CONTENT_WORDS]
+    index = {word: number for number, word in enumerate(chosen)}
+    labels = [{index[word] for word in each.words if word in index} for each in sentences]
+    kept = [number for number, of in enumerate(labels) if len(of) == 1]
+    if len(kept) < _MIN_EXAMPLES:
+        return None
+    found = np.array([next(iter(labels[number])) for number in kept])
+    return Examples(
+        _sentence_vectors([vectors[number] for number in kept]),
+        found,
+        np.arange(len(kept)) % _TEST_PERIOD == 0,
+        len(chosen),
+    )
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def accuracies(examples: Examples, *, hidden: int, steps: int, seed: int) -> list[float]:
+    """Trains a classifier per layer, and returns its accuracy on the examples for testing.
+
+    Args:
+      examples: The examples.
+      hidden: Number of hidden units; 0 for a linear classifier.
+      steps: Number of updates.
+      seed: Seed of initial values and batches.
+    """
+    scaled = _standardized(examples)
+    keys = jax.random.split(jax.random.key(seed), 2 * len(scaled)).reshape(len(scaled), 2)
+    sizes = [scaled.shape[-1], *([hidden] if hidden else []), examples.num_classes]
+    params = [
+        (
+            jnp.stack([jax.random.normal(key[part], (into, out)) * into**-0.5 for key in keys]),
+            jnp.zeros((len(scaled), out)),
+        )
+        for part, (into, out) in enumerate(zip(sizes, sizes[1:], strict=False))
+    ]
+
+    def logits(params: Any, x: Array) -> Array:
+        for number, (kernel, bias) in enumerate(params):
+            x = (jax.nn.relu(x) if number else x) @ kernel + bias[:, None]
+        return x
+
+    def loss(params: Any, x: Array, labels: Array) -> Array:
+        each = optax.softmax_cross_entropy_with_integer_labels(logits(params, x), labels[None])
+        return each.mean(axis=1).sum()
+
+    is_train = ~examples.is_test
+    params = fit(loss, params, scaled[:, is_train], examples.labels[is_train], steps=steps, seed=seed)
+    predicted = np.asarray(jnp.argmax(jax.jit(logits)(params, scaled[:, examples.is_test]), axis=-1))
+    return np.mean(predicted == examples.labels[examples.is_test], axis=1).tolist()
+
+
+def mix_weights(examples: Examples, *, steps: int, seed: int) -> list[float]:
+    """Returns the softmax weights of the layers that a linear classifier of their weighted sum learns."""
+    scaled = _standardized(examples)
+    size = scaled.shape[-1]
+    kernel = jax.random.normal(jax.random.key(seed), (size, examples.num_classes)) * size**-0.5
+    params = (jnp.zeros(len(scaled)), kernel, jnp.zeros(examples.num_classes))
+
+    def loss(params: Any, x: Array, labels: Array) -> Array:
+        weights, kernel, bias = params
+        mixed = jnp.einsum("l,lne->ne", jax.nn.softmax(weights), x)
+        return optax.softmax_cross_entropy_with_integer_labels(mixed @ kernel + bias, labels).mean()
+
+    is_train = ~examples.is_test
+    weights = fit(loss, params, scaled[:, is_train], examples.labels[is_train], steps=steps, seed=seed)[0]
+    return jax.nn.softmax(weights).tolist()
+
+
+def _standardized(examples: Examples) -> Float[np.ndarray, "layers examples embed"]:
+    """Returns vectors whose features have mean 0 and variance 1 over the examples for training."""
+    known = examples.vectors[:, ~examples.is_test]
+    mean, deviation = known.mean(axis=1, keepdims=True), known.std(axis=1, keepdims=True)
+    return ((examples.vectors - mean) / np.maximum(deviation, 1e-6)).astype(np.float32)

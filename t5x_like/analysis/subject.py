@@ -1,0 +1,273 @@
+"""The model that is analyzed: its vocabulary, its rows of words, and what it computes for them."""
+
+import dataclasses
+import functools
+import importlib
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Int, Int32
+
+from t5x_like.axis_rules import INPUT_TOKENS_SUFFIX, NO_AXES
+from t5x_like.errors import UserError
+from t5x_like.inference import text_frames, text_vectors
+from t5x_like.inference.examples import Example
+from t5x_like.inference.loaded import Loaded
+from t5x_like.inference.progress import Progress
+from t5x_like.inference.runner import Runner
+from t5x_like.models.base import Batch
+
+ENCODER, DECODER = "encoder", "decoder"
+SPECIAL = -1
+"""The index of the word of a special token."""
+
+# Rows whose results are on the host at a time.
+_ROWS_AT_A_TIME = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A text as the model reads it.
+
+    Attributes:
+      ids: Token ids, with special tokens.
+      tokens: The token of each id as text.
+      word_of: Index of the word of each token, `SPECIAL` for special tokens.
+    """
+
+    ids: Sequence[int]
+    tokens: Sequence[str]
+    word_of: Sequence[int]
+
+    @property
+    def num_words(self) -> int:
+        """Number of words."""
+        return max(self.word_of, default=SPECIAL) + 1
+
+
+# A function of the parameters and of the features of a batch that returns arrays `[batch, …]`.
+Compute = Callable[[Any, Batch], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A checkpoint of a model.
+
+    Attributes:
+      loaded: The model.
+      batch_size: Rows per batch.
+    """
+
+    loaded: Loaded
+    batch_size: int = 32
+
+    # ---- vocabulary --------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def vocabulary(self) -> Any:
+        """The vocabulary of the model.
+
+        Raises:
+          UserError: There is none.
+        """
+        found = text_frames.vocabulary_of(self.loaded, ["text"])
+        if found is None:
+            raise UserError("VOCABULARY_PATH: not given, and the model is stored without a vocabulary. Give it.")
+        return found
+
+    @functools.cached_property
+    def frame(self) -> text_vectors.Frame:
+        """The special tokens around a text."""
+        return text_frames.frame_of(self.vocabulary)
+
+    @functools.cached_property
+    def max_length(self) -> int:
+        """Maximum number of tokens of a row."""
+        return text_frames.longest_row(self.loaded)
+
+    @functools.cached_property
+    def _space(self) -> str:
+        # Byte-level BPE has words with the space before them. By name, as `text_frames` does.
+        byte_bpe = importlib.import_module("data_tasks.vocabularies.byte_bpe").ByteBPEVocabulary
+        return " " if isinstance(self.vocabulary, byte_bpe) else ""
+
+    def encode_word(self, word: str) -> list[int]:
+        """Returns the token ids of a word within a text."""
+        return list(self.vocabulary.encode(self._space + word))
+
+    def name(self, index: int) -> str:
+        """Returns a token as text."""
+        return text_vectors.token_name(self.vocabulary, index)
+
+    def row(self, where: str, words: Sequence[str]) -> Row | None:
+        """Returns the row of the words of a sentence.
+
+        Args:
+          where: File and line, for messages.
+          words: The words.
+
+        Returns:
+          The row; None if it is longer than the model reads, or a word has no token.
+        """
+        pieces = [self.encode_word(word) for word in words]
+        ids = [*self.frame.prefix, *(index for word in pieces for index in word), *self.frame.suffix]
+        if len(ids) > self.max_length or not all(pieces):
+            return None
+        word_of = [word for word, of in enumerate(pieces) for _ in of]
+        word_of = [SPECIAL] * len(self.frame.prefix) + word_of + [SPECIAL] * len(self.frame.suffix)
+        return Row(ids, [self.name(index) for index in ids], word_of)
+
+    def text_row(self, value: str) -> Row:
+        """Returns the row of a text, each token a word of its own.
+
+        Raises:
+          UserError: It has no token, or more than the model reads.
+        """
+        ids = list(self.vocabulary.encode(value))
+        row = [*self.frame.prefix, *ids, *self.frame.suffix]
+        if not ids or len(row) > self.max_length:
+            raise UserError(
+                f"{value!r:.60} has {len(ids)} tokens; the model reads 1 to "
+                f"{self.max_length - len(row) + len(ids)}. Give another text."
+            )
+        special = [SPECIAL] * len(self.frame.prefix), [SPECIAL] * len(self.frame.suffix)
+        return Row(row, [self.name(index) for index in row], [*special[0], *range(len(ids)), *special[1]])
+
+    # ---- model -------------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def stacks(self) -> tuple[str, ...]:
+        """Names of the stacks of layers: `encoder`, `decoder` or both."""
+        return tuple(self.loaded.resolved.stacks)
+
+    @functools.cached_property
+    def name_of_model(self) -> str:
+        """The path of the model, with the step of a checkpoint."""
+        return self.loaded.checkpoint_path
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """The parameters of the model alone."""
+        return self.loaded.read_model()
+
+    def features(
+        self, rows: Sequence[Sequence[int]], length: int, decoder: Sequence[Sequence[int]] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Returns the features of rows.
+
+        Args:
+          rows: Token ids of each row.
+          length: Length of the batch.
+          decoder: Token ids of the decoder beside an encoder. None: it reads the text of the encoder after its start
+            token, as when it is trained to repeat it.
+        """
+        tokens, segments = padded(rows, length)
+        token_types = np.zeros_like(tokens)
+        token_types[np.arange(len(rows)), [len(ids) - 1 for ids in rows]] = self.frame.last_type
+        of_stacks = {self.stacks[0]: (tokens, segments)}
+        if len(self.stacks) > 1:
+            start = np.full((len(rows), 1), self.start_id, np.int32)
+            repeated = np.concatenate([start, tokens[:, :-1]], axis=1) * segments, segments
+            of_stacks[self.stacks[1]] = repeated if decoder is None else padded(decoder, length)
+        found: dict[str, np.ndarray] = {"token_types": token_types}
+        for stack, (of_stack, mask) in of_stacks.items():
+            found |= {
+                f"{stack}{INPUT_TOKENS_SUFFIX}": of_stack,
+                f"{stack}_segment_ids": mask,
+                f"{stack}_positions": np.arange(length, dtype=np.int32) * mask,
+            }
+        reads = set(self.loaded.resolved.reads)
+        return {name: array for name, array in found.items() if name in reads or name.endswith("_segment_ids")}
+
+    @functools.cached_property
+    def start_id(self) -> int:
+        """The token before the first one of the decoder of an encoder-decoder."""
+        return self.loaded.features.bos_id
+
+    def run(
+        self,
+        compute: Compute,
+        params: Any,
+        rows: Sequence[Sequence[int]],
+        *,
+        what: str,
+        decoder: Sequence[Sequence[int]] | None = None,
+        aligned: Mapping[str, Sequence[Sequence[int]]] = types.MappingProxyType({}),
+        extra: Mapping[str, Sequence[int]] = types.MappingProxyType({}),
+    ) -> Iterator[Any]:
+        """Yields the results of rows, in their order.
+
+        Args:
+          compute: Computes arrays `[batch, …]` from parameters and features; see `features`.
+          params: Its first argument.
+          rows: Token ids of each row.
+          what: What the rows are, for the line of progress.
+          decoder: Token ids of the decoder beside an encoder; None: see `features`.
+          aligned: Further features by name: values for the tokens of each row.
+          extra: Further features by name: a value per row.
+        """
+        with Progress(len(rows), noun=what) as progress:
+            runner = Runner(_Computation(compute), params, self.loaded.partitioner, self.batch_size)
+            examples = _Rows(self, rows, decoder, aligned, extra)
+            for start in range(0, len(rows), _ROWS_AT_A_TIME):
+                stop = min(start + _ROWS_AT_A_TIME, len(rows))
+                results = runner.run(examples, start, stop, lambda *_: None)
+                progress.advance(stop - start, examples.tokens(results))
+                for _, result in results:
+                    yield result
+
+
+@dataclasses.dataclass(frozen=True)
+class _Computation:
+    """A function as `predictors.Computation`."""
+
+    function: Compute
+
+    def compute(self, params: Any, batch: Batch, example_ids: Int[Array, " batch"], key: jax.Array) -> Any:
+        return self.function(params, batch)
+
+
+class _Rows:
+    """Rows of token ids as `examples.Examples`, without fields of an output."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        rows: Sequence[Sequence[int]],
+        decoder: Sequence[Sequence[int]] | None,
+        aligned: Mapping[str, Sequence[Sequence[int]]],
+        extra: Mapping[str, Sequence[int]],
+    ):
+        self._subject, self._rows, self._decoder, self._aligned, self._extra = subject, rows, decoder, aligned, extra
+        self.longest, self.axes = subject.max_length, NO_AXES
+
+    def read(self, start: int, stop: int) -> list[Example]:
+        return [Example(index, self._length(index), {}) for index in range(start, stop)]
+
+    def _length(self, index: int) -> int:
+        return max(len(self._rows[index]), 0 if self._decoder is None else len(self._decoder[index]))
+
+    def batch(self, examples: Sequence[Example], rows: int, length: int) -> dict[str, np.ndarray]:
+        chosen = [example.record for example in examples] or [0]
+        chosen += chosen[-1:] * (rows - len(chosen))
+        decoder = None if self._decoder is None else [self._decoder[index] for index in chosen]
+        batch = self._subject.features([self._rows[index] for index in chosen], length, decoder)
+        aligned = {
+            name: padded([values[index] for index in chosen], length)[0] for name, values in self._aligned.items()
+        }
+        extra = {name: np.array([values[index] for index in chosen], np.int32) for name, values in self._extra.items()}
+        return batch | aligned | extra
+
+    def tokens(self, results: Sequence[tuple[Example, Any]]) -> int:
+        return sum(example.length for example, _ in results)
+
+
+def padded(rows: Sequence[Sequence[int]], length: int) -> tuple[Int32[np.ndarray, "rows length"], ...]:
+    """Returns rows as an array with zeros at their ends, and 1 where they have values."""
+    values, mask = np.zeros((2, len(rows), length), np.int32)
+    for row, ids in enumerate(rows):
+        values[row, : len(ids)], mask[row, : len(ids)] = ids, 1
+    return values, mask

@@ -1,0 +1,183 @@
+"""Predictions in blanks, and scores of sentences, beside transformers; and that a blank is not seen."""
+
+import json
+
+import numpy as np
+import pytest
+import small_models
+from numerics import assert_close
+
+from t5x_like.analysis import blanks, cloze, minimal_pairs
+from t5x_like.analysis.blanks import Blank
+from t5x_like.analysis.subject import Subject
+from t5x_like.errors import UserError
+from t5x_like.loading import open_model
+
+FAMILIES = ["bert", "gpt2", "t5", "bart"]
+TEXT, POSITION = "ab cd ef", 3
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory):
+    made = {}
+
+    def subject(family):
+        if family not in made:
+            directory = tmp_path_factory.mktemp("models") / family
+            options = {"pretraining": True} if family == "bert" else {}
+            getattr(small_models, f"write_{family}")(directory, **options)
+            made[family] = Subject(open_model(str(directory)), batch_size=4)
+        return made[family]
+
+    return subject
+
+
+def predicted(subject, ids, stop=POSITION + 1):
+    reader = blanks.reader_of(subject)
+    (found,) = blanks.log_probabilities(subject, reader, [Blank(ids, POSITION, stop)], what="texts")
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hidden_tokens_are_not_seen(subjects, family):
+    subject = subjects(family)
+    ids = list(subject.vocabulary.encode(TEXT))
+    found = predicted(subject, ids)
+    np.testing.assert_allclose(np.exp(found).sum(), 1, rtol=1e-5)
+    for at in (POSITION, POSITION + 1):
+        other = [index if number != at else ids[1] for number, index in enumerate(ids)]
+        assert other != ids
+        same = np.array_equal(predicted(subject, other), found)
+        assert same == (at == POSITION or family == "gpt2")  # a decoder does not read what follows
+        assert np.array_equal(predicted(subject, other, POSITION + 2), predicted(subject, ids, POSITION + 2))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blanks_equal_transformers(subjects, family):
+    import torch
+    import transformers
+
+    subject = subjects(family)
+    path = subject.loaded.path
+    ids = list(subject.vocabulary.encode(TEXT))
+    found = predicted(subject, ids)
+    before, after = ids[:POSITION], ids[POSITION + 1 :]
+    with torch.no_grad():
+        if family == "bert":
+            model = transformers.BertForPreTraining.from_pretrained(path).eval()
+            cls, sep, mask = (small_models.PIECES.index(each) for each in ("[CLS]", "[SEP]", "[MASK]"))
+            logits = model(torch.tensor([[cls, *before, mask, *after, sep]])).prediction_logits[0, POSITION + 1]
+        elif family == "gpt2":
+            model = transformers.GPT2LMHeadModel.from_pretrained(path).eval()
+            logits = model(torch.tensor([[small_models.BOS_ID, *before]])).logits[0, -1]
+        elif family == "t5":
+            model = transformers.T5ForConditionalGeneration.from_pretrained(path).eval()
+            sentinel = transformers.T5Tokenizer.from_pretrained(path).convert_tokens_to_ids("<extra_id_0>")
+            decoder = torch.tensor([[0, sentinel]])
+            inputs = torch.tensor([[*before, sentinel, *after, 1]])
+            logits = model(input_ids=inputs, decoder_input_ids=decoder).logits[0, -1]
+        else:
+            model = transformers.BartForConditionalGeneration.from_pretrained(path).eval()
+            mask = subject.vocabulary.mask_id
+            inputs, decoder = torch.tensor([[0, *before, mask, *after, 2]]), torch.tensor([[2, 0, *before]])
+            logits = model(input_ids=inputs, decoder_input_ids=decoder).logits[0, -1]
+        expected = torch.log_softmax(logits, dim=-1).numpy()
+    assert_close({"log_probabilities": found}, {"log_probabilities": expected})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_are_sums_of_blanks(subjects, family):
+    """Each score of a sentence is the sum of single predictions; of the decoder, each after all tokens before it."""
+    subject = subjects(family)
+    sentences = [list(subject.vocabulary.encode(text)) for text in (TEXT, "xy")]
+    found = minimal_pairs._scores(subject, sentences)
+    reader = blanks.reader_of(subject)
+
+    def summed(ids, stops):
+        singles = [Blank(ids, position, stop) for position, stop in enumerate(stops)]
+        of = blanks.log_probabilities(subject, reader, singles, what="texts")
+        return sum(each[ids[position]] for position, each in enumerate(of))
+
+    name = "log-probability" if family == "gpt2" else "pseudo-log-likelihood"
+    assert len(found) == {"bert": 2, "gpt2": 1}.get(family, 3)
+    expected = [summed(ids, range(1, len(ids) + 1)) for ids in sentences]
+    np.testing.assert_allclose(found[name], expected, rtol=2e-5)
+    if family == "bert":  # "ab cd ef": each word has two pieces
+        of_words = found["pseudo-log-likelihood, rest of the word hidden"]
+        np.testing.assert_allclose(of_words, [summed(sentences[0], [2, 2, 4, 4, 6, 6]), summed(sentences[1], [2, 2])])
+
+
+@pytest.mark.parity
+def test_score_of_the_decoder_of_t5_equals_transformers(subjects):
+    import torch
+    import transformers
+
+    subject = subjects("t5")
+    ids, path = list(subject.vocabulary.encode(TEXT)), subject.loaded.path
+    sentinel = transformers.T5Tokenizer.from_pretrained(path).convert_tokens_to_ids("<extra_id_0>")
+    model = transformers.T5ForConditionalGeneration.from_pretrained(path).eval()
+    with torch.no_grad():
+        inputs, decoder = torch.tensor([[sentinel, 1]]), torch.tensor([[0, sentinel, *ids[:-1]]])
+        logits = model(input_ids=inputs, decoder_input_ids=decoder).logits[0]
+        expected = sum(torch.log_softmax(logits, -1)[1 + at, index].item() for at, index in enumerate(ids))
+    found = minimal_pairs._scores(subject, [ids])["log-probability of the decoder"]
+    np.testing.assert_allclose(found, [expected], rtol=2e-5)
+
+
+def test_ties_count_as_half(subjects, tmp_path):
+    lines = [("a b", "a b", "same"), ("a b c", "b a c", "order"), ("b a c", "a b c", "order")]
+    path = tmp_path / "pairs.jsonl"
+    keys = ("sentence_good", "sentence_bad", "UID")
+    path.write_text("".join(json.dumps(dict(zip(keys, line, strict=True))) + "\n" for line in lines))
+    section = minimal_pairs.MinimalPairs(pairs=str(path)).run(subjects("gpt2"))
+    of = section.data["log-probability"]
+    assert of["ties"] == 1 and of["accuracy"] == 0.5
+    assert of["paradigms"]["same"] == {"pairs": 1, "accuracy": 0.5, "ties": 1}
+    assert of["paradigms"]["order"]["accuracy"] == 0.5
+    path.write_text('{"sentence_good": "a"}\n')
+    with pytest.raises(UserError, match="pairs.jsonl:1: field 'sentence_bad' is None, not text"):
+        minimal_pairs.MinimalPairs(pairs=str(path)).run(subjects("gpt2"))
+
+
+def test_ranks_and_means_by_hand(subjects, tmp_path):
+    subject = subjects("bert")
+    path = tmp_path / "cloze.jsonl"
+    lines = [
+        {"kind": "k", "text": "a ___ b", "answers": ["c", "long"]},
+        {"kind": "k", "text": "___ b", "compared": ["c", "d"]},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    section = cloze.ClozeSentences(path=str(path)).run(subject)
+    first, second = section.data["sentences"]
+    letters = {letter: small_models.PIECES.index(letter) for letter in "abcd"}
+    blank = Blank([letters["a"], 0, letters["b"]], 1, 2)
+    (scores,) = blanks.log_probabilities(subject, blanks.reader_of(subject), [blank], what="texts")
+    assert first["rank"] == 1 + int(np.sum(scores > scores[letters["c"]]))  # "long" has several pieces
+    assert list(first["probabilities"]) == ["c"] and second["rank"] is None
+    assert set(second["probabilities"]) == {"c", "d"}
+    filled = [cloze.Filled(rank, (), {}) for rank in (1, 4, 20, 10_000)]
+    assert cloze.means(filled) == (25.0, 50.0, pytest.approx((1 + 0.25 + 0.05 + 1e-4) / 4))
+    assert cloze.means(filled, lowest=5000)[2] == pytest.approx(1.3 / 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "cloze.jsonl:1: not JSON"),
+        ('{"text": "no blank", "answers": ["a"]}', "has 0 blanks. Write ___ once"),
+        ('{"text": "a ___"}', "neither answers nor compared"),
+        ('{"text": "a ___", "answers": "b"}', "'answers' is 'b', not a list of words"),
+    ],
+)
+def test_invalid_sentences_name_their_line(tmp_path, line, message):
+    (tmp_path / "cloze.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError, match=message):
+        cloze.read("CLOZE", str(tmp_path / "cloze.jsonl"))
+
+
+def test_shipped_sentences():
+    kinds = {}
+    for each in cloze.read("CLOZE", cloze.SHIPPED):
+        kinds.setdefault(each.kind, []).append(each)
+    assert len(kinds) == 10 and min(map(len, kinds.values())) >= 20
