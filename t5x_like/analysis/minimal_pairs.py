@@ -5,18 +5,16 @@ import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from t5x_like.analysis import blanks, plots
 from t5x_like.analysis.base import Figure, Section, Table
 from t5x_like.analysis.blanks import Blank
 from t5x_like.analysis.files import json_lines, text_field
+from t5x_like.analysis.scorer import score_continuations
 from t5x_like.analysis.subject import DECODER, ENCODER, Subject
-from t5x_like.decoding.score import score_hidden
 from t5x_like.errors import UserError
-from t5x_like.models.base import Batch, Model
 
 _GOOD, _BAD, _PARADIGM, _FIELD = "sentence_good", "sentence_bad", "UID", "field"
 # Log-probabilities of equal sentences differ by rounding alone.
@@ -134,7 +132,11 @@ def _scores(subject: Subject, ids: Sequence[Sequence[int]]) -> Mapping[str, Floa
     """Returns the name of a score -> the score of each sentence, in nats."""
     if subject.stacks == (DECODER,):
         start = blanks.start_of_text(subject)
-        return {"log-probability": _written(subject, [[*start, *of] for of in ids], None)}
+        if not start and min(map(len, ids)) < 2:
+            raise UserError("PAIRS: a sentence has one token, before which the decoder reads nothing. Remove it.")
+        given = [start or of[:1] for of in ids]
+        scored = [of if start else of[1:] for of in ids]
+        return {"log-probability": score_continuations(subject, given, scored).log_probability}
     starts = word_starts(subject)
     found = {
         "pseudo-log-likelihood": _pseudo(subject, ids, None),
@@ -147,8 +149,8 @@ def _scores(subject: Subject, ids: Sequence[Sequence[int]]) -> Mapping[str, Floa
         else:
             hidden, begin = [mask], list(frame.prefix)
         encoder = [[*(frame.prefix if mask is not None else ()), *hidden, *frame.suffix]] * len(ids)
-        decoder = [[subject.start_id, *begin, *of] for of in ids]
-        found["log-probability of the decoder"] = _written(subject, decoder, encoder, skipped=len(begin))
+        given = [[subject.start_id, *begin]] * len(ids)
+        found["log-probability of the decoder"] = score_continuations(subject, given, ids, encoder).log_probability
     return found
 
 
@@ -185,37 +187,3 @@ def word_starts(subject: Subject) -> np.ndarray:
     # By name: this package does not depend on the shipped vocabularies.
     module = importlib.import_module("data_tasks.vocabularies.special_tokens")
     return module.word_starts(subject.vocabulary)
-
-
-def _written(
-    subject: Subject,
-    decoder: Sequence[Sequence[int]],
-    encoder: Sequence[Sequence[int]] | None,
-    skipped: int = 0,
-) -> Float[np.ndarray, " sentences"]:
-    """Returns the log-probability that a decoder writes its rows after their first token.
-
-    Args:
-      subject: The model.
-      decoder: Token ids of each row.
-      encoder: What the encoder reads; None without one.
-      skipped: Number of tokens after the first one that are given.
-    """
-
-    def compute(model: Model, batch: Batch) -> Array:
-        reads = {name: x for name, x in batch.items() if name in model.config.reads}
-        tokens = batch["decoder_input_tokens"]
-        length = jnp.sum(batch["decoder_segment_ids"] != 0, axis=1, keepdims=True)
-        position = jnp.arange(tokens.shape[1])[None]
-        scored = {
-            "decoder_target_tokens": jnp.roll(tokens, -1, axis=1),
-            "decoder_loss_weights": (position >= skipped) & (position < length - 1),
-        }
-        return score_hidden(model(reads).hidden, model.unembed, scored).log_probability
-
-    rows, of_decoder = (decoder, None) if encoder is None else (encoder, decoder)
-    longest = max(map(len, decoder))
-    if longest > subject.max_length:
-        raise UserError(f"PAIRS: a sentence has {longest} tokens, the model reads {subject.max_length}. Remove it.")
-    results = subject.run(compute, subject.model, rows, what="sentences", decoder=of_decoder)
-    return np.array([float(each) for each in results])

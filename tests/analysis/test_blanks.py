@@ -9,6 +9,7 @@ from numerics import assert_close
 
 from t5x_like.analysis import blanks, cloze, minimal_pairs
 from t5x_like.analysis.blanks import Blank
+from t5x_like.analysis.scorer import Scorer
 from t5x_like.analysis.subject import Subject
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model
@@ -32,9 +33,9 @@ def subjects(tmp_path_factory):
     return subject
 
 
-def predicted(subject, ids, stop=POSITION + 1):
+def predicted(subject, ids):
     reader = blanks.reader_of(subject)
-    (found,) = blanks.log_probabilities(subject, reader, [Blank(ids, POSITION, stop)], what="texts")
+    (found,) = blanks.log_probabilities(subject, reader, [Blank(ids, POSITION, POSITION + 1)], what="texts")
     return found
 
 
@@ -42,14 +43,18 @@ def predicted(subject, ids, stop=POSITION + 1):
 def test_hidden_tokens_are_not_seen(subjects, family):
     subject = subjects(family)
     ids = list(subject.vocabulary.encode(TEXT))
-    found = predicted(subject, ids)
-    np.testing.assert_allclose(np.exp(found).sum(), 1, rtol=1e-5)
-    for at in (POSITION, POSITION + 1):
-        other = [index if number != at else ids[1] for number, index in enumerate(ids)]
-        assert other != ids
-        same = np.array_equal(predicted(subject, other), found)
-        assert same == (at == POSITION or family == "gpt2")  # a decoder does not read what follows
-        assert np.array_equal(predicted(subject, other, POSITION + 2), predicted(subject, ids, POSITION + 2))
+    others = {at: [*ids[:at], ids[1], *ids[at + 1 :]] for at in (POSITION, POSITION + 1)}
+    assert all(other != ids for other in others.values())
+    rows = [ids, *others.values()]
+    alone, with_next = (
+        list(blanks.log_probabilities(subject, blanks.reader_of(subject), made, what="texts"))
+        for made in ([Blank(row, POSITION, POSITION + hidden) for row in rows] for hidden in (1, 2))
+    )
+    np.testing.assert_allclose(np.exp(alone[0]).sum(), 1, rtol=1e-5)
+    assert np.array_equal(alone[0], alone[1])
+    # A decoder does not read what follows.
+    assert np.array_equal(alone[0], alone[2]) == (family == "gpt2")
+    assert np.array_equal(with_next[0], with_next[1]) and np.array_equal(with_next[0], with_next[2])
 
 
 @pytest.mark.parity
@@ -181,3 +186,47 @@ def test_shipped_sentences():
     for each in cloze.read("CLOZE", cloze.SHIPPED):
         kinds.setdefault(each.kind, []).append(each)
     assert len(kinds) == 10 and min(map(len, kinds.values())) >= 20
+
+
+# ---- scores for other programs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("family", ["gpt2", "t5"])
+def test_loglikelihood_equals_transformers(subjects, family):
+    import torch
+    import transformers
+
+    scorer = Scorer(subjects(family).loaded, batch_size=2)
+    path, context, continuation = subjects(family).loaded.path, "ab c", " de"
+    found = scorer.loglikelihood([(context, continuation), ("", "xy"), ("ab c ", "de")])
+    with torch.no_grad():
+        if family == "gpt2":
+            model = transformers.GPT2LMHeadModel.from_pretrained(path).eval()
+            ids = scorer.encode(context + continuation)
+            logits = model(torch.tensor([ids])).logits[0, len(scorer.encode(context)) - 1 : -1]
+            targets = ids[len(scorer.encode(context)) :]
+        else:
+            model = transformers.T5ForConditionalGeneration.from_pretrained(path).eval()
+            targets = scorer.encode(continuation)
+            inputs, decoder = torch.tensor([[*scorer.encode(context), 1]]), torch.tensor([[0, *targets[:-1]]])
+            logits = model(input_ids=inputs, decoder_input_ids=decoder).logits[0]
+        scores = torch.log_softmax(logits, dim=-1)
+        expected = sum(scores[at, index].item() for at, index in enumerate(targets))
+        is_greedy = logits.argmax(-1).tolist() == targets
+    assert found[0] == (pytest.approx(expected, rel=2e-5), is_greedy) and found[2] == found[0]
+    assert found[1][0] < 0
+
+
+def test_rolling_windows_and_generation(subjects):
+    """Each token of a long text is predicted once: the windows begin with the token before them."""
+    scorer = Scorer(subjects("gpt2").loaded, batch_size=2)
+    text = "abcdefghij" * 13  # 130 bytes, rows of 64
+    windows = [("", text[:64]), (text[63], text[64:128]), (text[127], text[128:])]
+    (found,) = scorer.loglikelihood_rolling([text])
+    assert found == pytest.approx(sum(score for score, _ in scorer.loglikelihood(windows)), rel=1e-5)
+    (whole,) = scorer.generate_until(["ab"], max_tokens=6)
+    (cut,) = scorer.generate_until(["ab"], max_tokens=6, until=[whole[2]])
+    assert len(whole) <= 6 and cut == whole[: whole.index(whole[2])]
+    with pytest.raises(UserError, match="BertConfig has no decoder"):
+        Scorer(subjects("bert").loaded)
