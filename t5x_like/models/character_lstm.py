@@ -40,16 +40,7 @@ class CharacterLSTMConfig(LSTMConfig):
         super().__post_init__()
         checks.positive_integers(self, "num_characters", "character_dim")
         checks.non_negative_integers(self, "highway_layers")
-        filters = tuple(map(tuple, self.filters))
-        sizes = [size for pair in filters for size in pair]
-        if not filters or any(len(pair) != 2 for pair in filters) or any(not size >= 1 for size in sizes):
-            raise UserError(
-                f"{type(self).__name__}.filters={self.filters!r}: must be pairs of positive integers, the characters "
-                "that a filter reads and the number of filters, such as [(1, 32), (2, 32)]"
-            )
-        if len(dict(filters)) < len(filters):
-            raise UserError(f"{type(self).__name__}.filters={self.filters!r}: must have each width once")
-        object.__setattr__(self, "filters", filters)
+        checks.filters(self)
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -100,6 +100,23 @@ def activations(config: object) -> None:
         )
 
 
+def filters(config: object) -> None:
+    """Checks the field `filters`, pairs of a width and a number, and converts it to a tuple of tuples.
+
+    Raises:
+      UserError: it is empty, has something else than pairs of positive integers, or has a width twice.
+    """
+    pairs = tuple(map(tuple, config.filters))
+    if not pairs or any(len(pair) != 2 for pair in pairs) or any(not size >= 1 for pair in pairs for size in pair):
+        raise UserError(
+            f"{_field(config, 'filters')}: must be pairs of positive integers, the characters that a filter reads and "
+            "the number of filters, such as [(1, 32), (2, 32)]"
+        )
+    if len(dict(pairs)) < len(pairs):
+        raise UserError(f"{_field(config, 'filters')}: must have each width once")
+    object.__setattr__(config, "filters", pairs)
+
+
 def remat_and_dtype(config: object) -> None:
     """Checks `remat` and `dtype`.
 
