@@ -26,6 +26,7 @@ from data_tasks.downstream import (
     wnli_simple,
 )
 from data_tasks.pretraining import (
+    bidirectional_words,
     bigbird_tasks,
     deberta_tasks,
     entity_alignment,
@@ -41,6 +42,7 @@ from data_tasks.pretraining import (
 )
 
 __all__ = [
+    "bidirectional_words",
     "bigbird_tasks",
     "c4",
     "characters",

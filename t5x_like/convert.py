@@ -1,4 +1,4 @@
-"""`t5x_like convert`: converts weights from and to Hugging Face, and from T5X and TensorFlow checkpoints."""
+"""`t5x_like convert`: converts weights from and to Hugging Face and published formats, and from other checkpoints."""
 
 import contextlib
 import dataclasses
@@ -26,6 +26,7 @@ from t5x_like.interop import (
     json_files,
     long_rows,
     peft,
+    registry,
     t5x,
     tensorflow_checkpoints,
     tokenizer_export,
@@ -77,12 +78,14 @@ def convert(
     updates of adapters, such as LoRA, are added to the kernels; with `merge=False`, they are written alone, in the
     files of peft or, for bottlenecks, of the library adapters. These are read as well, and so are updates of
     microsoft/LoRA and prompts of google-research/prompt-tuning. An exported model has a README.md, which says what the
-    run knows about it and how to load it.
+    run knows about it and how to load it. ELMo is read from and written to the files that its authors published
+    (`interop.elmo_files`).
 
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a TensorFlow checkpoint of
-        BERT, ALBERT, ELECTRA or XLNet, a directory of peft or adapters, a safetensors file of microsoft/LoRA, a `.npy`
-        file with a prompt, a file of word vectors (`.vec`, `.txt`, `.bin`), a run directory, or one of its checkpoints.
+        BERT, ALBERT, ELECTRA or XLNet, a directory of peft or adapters, a directory of ELMo with weights.hdf5 and
+        options.json, a safetensors file of microsoft/LoRA, a `.npy` file with a prompt, a file of word vectors (`.vec`,
+        `.txt`, `.bin`), a run directory, or one of its checkpoints.
       output_path: The directory to write, local or in a bucket; of word vectors, a file with one of these suffixes.
       model: Configuration of the model. Not needed for a Hugging Face directory, whose config.json describes it.
         Required for a T5X checkpoint, which does not describe it, and for a TensorFlow checkpoint without a file that
@@ -131,6 +134,9 @@ def convert(
     is_run, words = False, None
     if convert_vectors.is_input(checkpoint_path):
         model, leaves, described, words = convert_vectors.read(checkpoint_path, model)
+    elif (published := registry.find_format(checkpoint_path)) is not None:
+        model, leaves, objective = published.read(checkpoint_path)
+        described = describe(model, objective=objective)
     elif weight_files.is_huggingface(checkpoint_path):
         model, leaves, described = _read_huggingface(checkpoint_path, model, heads, long)
     elif weight_files.is_adapter(checkpoint_path):
@@ -155,6 +161,12 @@ def convert(
             return _write_adapters(model, leaves, checkpoint_path, base_path, output_path)
         model, leaves = interop.merge_adapters(model, leaves)
         model, leaves = (model, leaves) if long is None else long_rows.lengthen(model, leaves, long)
+        if (published := registry.format_of(model)) is not None:
+            _check_finite(leaves, checkpoint_path, allow_nonfinite)
+            with _removed_on_failure(output_path):
+                published.write(model, leaves, output_path)
+            _report(_select(leaves, "none"), checkpoint_path, output_path)
+            return output_path
         leaves = _exportable(leaves, model)
     if writes_vectors:
         raise UserError(f"OUTPUT_PATH={output_path}: {given} is not a run. Convert it to a run first.")

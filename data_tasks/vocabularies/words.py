@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 EOS = "</s>"
 """The word that ends a document. No other word is this one, because `<`, `/` and `>` are words of their own."""
+BOS = "<s>"
+"""The word before a sentence, which only the characters of words know."""
 _SPECIAL = ("<pad>", EOS, "<unk>")
 # A word has letters, digits and underscores of ASCII, or is a single other character.
 _WORD = re.compile(r"[A-Za-z0-9_]+|[^A-Za-z0-9_\s]", re.ASCII)
@@ -123,11 +125,11 @@ class WordVocabulary(Vocabulary):
 class CharacterVocabulary(Vocabulary):
     """The characters of single words, as ELMo numbers them: padding 0, 1 + byte, and 257 to 261 for special ones.
 
-    A word is its UTF-8 bytes between the beginning and the end of a word, and the padding of words. The word that ends
-    a document has one special character in place of the bytes.
+    A word is its UTF-8 bytes between the beginning and the end of a word, and the padding of words. The words `BOS` and
+    `EOS` have one special character in place of the bytes.
     """
 
-    END_OF_DOCUMENT, BEGINNING, END, PADDING = 258, 259, 260, 261
+    BEGINNING_OF_SENTENCE, END_OF_DOCUMENT, BEGINNING, END, PADDING = 257, 258, 259, 260, 261
 
     @property
     def bos_id(self) -> None:
@@ -143,16 +145,16 @@ class CharacterVocabulary(Vocabulary):
         """Returns the characters of words, int32 `[words, length]`. Words of more than `length` - 2 bytes are cut.
 
         Args:
-          words: strings `[words]`. `EOS` ends a document.
+          words: strings `[words]`. `BOS` begins a sentence, and `EOS` ends a sentence or a document.
           length: number of characters per word.
         """
         import tensorflow as tf
 
-        is_eos = words == EOS
-        words = tf.where(is_eos, "?", words)
+        special = tf.where(words == EOS, self.END_OF_DOCUMENT, tf.where(words == BOS, self.BEGINNING_OF_SENTENCE, 0))
+        words = tf.where(special != 0, "?", words)
         sizes = tf.minimum(tf.strings.length(words), length - 2)[:, tf.newaxis]
         letters = 1 + tf.cast(tf.io.decode_raw(words, tf.uint8, fixed_length=length - 2), tf.int32)
-        letters = tf.where(is_eos[:, tf.newaxis], self.END_OF_DOCUMENT, letters)
+        letters = tf.where(special[:, tf.newaxis] != 0, special[:, tf.newaxis], letters)
         at, letters = tf.range(length), tf.pad(letters, [[0, 0], [1, 1]])
         inside = tf.where(at <= sizes, letters, tf.where(at == sizes + 1, self.END, self.PADDING))
         return tf.where(at == 0, self.BEGINNING, inside)
@@ -161,8 +163,9 @@ class CharacterVocabulary(Vocabulary):
         return [self.BEGINNING, *(1 + byte for byte in s.encode()), self.END]
 
     def _decode(self, ids: Sequence[int]) -> str:
-        if self.END_OF_DOCUMENT in ids:
-            return EOS
+        for special, word in ((self.BEGINNING_OF_SENTENCE, BOS), (self.END_OF_DOCUMENT, EOS)):
+            if special in ids:
+                return word
         return bytes(number - 1 for number in ids if 1 <= number <= 256).decode(errors="replace")
 
     def __eq__(self, other) -> bool:

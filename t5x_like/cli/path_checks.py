@@ -58,6 +58,7 @@ def _check_checkpoint(setting: str, path: str) -> None:
     if setting == "CHECKPOINT_PATH" and (
         weight_files.is_adapter(path)
         or weight_files.is_word_vectors(path)
+        or weight_files.is_published(path)
         or weight_files.find_tensorflow(path) is not None
     ):
         return  # convert reads it; other commands explain what to do

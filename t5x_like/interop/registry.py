@@ -1,4 +1,4 @@
-"""The families whose weights are imported and exported, discovered in the modules of this package."""
+"""The families and formats whose weights are imported and exported, discovered in the modules of this package."""
 
 import contextlib
 import functools
@@ -10,15 +10,36 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.interop import fields, tables
+from t5x_like.interop.formats import Format
 from t5x_like.models.base import ModelConfig
 
 
 @functools.cache
 def families() -> tuple[tables.Family, ...]:
     """Returns the `FAMILY` constants of the modules of this package."""
+    return _constants("FAMILY")
+
+
+@functools.cache
+def formats() -> tuple[Format, ...]:
+    """Returns the `FORMAT` constants of the modules of this package."""
+    return _constants("FORMAT")
+
+
+def _constants(name: str) -> tuple[Any, ...]:
     found = pkgutil.iter_modules([str(Path(__file__).parent)])
     modules = [importlib.import_module(f"{__package__}.{module.name}") for module in found]
-    return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
+    return tuple(getattr(module, name) for module in modules if hasattr(module, name))
+
+
+def find_format(path: str) -> Format | None:
+    """Returns the published format of the weights at a path, or None if they have none of `formats`."""
+    return next((each for each in formats() if each.is_input(path)), None)
+
+
+def format_of(config: ModelConfig) -> Format | None:
+    """Returns the published format of a family, or None if it is that of transformers, or there is none."""
+    return next((each for each in formats() if each.config_class is type(config)), None)
 
 
 def find_family(config: ModelConfig) -> tables.Family | None:

@@ -13,6 +13,8 @@ _OTHER_FORMATS = (*_PICKLES, ".h5", ".msgpack", ".npz", ".gguf")
 _ADAPTERS = (".safetensors", ".npy")
 _WORD_VECTORS = (".vec", ".txt", ".bin")
 _TENSORFLOW_INDEX = ".index"
+# The files of each format of `interop.formats`.
+_PUBLISHED = (frozenset({"options.json", "weights.hdf5"}),)
 # The name of a model on the Hugging Face Hub, with or without its owner.
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -31,6 +33,11 @@ def is_adapter(path: str) -> bool:
 def is_word_vectors(path: str) -> bool:
     """Returns whether `path` is a file of word vectors (`interop.word_vectors`). Only `convert` reads it."""
     return path.endswith(_WORD_VECTORS) and paths.is_file(path)
+
+
+def is_published(path: str) -> bool:
+    """Returns whether `path` is a directory of a published format (`interop.formats`). Only `convert` reads it."""
+    return any(files <= set(paths.listdir(path)) for files in _PUBLISHED)
 
 
 def find_t5x(path: str) -> str | None:
@@ -89,7 +96,7 @@ def find_tensorflow(path: str) -> str | None:
 
 def is_of_other_library(path: str) -> bool:
     """Returns whether `path` has the weights of another library rather than of a run."""
-    is_other = is_huggingface(path) or is_adapter(path) or is_word_vectors(path)
+    is_other = is_huggingface(path) or is_adapter(path) or is_word_vectors(path) or is_published(path)
     return is_other or find_t5x(path) is not None or find_tensorflow(path) is not None
 
 
@@ -120,6 +127,11 @@ def explain_missing(path: str) -> str:
     if is_word_vectors(path):
         return (
             f"{path}: a file of word vectors, which only convert reads. Run `t5x_like convert --input={path} "
+            "--output=RUN`, and give RUN"
+        )
+    if is_published(path):
+        return (
+            f"{path}: published weights, which only convert reads. Run `t5x_like convert --input={path} "
             "--output=RUN`, and give RUN"
         )
     if path.endswith(_PICKLES) and paths.is_file(path):
