@@ -12,6 +12,7 @@ from t5x_like.errors import UserError
 from t5x_like.inference import neighbors, records, text_vectors, vector_files
 from t5x_like.inference.layer_mix import LayerMix, Layers
 from t5x_like.inference.loaded import Loaded
+from t5x_like.inference.open_words import MAX_CHARACTERS, OpenWords
 from t5x_like.inference.runner import Runner
 from t5x_like.inference.text_frames import frame_of, longest_row, vocabulary_of
 from t5x_like.inference.text_vectors import Frame, Pooling, TextRows, TokenizedText, VectorComputation
@@ -40,7 +41,8 @@ def embed(
     """Writes the vectors of the records of a file, or prints the nearest neighbors of a word.
 
     A text is read with the special tokens that the tokenizer of the model places around it. The vectors are hidden
-    states of the encoder, or of the decoder of a model without an encoder.
+    states of the encoder, or of the decoder of a model without an encoder. A model that reads characters needs no
+    tokenizer: whitespace separates the words of a text.
 
     The neighbors of a word of static word vectors are the words with the largest cosines. For other models, each
     occurrence of the word in the texts of `input_path` is compared with all other words there. The vector of a word is
@@ -90,8 +92,10 @@ def embed(
     inputs = records.read(input_path)
     column = _column(input_path, inputs, text_column)
     values = [_value(input_path, record, column) for record in inputs]
-    vocabulary = vocabulary_of(loaded, values)
-    frame = frame_of(vocabulary)
+    words = OpenWords(getattr(loaded.objective, "max_characters", MAX_CHARACTERS))
+    words = words if text_vectors.reads_characters(config) else None
+    vocabulary = words or vocabulary_of(loaded, values)
+    frame, vocab_size = frame_of(vocabulary), config.vocab_size
     if pooling == "cls" and level == "sentence" and vocabulary is not None and frame.cls is None:
         raise UserError(f"POOLING=cls: {type(vocabulary).__name__} does not have [CLS]. Give mean or last.")
     max_length = max_length or longest_row(loaded)
@@ -100,7 +104,9 @@ def embed(
     rows, truncated = [], 0
     for record, value in zip(inputs, values, strict=True):
         where = f"{input_path}:{record.line}"
-        row, is_truncated = text_vectors.tokenize(where, value, vocabulary, frame, max_length, config.vocab_size)
+        if words is not None:
+            vocab_size = _count_words(where, value, words)
+        row, is_truncated = text_vectors.tokenize(where, value, vocabulary, frame, max_length, vocab_size)
         rows.append(row)
         truncated += is_truncated
     text_vectors.report_truncated(truncated, max_length)
@@ -110,7 +116,7 @@ def embed(
     cls = 0 if frame.cls is None else frame.cls
     computation = VectorComputation(config, mix, None if is_token_level else pooling, cls, normalize)
     runner = Runner(computation, _model(loaded), loaded.partitioner, batch_size)
-    examples = TextRows(config, rows, frame, max_length)
+    examples = TextRows(config, rows, frame, max_length, words)
     results = runner.run(examples, 0, len(rows), lambda *_: None)
     by_record = text_vectors.vectors_by_record(results, per_token=is_token_level)
     vectors = [by_record[index] for index in range(len(rows))]
@@ -153,6 +159,16 @@ def _value(path: str, record: Record, column: Any) -> Any:
     if column not in record.values:
         raise UserError(f"{path}:{record.line}: missing {column!r}. Add the field.")
     return record.values[column]
+
+
+def _count_words(where: str, value: Any, words: OpenWords) -> int:
+    """Returns the number of different words up to a text, which must be one: ids of words say nothing here."""
+    if not isinstance(value, str):
+        raise UserError(
+            f"{where}: {value!r:.80} is not text, of whose words the model reads the characters. Give text."
+        )
+    words.encode(value)
+    return len(words.pieces)
 
 
 def _model(loaded: Loaded) -> Any:

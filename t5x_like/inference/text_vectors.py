@@ -15,6 +15,7 @@ from t5x_like.errors import UserError
 from t5x_like.inference.codec import check_ids
 from t5x_like.inference.examples import Example
 from t5x_like.inference.layer_mix import LayerMix
+from t5x_like.inference.open_words import OpenWords
 from t5x_like.models.base import Batch, ModelConfig
 
 Pooling = Literal["mean", "cls", "last"]
@@ -60,13 +61,22 @@ class TextRows:
       texts: The row of each text.
       frame: The special tokens, of which the token type of the last one is read.
       longest: Length of the longest row.
+      words: The words of all texts, for a model that reads their characters; otherwise None.
     """
 
-    def __init__(self, config: ModelConfig, texts: Sequence[TokenizedText], frame: Frame, longest: int):
+    def __init__(
+        self,
+        config: ModelConfig,
+        texts: Sequence[TokenizedText],
+        frame: Frame,
+        longest: int,
+        words: OpenWords | None = None,
+    ):
         self._texts, self._last_type = texts, frame.last_type
         self._stack = next(iter(config.stacks))
-        self._reads = set(config.reads)
-        self.longest, self.axes = longest, NO_AXES
+        self._reads, self._words = set(config.reads), words
+        self._characters = f"{self._stack}{INPUT_CHARACTERS_SUFFIX}"
+        self.longest, self.axes = longest, {self._characters: ("batch", "length", None)} if words else NO_AXES
 
     def read(self, start: int, stop: int) -> list[Example]:
         """Returns an example per text."""
@@ -85,6 +95,9 @@ class TextRows:
             f"{self._stack}_positions": np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape) * segments,
             "token_types": types,
         }
+        if self._words is not None:
+            characters = self._words.characters(tokens.reshape(-1))
+            found[self._characters] = characters.reshape(rows, length, -1) * segments[..., np.newaxis]
         return {name: array for name, array in found.items() if name in self._reads or name.endswith("_segment_ids")}
 
     def tokens(self, results: Sequence[tuple[Example, Any]]) -> int:
@@ -146,13 +159,19 @@ def pool(
     return jnp.take_along_axis(vectors, jnp.maximum(at, 0)[:, None, None], axis=1)[:, 0]
 
 
+def reads_characters(config: ModelConfig) -> bool:
+    """Returns whether a model reads the characters of the words of a text."""
+    return f"{next(iter(config.stacks))}{INPUT_CHARACTERS_SUFFIX}" in config.reads
+
+
 def check_model(config: ModelConfig) -> None:
-    """Checks that a model reads token ids alone.
+    """Checks that a text alone gives what a model reads: tokens, or words and their characters.
 
     Raises:
-      UserError: It needs other features, such as characters.
+      UserError: It needs other features.
     """
-    stacks = tuple(f"{stack}{INPUT_TOKENS_SUFFIX}" for stack in config.stacks)
+    stacks = [f"{stack}{INPUT_TOKENS_SUFFIX}" for stack in config.stacks]
+    stacks.append(f"{next(iter(config.stacks))}{INPUT_CHARACTERS_SUFFIX}")
     inputs = (name for name in config.reads if name.endswith((INPUT_TOKENS_SUFFIX, INPUT_CHARACTERS_SUFFIX)))
     if others := [name for name in inputs if name not in stacks]:
         raise UserError(

@@ -10,7 +10,7 @@ From the second layer on, x + h is the output of a layer, and the input of the n
 the concatenated outputs of both directions; state 0 is the vector of the word, twice.
 
 The model reads a text between the words `<S>` and `</S>`, which it adds and whose states it removes. In pretraining, a
-batch has `backward_input_characters`: the words as the backward direction reads them, where rows continue the rows of
+batch has `backward_characters`: the words as the backward direction reads them, where rows continue the rows of
 the batch before. Nothing is added or removed then, and hidden states of the backward direction are in this order.
 """
 
@@ -37,7 +37,7 @@ from t5x_like.models.base import BaseConfig, Batch, StackInfo
 from t5x_like.models.character_lstm import ELMO_FILTERS
 from t5x_like.models.outputs import Outputs
 
-CHARACTERS, BACKWARD_CHARACTERS = "encoder_input_characters", "backward_input_characters"
+CHARACTERS, BACKWARD_CHARACTERS = "encoder_input_characters", "backward_characters"
 # Characters of `<S>`, `</S>`, the beginning and the end of a word, and what fills a word up. 0 pads rows of words.
 BEGIN_OF_TEXT, END_OF_TEXT, BEGIN_OF_WORD, END_OF_WORD, FILL = 257, 258, 259, 260, 261
 State = Float[Array, "batch size"]
@@ -276,7 +276,7 @@ class Elmo(nnx.Module):
         """Embeds `encoder_input_characters` `[batch, length, characters]`; see `Model.embed`.
 
         Returns:
-          `encoder`: the inputs of both directions, concatenated. Without `backward_input_characters` they are the same,
+          `encoder`: the inputs of both directions, concatenated. Without `backward_characters` they are the same,
           `[batch, length + 2, embed]` with `<S>` and `</S>`.
 
         Raises:

@@ -8,6 +8,7 @@ import pytest
 from numerics import assert_close
 
 from t5x_like.convert import convert
+from t5x_like.embed import embed
 from t5x_like.errors import UserError
 from t5x_like.interop import elmo_files
 from t5x_like.loading import open_model
@@ -174,3 +175,21 @@ def test_truncated_file_raises(directory):
 def test_other_commands_name_convert(directory):
     with pytest.raises(UserError, match="published weights, which only convert reads"):
         open_model(str(directory))
+
+
+def test_vectors_of_words(directory, tmp_path):
+    """`embed` reads the characters of any word; all layers follow one another in a vector."""
+    convert(checkpoint_path=str(directory), output_path=str(tmp_path / "run"))
+    loaded = open_model(str(tmp_path / "run"), partitioner=Partitioner(rules="dp"))
+    (tmp_path / "in.txt").write_text("the naïve  extraordinary play\nplay\n")
+    options = {"input_path": str(tmp_path / "in.txt"), "level": "token", "layers": "all"}
+    found = np.load(embed(loaded, output_path=str(tmp_path / "out.npz"), **options))
+    assert found["tokens"].tolist() == ["the", "naïve", "extraordinary", "play", "play"]
+    for first, text in ((0, ["the", "naïve", "extraor", "play"]), (4, ["play"])):
+        characters = [[259, *(1 + byte for byte in word.encode()), 260] for word in text]
+        characters = np.array([each + [261] * (INNER - len(each)) for each in characters])
+        expected = np.concatenate(states(draw_arrays(), characters), axis=-1)
+        assert_close({"vectors": found["vectors"][first : first + len(text)]}, {"vectors": expected})
+    (tmp_path / "ids.jsonl").write_text('{"inputs": [3, 4]}\n')
+    with pytest.raises(UserError, match="ids.jsonl:1: .3, 4. is not text"):
+        embed(loaded, **options | {"input_path": str(tmp_path / "ids.jsonl"), "output_path": str(tmp_path / "o.npz")})

@@ -41,7 +41,7 @@ def batch():
         "encoder_segment_ids": segments,
         "backward_targets": rng.integers(0, 30, words),
         "encoder_input_characters": rng.integers(1, 262, characters),
-        "backward_input_characters": rng.integers(1, 262, characters),
+        "backward_characters": rng.integers(1, 262, characters),
     }
 
 
