@@ -8,11 +8,12 @@ from absl import logging
 
 from t5x_like import parameters
 from t5x_like.data.records import Record
+from t5x_like.data.word_characters import MAX_CHARACTERS
 from t5x_like.errors import UserError
 from t5x_like.inference import neighbors, records, text_vectors, vector_files
 from t5x_like.inference.layer_mix import LayerMix, Layers
 from t5x_like.inference.loaded import Loaded
-from t5x_like.inference.open_words import MAX_CHARACTERS, OpenWords
+from t5x_like.inference.open_words import OpenWords
 from t5x_like.inference.runner import Runner
 from t5x_like.inference.text_frames import frame_of, longest_row, vocabulary_of
 from t5x_like.inference.text_vectors import Frame, Pooling, TextRows, TokenizedText, VectorComputation

@@ -59,6 +59,15 @@ CHARACTERS = [
     "--gin.KEEP_CHECKPOINTS=1",
     *EVERY_STEP,
 ]
+# The same of ELMo, whose two directions carry states of their own and sample words.
+ELMO = [
+    *(*TRAIN, "--gin_file=models/elmo/tiny.gin", "--gin_file=runs/elmo_laptop.gin"),
+    "--gin.ElmoConfig.vocab_size=8192",
+    "--gin.MIXTURE_OR_TASK_NAME=python_docs_bidirectional_words",
+    "--gin.BATCH_SIZE=4",
+    "--gin.KEEP_CHECKPOINTS=1",
+    *EVERY_STEP,
+]
 
 
 def environment():
@@ -188,6 +197,7 @@ def test_terminated_run_saves_and_resumes(uninterrupted, tmp_path):
         pytest.param(LIVE, id="shuffled"),
         pytest.param(CONTINUOUS, id="continuous"),
         pytest.param(CHARACTERS, id="characters", marks=pytest.mark.slow),
+        pytest.param(ELMO, id="elmo", marks=pytest.mark.slow),
     ],
 )
 def test_killed_run_on_a_live_pipeline_resumes_with_the_same_losses(command, tmp_path):

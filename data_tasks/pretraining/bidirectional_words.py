@@ -1,23 +1,25 @@
-"""The task `text_files_bidirectional_words`: words and their characters for ELMo, from text files.
+"""Words and their characters for ELMo, from text files (`text_files_bidirectional_words`) and from `python_docs`.
 
     DATA_FILES = 'books/*.txt'
     VOCABULARY_PATH = 'vocabulary/words/vocab.txt'
 
-A line of a text file, or of a document of another format, is a sentence of words that whitespace separates. There are
+A line of a text file, or of a document of another format, is a sentence of words that whitespace separates. The words
+of `python_docs_bidirectional_words` are those of the task `python_docs_word_characters`. There are
 two streams. In the first one, a language model reads `<s>` and the words of a sentence, and predicts the words and
 `</s>`. In the second one, it reads `</s>` and the words from the last to the first, and predicts these and `<s>`, whose
 id is the 0 of padding, as in the vocabularies of the released code.
 """
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import seqio
 import tensorflow as tf
 
 from data_tasks import preprocessors
-from data_tasks.corpora import text_files
+from data_tasks.corpora import python_docs, text_files
+from data_tasks.corpora.documents import DocumentSource
 from data_tasks.feature_checks import require_lengths
+from data_tasks.pretraining import word_characters_tasks
 from data_tasks.pretraining.word_characters import MAX_CHARACTERS
 from data_tasks.vocabularies import word_counts, words
 
@@ -95,24 +97,37 @@ def _reverse(rows: tf.RaggedTensor) -> tf.RaggedTensor:
     return rows.with_flat_values(tf.gather(rows.flat_values, mirrored))
 
 
-def _add() -> None:
-    source, vocabulary = text_files.declare(TASK, word_counts.late)
-    characters = seqio.Feature(words.CharacterVocabulary(), add_eos=False, rank=2)
+def separate_words(ds: tf.data.Dataset) -> tf.data.Dataset:
+    """Puts spaces around the words of `vocabularies.words.split`, and keeps line breaks."""
+
+    def separate(document):
+        return {**document, "targets": tf.strings.regex_replace(document["targets"], words.SINGLE, r" \1 ")}
+
+    return ds.map(separate, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _add(name: str, source: seqio.DataSource, vocabulary: seqio.Vocabulary, *prepare: Callable) -> None:
+    text, characters = (
+        seqio.Feature(vocabulary, add_eos=False),
+        seqio.Feature(words.CharacterVocabulary(), add_eos=False, rank=2),
+    )
     seqio.TaskRegistry.add(
-        TASK,
+        name,
         source=source,
-        preprocessors=[
-            preprocessors.documents,
-            seqio.CacheDatasetPlaceholder(),
-            functools.partial(bidirectional_words, max_characters=MAX_CHARACTERS),
-        ],
+        preprocessors=[preprocessors.documents, *prepare, seqio.CacheDatasetPlaceholder(), bidirectional_words],
         output_features={
-            "targets": seqio.Feature(vocabulary, add_eos=False),
-            "backward_targets": seqio.Feature(vocabulary, add_eos=False),
+            "targets": text,
+            "backward_targets": text,
             "characters": characters,
             "backward_characters": characters,
         },
     )
 
 
-_add()
+_add(TASK, *text_files.declare(TASK, word_counts.late))
+_add(
+    "python_docs_bidirectional_words",
+    DocumentSource(python_docs.read),
+    words.WordVocabulary(word_characters_tasks.python_docs_words),
+    separate_words,
+)

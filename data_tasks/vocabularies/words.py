@@ -18,6 +18,8 @@ BOS = "<s>"
 _SPECIAL = ("<pad>", EOS, "<unk>")
 # A word has letters, digits and underscores of ASCII, or is a single other character.
 _WORD = re.compile(r"[A-Za-z0-9_]+|[^A-Za-z0-9_\s]", re.ASCII)
+SINGLE = r"([^A-Za-z0-9_\s])"
+"""A character that is a word, as a regular expression of TensorFlow."""
 # Fingerprints of words, of which TensorFlow finds the ids without a table: the state of a pipeline can hold none.
 _FINGERPRINTS = 2**62
 
@@ -31,7 +33,7 @@ def split_tf(text: "tf.Tensor") -> "tf.Tensor":
     """Splits a text, a scalar string, into words `[words]`: runs of ASCII letters, digits and `_`, or one character."""
     import tensorflow as tf
 
-    return tf.strings.split(tf.strings.regex_replace(text, r"([^A-Za-z0-9_\s])", r" \1 "))
+    return tf.strings.split(tf.strings.regex_replace(text, SINGLE, r" \1 "))
 
 
 def most_frequent(texts: Iterable[bytes], number: int) -> list[str]:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from t5x_like.models.elmo import BEGIN_OF_WORD, END_OF_WORD, FILL
+from t5x_like.data import word_characters
+from t5x_like.data.word_characters import MAX_CHARACTERS
 
-MAX_CHARACTERS = 50
-"""Characters per word of the published models."""
 _WORD = re.compile(rb"[^ \t\n\r\f\v]+")
 
 
@@ -47,11 +46,5 @@ class OpenWords:
         return " ".join(self.pieces[index] for index in ids)
 
     def characters(self, ids: Sequence[int]) -> Int32[np.ndarray, "words characters"]:
-        """Returns the characters of words: 1 + each byte of UTF-8, between the beginning and the end of a word."""
-        found = np.full((len(ids), self._max_characters), FILL, np.int32)
-        found[:, 0] = BEGIN_OF_WORD
-        for row, index in enumerate(ids):
-            letters = self.pieces[index].encode()[: self._max_characters - 2]
-            found[row, 1 : len(letters) + 1] = 1 + np.frombuffer(letters, np.uint8).astype(np.int32)
-            found[row, len(letters) + 1] = END_OF_WORD
-        return found
+        """Returns the characters of words; see `word_characters.of_words`."""
+        return word_characters.of_words([self.pieces[index] for index in ids], self._max_characters)

@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like import partitioning
 from t5x_like.adapters import prefix, prompt
+from t5x_like.data.word_characters import BEGIN_OF_TEXT, END_OF_TEXT, FILL, boundary
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import captures as capturing
@@ -38,8 +39,6 @@ from t5x_like.models.character_lstm import ELMO_FILTERS
 from t5x_like.models.outputs import Outputs
 
 CHARACTERS, BACKWARD_CHARACTERS = "encoder_input_characters", "backward_characters"
-# Characters of `<S>`, `</S>`, the beginning and the end of a word, and what fills a word up. 0 pads rows of words.
-BEGIN_OF_TEXT, END_OF_TEXT, BEGIN_OF_WORD, END_OF_WORD, FILL = 257, 258, 259, 260, 261
 State = Float[Array, "batch size"]
 _GATES = 4
 _FORGET_BIAS = 1.0
@@ -396,11 +395,6 @@ def add_boundaries(
     padded = jnp.pad(characters, ((0, 0), (1, 1), (0, 0)))
     at = jnp.arange(padded.shape[1])[None, :, None]
     return jnp.where(at == 0, begin, jnp.where(at == number[:, None, None] + 1, end, padded))
-
-
-def boundary(special: int, length: int) -> Int[np.ndarray, " characters"]:
-    """Returns the characters of a word that is one special character, such as `BEGIN_OF_TEXT`."""
-    return np.array([BEGIN_OF_WORD, special, END_OF_WORD, *[FILL] * (length - 3)], np.int32)
 
 
 def _replace_words(x: Hidden, words: Hidden) -> Hidden:

@@ -98,6 +98,7 @@ class Objective:
       generator: None, or a function `generator(params) -> model` that returns what generates and scores text, where it
         is not the model itself.
       read_as: feature -> the name under which the model reads it, where these differ.
+      computed_features: features that `run` computes for the model from features of the batch.
       stages: name -> stage of a training step (`objectives.staged.Stage`); empty for an objective that is one stage.
       draws: whether `run` or `read` draws random values for rows, so that they get `Keys.rows` and `Keys.step`.
     """
@@ -109,6 +110,7 @@ class Objective:
     prepare: Callable[..., Batch] | None = None
     generator: Callable[[Params], Any] | None = None
     read_as: Mapping[str, str] = types.MappingProxyType({})
+    computed_features: tuple[str, ...] = ()
     draws: bool = False
     stages: "Mapping[str, Any]" = types.MappingProxyType({})
 

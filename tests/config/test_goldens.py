@@ -223,6 +223,8 @@ RUNS = {
         [*TASK, ("LABELS", "('no', 'yes')"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
     "character_lm": ("train", ["models/character_lstm/base.gin", "runs/character_lm.gin"], TASK),
+    "elmo": ("train", ["models/elmo/original.gin", "runs/elmo.gin"], []),
+    "elmo_laptop": ("train", ["models/elmo/tiny.gin", "runs/elmo_laptop.gin"], []),
     "word2vec": ("train", ["models/word_vectors/base.gin", "runs/word2vec.gin"], [("TRAIN_STEPS", "10")]),
     "cbow": (
         "train",

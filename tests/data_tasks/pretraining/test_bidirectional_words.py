@@ -7,8 +7,8 @@ import seqio  # noqa: F401 (registers the vocabularies)
 from data_tasks.pretraining import bidirectional_words
 from data_tasks.vocabularies import words
 from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.data.word_characters import BEGIN_OF_TEXT, END_OF_TEXT, boundary
 from t5x_like.errors import UserError
-from t5x_like.models.elmo import BEGIN_OF_TEXT, END_OF_TEXT, boundary
 from t5x_like.objectives import bidirectional_lm
 
 SPEC = bidirectional_lm.features(50)
