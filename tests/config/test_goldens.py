@@ -224,6 +224,16 @@ RUNS = {
     ),
     "character_lm": ("train", ["models/character_lstm/base.gin", "runs/character_lm.gin"], TASK),
     "elmo": ("train", ["models/elmo/original.gin", "runs/elmo.gin"], []),
+    "elmo_tagging": (
+        "train",
+        ["models/elmo/original.gin", "runs/elmo_tagging.gin"],
+        [*TASK, ("LABELS", "('O', 'B-x')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
+    "elmo_classification": (
+        "train",
+        ["models/elmo/original.gin", "runs/elmo_classification.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "elmo_laptop": ("train", ["models/elmo/tiny.gin", "runs/elmo_laptop.gin"], []),
     "word2vec": ("train", ["models/word_vectors/base.gin", "runs/word2vec.gin"], [("TRAIN_STEPS", "10")]),
     "cbow": (
