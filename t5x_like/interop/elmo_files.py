@@ -8,6 +8,7 @@ output, and its columns are the gates i, j, f, o, as here; 1 is added to f when 
 import io
 import json
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 from absl import logging
 from jaxtyping import Float
 
-from t5x_like import packages, parameters, paths
+from t5x_like import parameters, paths
 from t5x_like.errors import UserError
 from t5x_like.interop import json_files
 from t5x_like.interop.formats import Format
@@ -47,7 +48,7 @@ def read(path: str) -> tuple[ElmoConfig, dict[str, Float[np.ndarray, "..."]], tu
     options = json_files.read(file := paths.join(path, OPTIONS))
     with file_in_errors(file):
         config = config_from_options(options)
-    h5py, stored = packages.require("h5py", f"{path}:", extra="hdf5"), {}
+    h5py, stored = _h5py(path), {}
     file = paths.join(path, WEIGHTS)
     try:
         with h5py.File(io.BytesIO(paths.read_bytes(file)), "r") as contents:
@@ -84,7 +85,7 @@ def write(config: ElmoConfig, leaves: Mapping[str, Any], path: str) -> None:
     Raises:
       UserError: the format cannot hold the model.
     """
-    h5py = packages.require("h5py", f"OUTPUT_PATH={path}:", extra="hdf5")
+    h5py = _h5py(path)
     if heads := sorted({name.split("/")[1] for name in leaves if not name.startswith(_MODEL)}):
         logging.warning("%s has no heads: written without %s", WEIGHTS, ", ".join(heads))
     model = {name.removeprefix(_MODEL): np.asarray(x, np.float32) for name, x in leaves.items()}
@@ -240,6 +241,16 @@ def _parameter(config: ElmoConfig, name: str, stored: Mapping[str, np.ndarray]) 
     layer, part, _ = name.rsplit("/", 2)
     kernel = stored[f"{dict(_cells(config))[layer]}/W_0"]
     return np.split(kernel, len(_PARTS))[_PARTS.index(part)]
+
+
+def _h5py(path: str) -> ModuleType:
+    try:
+        import h5py
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{path}: {WEIGHTS} needs h5py, which is not installed. Run `pip install -e '.[hdf5]' -c constraints.txt`."
+        ) from error
+    return h5py
 
 
 FORMAT = Format(ElmoConfig, is_input, read, write)
