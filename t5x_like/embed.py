@@ -10,13 +10,14 @@ from t5x_like import parameters
 from t5x_like.data.records import Record
 from t5x_like.data.word_characters import MAX_CHARACTERS
 from t5x_like.errors import UserError
-from t5x_like.inference import neighbors, records, text_vectors, vector_files
+from t5x_like.inference import neighbors, records, text_vectors, vector_files, vocabulary_expansion
 from t5x_like.inference.layer_mix import LayerMix, Layers
 from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.open_words import OpenWords
 from t5x_like.inference.runner import Runner
 from t5x_like.inference.text_frames import frame_of, longest_row, vocabulary_of
 from t5x_like.inference.text_vectors import Frame, Pooling, TextRows, TokenizedText, VectorComputation
+from t5x_like.interop import word_vectors
 from t5x_like.layers.captures import OUTPUT
 from t5x_like.models.word_vectors import WordVectorsConfig
 from t5x_like.objectives.fasttext import SubwordSkipGram
@@ -35,6 +36,7 @@ def embed(
     normalize: bool = False,
     text_column: str | None = None,
     max_length: int | None = None,
+    word_vectors_path: str | None = None,
     neighbors_of: str | None = None,
     count: int = 10,
     batch_size: int = 32,
@@ -61,6 +63,8 @@ def embed(
       text_column: Column or field with the text; by default `inputs` or `text`, or the only one. Lists of token ids
         are read as they are.
       max_length: Longer texts are truncated to so many tokens; by default the longest row of the model, or 512.
+      word_vectors_path: Word vectors, from which words that the vocabulary lacks get embeddings by a linear map; see
+        `vocabulary_expansion.expand`. The model's tokens must be words.
       neighbors_of: A word whose nearest neighbors are printed, instead of writing a file.
       count: Number of neighbors.
       batch_size: Texts per batch.
@@ -96,7 +100,12 @@ def embed(
     words = OpenWords(getattr(loaded.objective, "max_characters", MAX_CHARACTERS))
     words = words if text_vectors.reads_characters(config) else None
     vocabulary = words or vocabulary_of(loaded, values)
-    frame, vocab_size = frame_of(vocabulary), config.vocab_size
+    frame, vocab_size, table = frame_of(vocabulary), config.vocab_size, None
+    if word_vectors_path is not None:
+        given = word_vectors.read(word_vectors_path, setting="WORD_VECTORS")
+        table = _expanded_table(loaded, vocabulary, given)
+        vocabulary = vocabulary.with_words(vocabulary_expansion.further_words(given.words, vocabulary.pieces))
+        vocab_size = len(table)
     if pooling == "cls" and level == "sentence" and vocabulary is not None and frame.cls is None:
         raise UserError(f"POOLING=cls: {type(vocabulary).__name__} does not have [CLS]. Give mean or last.")
     max_length = max_length or longest_row(loaded)
@@ -116,7 +125,7 @@ def embed(
     is_token_level = level == "token" or neighbors_of is not None
     cls = 0 if frame.cls is None else frame.cls
     computation = VectorComputation(config, mix, None if is_token_level else pooling, cls, normalize)
-    runner = Runner(computation, _model(loaded), loaded.partitioner, batch_size)
+    runner = Runner(computation, _model(loaded, table), loaded.partitioner, batch_size)
     examples = TextRows(config, rows, frame, max_length, words)
     results = runner.run(examples, 0, len(rows), lambda *_: None)
     by_record = text_vectors.vectors_by_record(results, per_token=is_token_level)
@@ -172,8 +181,27 @@ def _count_words(where: str, value: Any, words: OpenWords) -> int:
     return len(words.pieces)
 
 
-def _model(loaded: Loaded) -> Any:
-    """Returns the model. Static vectors may be the sum or the mean of several rows, as those of GloVe and fastText."""
+def _expanded_table(loaded: Loaded, vocabulary: Any, given: word_vectors.Vectors) -> np.ndarray:
+    """Returns the embeddings of the words of the vocabulary, and of the further words of a file."""
+    if not hasattr(vocabulary, "with_words"):
+        raise UserError(
+            f"WORD_VECTORS: the tokens of {type(vocabulary).__name__} are not words, so that no word can be added. "
+            "Remove it."
+        )
+    table = np.asarray(loaded.read_model().token_embedder.embedding[...])
+    return vocabulary_expansion.expand(table, vocabulary.pieces, given.words, given.vectors)
+
+
+def _model(loaded: Loaded, table: np.ndarray | None = None) -> Any:
+    """Returns the model. Static vectors may be the sum or the mean of several rows, as those of GloVe and fastText.
+
+    Args:
+      loaded: The model.
+      table: Embeddings of the tokens in place of its own.
+    """
+    if table is not None:
+        name = "token_embedder/embedding"
+        return parameters.map_named(lambda each, leaf: table if each == name else leaf, loaded.read_model())
     has_vectors = isinstance(loaded.objective, RowObjective) and type(loaded.objective).vectors != RowObjective.vectors
     if not has_vectors:  # the table of the model has them: the tables of the objective are not read
         return loaded.read_model()

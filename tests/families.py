@@ -27,6 +27,9 @@ _CASES = [
     for path in sorted((Path(__file__).parent / "family_cases").glob("*.py"))
 ]
 FAMILIES: dict[str, Family] = {name: family for case in _CASES for name, family in case.FAMILIES.items()}
+# Small configurations of all families for objectives. Families without attention have no `Family`.
+CONFIGS: dict[str, ModelConfig] = {name: family.config for name, family in FAMILIES.items()}
+CONFIGS |= {name: config for case in _CASES for name, config in getattr(case, "RECURRENT", {}).items()}
 PARAMETERS: dict[str, int] = {name: count for case in _CASES for name, count in case.PARAMETERS.items()}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from families import FAMILIES
+from families import CONFIGS
 
 from t5x_like import parameters
 from t5x_like.data import batches
@@ -21,11 +21,11 @@ LABELS = ("negative", "neutral", "positive")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An objective and a family of `FAMILIES` that it suits.
+    """An objective and the name in `CONFIGS` of a model that it suits.
 
     Attributes:
       objective: the objective.
-      family: name of the family.
+      family: name of the model.
       targets: function of a random generator that returns `targets` `[rows, n]` if they are not token ids.
       without_effect: regex of parameters that only add a constant to all logits of a softmax, as the bias of a score
         per choice or of all keys does. Their gradient is 0 up to rounding.
@@ -49,7 +49,7 @@ class Case:
 
 @functools.cache
 def _params(objective: Objective, family: str, number: int, changes: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
-    config = FAMILIES[family].config
+    config = CONFIGS[family]
     layers = {field.name for field in dataclasses.fields(config)} & {"num_layers", "encoder_layers", "decoder_layers"}
     config = dataclasses.replace(config, **(dict.fromkeys(layers, number) | dict(changes)))
     like = build.params_shapes(config, objective)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from data_tasks import preprocessors
 from data_tasks.corpora import text_files
 from data_tasks.feature_checks import require_lengths
-from data_tasks.vocabularies import word_counts
+from data_tasks.vocabularies import late_words
 from t5x_like.data.word_counts import EOS
 
 TASK = "text_files_words"
@@ -52,7 +52,7 @@ def word_streams(
 
 
 def _add() -> None:
-    source, vocabulary = text_files.declare(TASK, word_counts.late)
+    source, vocabulary = text_files.declare(TASK, late_words.late)
     seqio.TaskRegistry.add(
         TASK,
         source=source,

@@ -1,4 +1,4 @@
-"""A vocabulary whose path is a task argument, looked up at each use: a Hugging Face directory or a SentencePiece model.
+"""A vocabulary whose path is a task argument, looked up at each use: a Hugging Face directory or a file.
 
 A task can therefore be registered before its vocabulary is known, and used with any one.
 """
@@ -17,7 +17,9 @@ from data_tasks.vocabularies.base import SentencePieceVocabulary, Vocabulary
 from data_tasks.vocabularies.from_folder import from_folder
 from data_tasks.vocabularies.sentinels import SentinelVocabulary
 from data_tasks.vocabularies.tokenizer_files import has_tokenizer
+from data_tasks.vocabularies.word_counts import WordSequenceVocabulary
 from t5x_like import paths
+from t5x_like.data import word_counts
 from t5x_like.data.tokenizer_files import VocabularyNotSet
 from t5x_like.errors import UserError
 
@@ -34,8 +36,8 @@ class LateVocabulary(Vocabulary):
     `word_starts` and `tokenizer`.
 
     Args:
-      path: returns a Hugging Face directory (see `from_folder`) or a SentencePiece model `*.model`; None if the user
-        has not set it.
+      path: returns a Hugging Face directory (see `from_folder`), a SentencePiece model `*.model`, or words and their
+        counts (see `WordSequenceVocabulary`); None if the user has not set it.
       extra_ids: number of sentinels after the pieces of a `.model` file. A directory states its own number.
       read_other: returns the vocabulary at a path without the tokenizer files of a Hugging Face directory, for tasks
         that also read another format.
@@ -176,6 +178,8 @@ class SeparatedVocabulary(LateVocabulary):
 def _read(path: str, extra_ids: int) -> Vocabulary:
     if path.endswith(SENTENCEPIECE_SUFFIX):
         return sentencepiece_model(path, extra_ids)
+    if (words := word_counts.find(path)) is not None:
+        return WordSequenceVocabulary(words)
     if not paths.listdir(path):
         raise UserError(
             f"VOCABULARY_PATH={path!r}: not a directory with files. Give a Hugging Face directory, or a SentencePiece "

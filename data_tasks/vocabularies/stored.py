@@ -9,7 +9,7 @@ from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
 from data_tasks.vocabularies.from_folder import from_folder
 from data_tasks.vocabularies.hugging_face_sentencepiece import AlbertVocabulary
 from data_tasks.vocabularies.tokenizer_files import has_tokenizer
-from data_tasks.vocabularies.word_counts import WordCountsVocabulary
+from data_tasks.vocabularies.word_counts import WordCountsVocabulary, WordSequenceVocabulary
 from data_tasks.vocabularies.word_texts import WordTextsVocabulary
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 from t5x_like import paths
@@ -42,6 +42,8 @@ def candidates(kind: str, ids: int, path: str | None, *, guess: bool) -> Iterato
         yield WordCountsVocabulary(path)
     elif kind == WordTextsVocabulary.__name__:
         yield WordTextsVocabulary(path)
+    elif kind == WordSequenceVocabulary.__name__:
+        yield WordSequenceVocabulary(path)
     elif path.endswith(late.SENTENCEPIECE_SUFFIX):
         if (sentinels := ids - late.sentencepiece_model(path, 0).vocab_size) >= 0:
             yield late.sentencepiece_model(path, sentinels)

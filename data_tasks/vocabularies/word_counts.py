@@ -1,21 +1,23 @@
 """Vocabularies of whole words that whitespace separates, with their counts: the vocabularies of static word vectors."""
 
 import collections
-from collections.abc import Callable, Iterable
+import functools
+import unicodedata
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data_tasks.vocabularies import words
-from data_tasks.vocabularies.late import LateVocabulary
 from t5x_like.data import word_counts
-from t5x_like.data.tokenizer_files import VocabularyNotSet
 from t5x_like.data.word_counts import FIRST_WORD_ID, WordCounts
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+# Punctuation and symbols, for TensorFlow.
+_PUNCTUATION = r"([\p{P}\p{S}])"
 MIN_COUNT = 5
 """word2vec's smallest count of a word."""
 
@@ -58,18 +60,42 @@ class WordCountsVocabulary(words.WordVocabulary):
     __hash__ = None
 
 
-def late(path: Callable[[], str | None]) -> LateVocabulary:
-    """Returns the vocabulary of the argument `vocabulary_path` of a task."""
+class WordSequenceVocabulary(WordCountsVocabulary):
+    """The same words for models that read texts: unknown words are kept as `<unk>`.
 
-    def given() -> str:
-        if not path():
-            raise VocabularyNotSet(
-                "VOCABULARY_PATH is not set: the task needs words and their counts. Give the output of "
-                "`t5x_like vocabulary --kind=words`."
-            )
-        return path()
+    A word that is not in the file is split at punctuation and symbols, and then lower-cased if it is still unknown.
+    """
 
-    return LateVocabulary(given, read_other=WordCountsVocabulary)
+    is_words = False
+
+    def with_words(self, words: Sequence[str]) -> "WordSequenceVocabulary":
+        """Returns a vocabulary with further words, whose ids follow."""
+        found = WordSequenceVocabulary(self.vocab_file)
+        found._read = lambda: (*self._read(), *words)
+        return found
+
+    def _encode(self, s: str) -> list[int]:
+        words = (word.decode() for word in s.encode().split())
+        split = (word if word in self._ids else _split_punctuation(word) for word in words)
+        known = (word if word in self._ids else word.lower() for each in split for word in each.split())
+        return [self._ids.get(word, self.unk_id) for word in known]
+
+    def _encode_tf(self, s: "tf.Tensor") -> "tf.Tensor":
+        import tensorflow as tf
+
+        def change(words, function):
+            return tf.where(self.words_to_ids(words) == self.unk_id, function(words), words)
+
+        split = functools.partial(change, function=lambda x: tf.strings.regex_replace(x, _PUNCTUATION, r" \1 "))
+        lower = functools.partial(change, function=lambda x: tf.strings.lower(x, encoding="utf-8"))
+        words = tf.ragged.map_flat_values(split, tf.strings.split(s))
+        words = tf.strings.split(tf.strings.reduce_join(words, axis=-1, separator=" "))
+        return tf.ragged.map_flat_values(lambda x: self.words_to_ids(lower(x)), words)
+
+
+def _split_punctuation(word: str) -> str:
+    """Places spaces around the characters of `_PUNCTUATION`."""
+    return "".join(f" {letter} " if unicodedata.category(letter)[0] in "PS" else letter for letter in word)
 
 
 def count(documents: Iterable[str | bytes], size: int | None, min_count: int) -> WordCounts:

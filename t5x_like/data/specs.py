@@ -144,6 +144,22 @@ SENTENCE_PAIRS = FeatureSpec(
 )
 """Masked LM of two segments, distinguished by `token_types`; the second follows the first (label 0) or not (1)."""
 
+SENTENCE_TRIPLES = FeatureSpec(
+    features=(
+        *(feature for feature in ENCODER_INPUTS.features if feature.role != "positions"),
+        ModelFeature("previous_target_tokens", "previous", "tokens"),
+        ModelFeature("previous_loss_weights", "previous", "weights"),
+        ModelFeature("next_target_tokens", "next", "tokens"),
+        ModelFeature("next_loss_weights", "next", "weights"),
+    ),
+    packable=False,
+    aligned_features=(TaskFeature("previous", length_key="inputs"), TaskFeature("next", length_key="inputs")),
+)
+"""An encoder reads a sentence, `inputs`; the sentences before and after it are `previous` and `next`.
+
+`TASK_FEATURE_LENGTHS['inputs']` is the maximum length of each.
+"""
+
 ENCODER_INPUTS_WITH_TYPES = dataclasses.replace(
     ENCODER_INPUTS,
     features=(*ENCODER_INPUTS.features, ModelFeature("token_types", "token_types", "tokens")),
@@ -305,12 +321,13 @@ SPECS = {
     "MASKED_LM": MASKED_LM,
     "PERMUTATION_LM": PERMUTATION_LM,
     "SENTENCE_PAIRS": SENTENCE_PAIRS,
+    "SENTENCE_TRIPLES": SENTENCE_TRIPLES,
     "SEQUENCE_CLASSIFICATION": SEQUENCE_CLASSIFICATION,
     "SEQUENCE_REGRESSION": SEQUENCE_REGRESSION,
     "SPAN_EXTRACTION": SPAN_EXTRACTION,
     "TOKEN_CLASSIFICATION": TOKEN_CLASSIFICATION,
 }
-_BY_TASK = (PERMUTATION_LM, SENTENCE_PAIRS, MASKED_LM, ENCODER_DECODER, CAUSAL_LM)
+_BY_TASK = (PERMUTATION_LM, SENTENCE_TRIPLES, SENTENCE_PAIRS, MASKED_LM, ENCODER_DECODER, CAUSAL_LM)
 
 
 def get_spec(name: str) -> FeatureSpec:

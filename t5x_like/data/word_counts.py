@@ -45,6 +45,19 @@ def to_bytes(words: WordCounts) -> bytes:
     return "".join(f"{word} {count}\n" for word, count in zip(words.words, words.counts.tolist(), strict=True)).encode()
 
 
+def find(path: str) -> str | None:
+    """Returns the file of words and counts at a path, or None. The lines of other vocabularies have no counts.
+
+    Args:
+      path: The file, or a directory with only this vocabulary.
+    """
+    found = tokenizer_files.find(path)
+    if found is None or not found.endswith(tokenizer_files.WORDPIECE) or not paths.is_file(found):
+        return None
+    word, _, count = paths.read_text(found).partition("\n")[0].rpartition(" ")
+    return found if word and count.strip().isdecimal() else None
+
+
 @functools.lru_cache(maxsize=4)
 def read(path: str | None) -> WordCounts:
     """Reads a file. The line of `</s>`, which word2vec writes first, is skipped.

@@ -40,17 +40,18 @@ def has_suffix(path: str) -> bool:
     return path.endswith(SUFFIXES)
 
 
-def read(path: str, embed_dim: int | None = None) -> Vectors:
+def read(path: str, embed_dim: int | None = None, *, setting: str = "CHECKPOINT_PATH") -> Vectors:
     """Reads a file of word vectors. Of a word that occurs several times, the first vector is kept.
 
     Args:
       path: The file, local or in a bucket.
       embed_dim: Expected number of features; None for any.
+      setting: The setting that names the file, for messages.
 
     Raises:
       UserError: The file is not found, incomplete or invalid, or has another number of features.
     """
-    with paths.explain_path_errors("CHECKPOINT_PATH", path):
+    with paths.explain_path_errors(setting, path):
         contents = paths.read_bytes(path)
     found = _from_binary(path, contents) if path.endswith(_BINARY) else _from_text(path, contents)
     first: dict[str, int] = {}

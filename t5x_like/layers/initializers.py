@@ -72,5 +72,17 @@ def glorot_uniform(key: jax.Array, shape: tuple[int, ...], num_inputs: int) -> F
     )
 
 
+def orthogonal(key: jax.Array, shape: tuple[int, ...], num_inputs: int) -> Float[Array, "..."]:
+    """Draws orthogonal matrices uniformly, one per gate (Saxe et al. 2014, arXiv:1312.6120).
+
+    Args:
+      key: random key.
+      shape: shape of the kernel, `[size, gates, size]`.
+      num_inputs: number of contracted dimensions, 1.
+    """
+    size, gates, _ = shape
+    return jnp.moveaxis(jax.random.orthogonal(key, size, (gates,), jnp.float32), 0, 1)
+
+
 # Initializer of the heads of BERT: `initializer_range` of the released configurations.
 BERT = truncated_normal(0.02)

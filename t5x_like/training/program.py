@@ -112,7 +112,8 @@ def make_program(recipe: Recipe) -> Program:
     batch_size = next(iter(batch_shapes.values()))[0]
     of_run = networks.specs(objective, config)
     for each in of_run.values():
-        check_inputs(each.config, objective, batch_shapes)
+        read = batch_shapes if each.features is None else each.features
+        check_inputs(each.config, objective, {name: batch_shapes[name] for name in read if name in batch_shapes})
     for each in teachers.values():
         check_inputs(each.config, each.objective, batch_shapes)
     for each in (*of_run.values(), *teachers.values()):

@@ -248,6 +248,16 @@ RUNS = {
         [SMALL, "commands/analyze.gin"],
         [*CHECKPOINT, ("TREEBANK", "a.conllu"), ("OUTPUT_PATH", "o.html")],
     ),
+    "skip_thoughts": ("train", ["models/skip_thoughts/uni.gin", "runs/skip_thoughts.gin"], [("DATA_FILES", "'a.txt'")]),
+    "compare_sentences": (
+        "train",
+        [
+            "models/skip_thoughts/uni.gin",
+            "runs/compare_sentences.gin",
+            "objectives/score_distribution.gin",
+        ],
+        [*TASK, ("INITIAL_CHECKPOINT_PATH", "runs/1"), ("TRAIN_STEPS", "10")],
+    ),
     "embed": (
         "embed",
         [SMALL, "commands/embed.gin"],

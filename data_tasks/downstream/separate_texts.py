@@ -1,0 +1,95 @@
+"""Tasks with two texts that an encoder reads apart, for features of their vectors (Kiros et al. 2015, section 3).
+
+Every task of two texts whose vocabulary is a task argument also exists in this form: `glue_mrpc_classification` as
+`glue_mrpc_separate`, with the same arguments. Its features are `inputs_0`, `inputs_1` and `targets`.
+"""
+
+import functools
+from collections.abc import Mapping
+
+import seqio
+import tensorflow as tf
+
+from data_tasks.downstream import glue, super_glue, templates  # noqa: F401 (the tasks that get the form)
+from data_tasks.feature_checks import require_lengths
+from t5x_like.data import task_arguments
+from t5x_like.data.choices import choice_name
+
+SUFFIX = "_separate"
+_CLASSIFICATION = "_classification"
+
+
+def fill_each(
+    ds: tf.data.Dataset,
+    sequence_length: Mapping[str, int] | None,
+    output_features: Mapping[str, seqio.Feature],
+    *,
+    texts: tuple[str, ...],
+) -> tf.data.Dataset:
+    """Replaces the texts of each example by `inputs_0`, `inputs_1`, …, each in the template of the vocabulary.
+
+    Args:
+      ds: examples with texts, scalar strings.
+      sequence_length: the length of `inputs`, for each text.
+      output_features: `inputs_0`, whose vocabulary encodes the texts.
+      texts: names of the features that hold texts.
+
+    Returns:
+      Examples with the token ids of each text, and the other features.
+
+    Raises:
+      UserError: the length is missing or too short.
+    """
+    length = require_lengths("a task of separate texts", sequence_length, "inputs")["inputs"]
+    vocabulary = output_features[choice_name("inputs", 0)].vocabulary
+    template = templates.template_of(vocabulary)
+    template.budget(length, pair=False)
+
+    def filled(example):
+        found = {name: value for name, value in example.items() if name not in texts}
+        for number, name in enumerate(texts):
+            ids = templates.encode(vocabulary, example[name])
+            found[choice_name("inputs", number)] = template.single(ids, length).inputs
+        return found
+
+    return ds.map(filled, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def add(task: seqio.Task, name: str) -> seqio.Task:
+    """Registers a task of two texts once more, with the texts apart. Both tasks have the same arguments.
+
+    Args:
+      task: the registered task.
+      name: the name of the new task.
+    """
+    features = dict(task.output_features)
+    inputs = features.pop("inputs")
+    del features["token_types"]
+    task_arguments.share(task.name, name)
+    return seqio.TaskRegistry.add(
+        name,
+        source=task.source,
+        preprocessors=[
+            functools.partial(fill_each, **each.keywords) if _fills(each) else each for each in task.preprocessors
+        ],
+        output_features={choice_name("inputs", number): inputs for number in range(2)} | features,
+        postprocess_fn=task.postprocess_fn,
+        metric_fns=task.metric_fns,
+    )
+
+
+def _fills(preprocessor) -> bool:
+    """Returns whether a preprocessor places two texts into one row."""
+    keywords = getattr(preprocessor, "keywords", {})
+    return getattr(preprocessor, "func", None) is templates.fill and len(keywords["texts"]) == 2
+
+
+def _add_all() -> None:
+    for name in list(seqio.TaskRegistry.names()):
+        if name.endswith(_CLASSIFICATION) and task_arguments.names(name):
+            task = seqio.TaskRegistry.get(name)
+            if any(map(_fills, task.preprocessors)):
+                add(task, name.removesuffix(_CLASSIFICATION) + SUFFIX)
+
+
+_add_all()

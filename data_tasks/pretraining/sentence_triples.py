@@ -1,0 +1,78 @@
+"""The task `text_files_sentence_triples`: a sentence and its neighbors (Kiros et al. 2015, arXiv:1506.06726).
+
+DATA_FILES = 'books/*.txt'
+VOCABULARY_PATH = 'vocabulary/words/vocab.txt'
+"""
+
+from collections.abc import Mapping
+
+import seqio
+import tensorflow as tf
+
+from data_tasks.corpora import text_files
+from data_tasks.feature_checks import require_lengths
+from data_tasks.pretraining import sentences
+from data_tasks.pretraining.sentence_tasks import add_sentences_task
+from data_tasks.vocabularies import late_words
+from data_tasks.vocabularies.word_counts import WordSequenceVocabulary
+from t5x_like.data import task_arguments
+
+TASK = "text_files_sentence_triples"
+FEATURES = ("previous", "inputs", "next")
+
+
+@tf.autograph.experimental.do_not_convert
+def sentence_triples(
+    ds: tf.data.Dataset, sequence_length: Mapping[str, int] | None, output_features: Mapping[str, seqio.Feature]
+) -> tf.data.Dataset:
+    """Makes an example of every sentence that has two neighbors in its document.
+
+    A sentence ends in EOS. Examples with a longer sentence than `inputs` may have are left out, as in the released
+    code, which leaves out sentences of 30 words and more.
+
+    Args:
+      ds: documents divided into sentences, see `data_tasks.pretraining.sentences`.
+      sequence_length: maximum length of `inputs` in tokens, with EOS, which the neighbors have too.
+      output_features: `inputs`, whose vocabulary has EOS.
+
+    Returns:
+      Examples with `previous`, `inputs` and `next`, int32 `[tokens]`.
+
+    Raises:
+      UserError: the length of `inputs` is missing.
+    """
+    length = require_lengths("a task of sentence triples", sequence_length, "inputs")["inputs"]
+    eos = output_features["inputs"].vocabulary.eos_id
+
+    def triples(document):
+        words = tf.RaggedTensor.from_row_lengths(document["tokens"], document["sentence_lengths"])
+        found = tf.concat([words, tf.fill([words.nrows(), 1], eos)], axis=1)
+        fits = document["sentence_lengths"] < length
+        places = {"previous": slice(None, -2), "inputs": slice(1, -1), "next": slice(2, None)}
+        kept = tf.reduce_all([fits[place] for place in places.values()], axis=0)
+        return {name: tf.ragged.boolean_mask(found[place], kept) for name, place in places.items()}
+
+    return ds.map(triples, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+
+
+def _add() -> None:
+    # Whether the text has one sentence per line and blank lines between documents. Otherwise sentences are split at
+    # punctuation, and documents of a .txt file have lines_per_document.
+    arguments = task_arguments.declare(
+        TASK, **text_files.FILES_ARGUMENTS, one_sentence_a_line=True, vocabulary_path=None
+    )
+
+    def split():
+        return sentences.split_lines if arguments["one_sentence_a_line"] else sentences.split_prose
+
+    add_sentences_task(
+        TASK,
+        text_files.source(arguments, between_blank_lines=lambda: arguments["one_sentence_a_line"]),
+        late_words.late(lambda: arguments["vocabulary_path"], WordSequenceVocabulary),
+        steps=[sentence_triples],
+        outputs=lambda vocabulary: {name: seqio.Feature(vocabulary, add_eos=False) for name in FEATURES},
+        split=split,
+    )
+
+
+_add()
