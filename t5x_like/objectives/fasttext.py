@@ -15,7 +15,7 @@ from t5x_like.data.word_counts import FIRST_WORD_ID
 from t5x_like.errors import UserError
 from t5x_like.objectives.row_updates import TABLE
 from t5x_like.objectives.word2vec import WordPrediction
-from t5x_like.objectives.word_contexts import Contexts, pairs
+from t5x_like.objectives.word_contexts import Contexts, offsets, pairs
 from t5x_like.objectives.word_outputs import NegativeSampling, WordOutput
 from t5x_like.recorded import recorded
 
@@ -94,13 +94,7 @@ class SubwordSkipGram(WordPrediction):
 
     def vectors(self, tables: Mapping[str, Array], words: Sequence[str]) -> Float[Array, "ids embed"]:
         """Returns the vectors of the ids of the vocabulary: the means of their rows."""
-        table = jnp.asarray(tables[TABLE])
-        rows = jnp.asarray(self.subwords.rows(words, FIRST_WORD_ID, table.shape[0] - self.subwords.buckets))
-        counted = (rows >= 0).astype(table.dtype)
-        total = jnp.zeros((rows.shape[0], table.shape[1]), table.dtype)
-        for at in range(rows.shape[1]):  # all of them at once would take memory for as many tables
-            total += table[jnp.maximum(rows[:, at], 0)] * counted[:, at, None]
-        return total / jnp.sum(counted, axis=1, keepdims=True)
+        return mean_vectors(self.subwords, jnp.asarray(tables[TABLE]), words)
 
     def compose(self, word: str, table: Float[Array, "rows embed"]) -> Float[np.ndarray, " embed"] | None:
         """Returns the vector of a word that is not in the vocabulary; None if it has no n-gram.
@@ -112,3 +106,43 @@ class SubwordSkipGram(WordPrediction):
         first = table.shape[0] - self.subwords.buckets
         rows = [first + bucket for bucket in self.subwords.buckets_of(word)]
         return np.asarray(table[jnp.array(rows)]).mean(axis=0) if rows else None
+
+
+@recorded
+class SubwordBagOfWords(SubwordSkipGram):
+    """Predicts each word from the mean of the vectors of its context: of all words and of all their n-grams.
+
+    As in the published program, the gradient of the mean is added to each row, undivided. See `SubwordSkipGram` for the
+    arguments.
+    """
+
+    def examples(self, found: Contexts) -> Bool[Array, " candidates"]:
+        """Returns which words have a context."""
+        return jnp.any(found.in_window, axis=1)
+
+    def inputs(
+        self, found: Contexts, candidates: Int[Array, " examples"], number: int
+    ) -> tuple[Int[Array, "examples inputs"], Bool[Array, "examples inputs"], Int[Array, " examples"]]:
+        """Returns the rows of the words of the window as inputs, and the word itself as target."""
+        others = jnp.clip(candidates[:, None] + offsets(self.window), 0, found.words.size - 1)
+        rows = jnp.asarray(self._rows(number))[found.words[others]]
+        rows = jnp.where(found.in_window[candidates][..., None], rows, -1).reshape(candidates.shape[0], -1)
+        return jnp.maximum(rows, 0), rows >= 0, found.words[candidates]
+
+
+def mean_vectors(
+    subwords: Subwords, table: Float[Array, "rows embed"], words: Sequence[str]
+) -> Float[Array, "ids embed"]:
+    """Returns the vectors of the ids of a vocabulary: the means of the rows of each word and of its n-grams.
+
+    Args:
+      subwords: How words consist of n-grams, whose rows follow those of the words.
+      table: The table of the model.
+      words: The words, without special ones.
+    """
+    rows = jnp.asarray(subwords.rows(words, FIRST_WORD_ID, table.shape[0] - subwords.buckets))
+    counted = (rows >= 0).astype(table.dtype)
+    total = jnp.zeros((rows.shape[0], table.shape[1]), table.dtype)
+    for at in range(rows.shape[1]):  # all of them at once would take memory for as many tables
+        total += table[jnp.maximum(rows[:, at], 0)] * counted[:, at, None]
+    return total / jnp.sum(counted, axis=1, keepdims=True)
