@@ -458,7 +458,8 @@ def _write_run(
         checkpoints.save(0, {"params": arrays}, about={"converted_from": source})
         checkpoints.wait()
     if words is not None:
-        convert_vectors.store_vocabulary(output_path, words)
+        is_classifier = convert_vectors.LABEL_VECTORS in leaves
+        convert_vectors.store_vocabulary(output_path, words, reads_texts=is_classifier)
     else:
         tokenizer_files.write(_source_tokenizer(source, model), paths.join(output_path, run_files.TOKENIZER))
     # config.gin comes last: a directory that has it is complete.

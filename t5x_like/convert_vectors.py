@@ -8,7 +8,7 @@ import numpy as np
 from absl import logging
 
 from t5x_like import paths
-from t5x_like.config.description import describe
+from t5x_like.config.description import describe, describe_dataclass, describe_model, describe_objective
 from t5x_like.data import vocabulary_digest, vocabulary_kind, word_counts
 from t5x_like.data.word_counts import EOS, EOS_ID, FIRST_WORD_ID, WordCounts
 from t5x_like.errors import UserError
@@ -18,15 +18,22 @@ from t5x_like.interop.word_vectors import Vectors
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.word_vectors import WordVectorsConfig
 from t5x_like.objectives.base import Objective
-from t5x_like.objectives.fasttext import SubwordSkipGram
+from t5x_like.objectives.fasttext import SubwordBagOfWords, SubwordSkipGram
+from t5x_like.objectives.fasttext_classification import OUTPUT as LABEL_VECTORS
+from t5x_like.objectives.fasttext_classification import FastTextClassification, LabelTree, Softmax
 from t5x_like.objectives.row_updates import TABLE, RowObjective
-from t5x_like.objectives.word2vec import SkipGram
+from t5x_like.objectives.word2vec import ContinuousBagOfWords, SkipGram
 from t5x_like.runtime import run_files
 from t5x_like.training import weight_files
 from t5x_like.training.runs import run_vocabulary
 
 _VOCABULARY_FILE = "vocab.txt"
 _OUTPUTS = "objective/output/embedding"
+# Kind of a file of fastText -> objectives without and with n-grams.
+_BY_KIND = {
+    fasttext_files.SKIP_GRAM: (SkipGram, SubwordSkipGram),
+    fasttext_files.CBOW: (ContinuousBagOfWords, SubwordBagOfWords),
+}
 
 
 def is_input(path: str) -> bool:
@@ -75,48 +82,97 @@ def _read_fasttext(path: str, contents: bytes) -> tuple[WordVectorsConfig, dict[
     kept = np.array([index for index, name in enumerate(names) if name not in word_counts.SPECIAL], int)
     words = WordCounts(tuple(names[index] for index in kept), counts[kept])
     dim, buckets = found.inputs.shape[1], found.subwords.buckets
+    is_classifier = found.kind == fasttext_files.CLASSIFIER
     special = np.zeros((FIRST_WORD_ID, dim), np.float32)
     inputs, outputs = special.copy(), special.copy()
     if EOS in names:
-        inputs[EOS_ID], outputs[EOS_ID] = (each[names.index(EOS)] for each in (found.inputs, found.outputs))
-    leaves = {
-        TABLE: np.concatenate([inputs, found.inputs[kept], found.inputs[len(names) :]]),
-        _OUTPUTS: np.concatenate([outputs, found.outputs[kept]]),
-    }
+        inputs[EOS_ID] = found.inputs[names.index(EOS)]
+        if not is_classifier:
+            outputs[EOS_ID] = found.outputs[names.index(EOS)]
+    table = np.concatenate([inputs, found.inputs[kept], found.inputs[len(names) :]])
     config = WordVectorsConfig(vocab_size=FIRST_WORD_ID + len(words.words), embed_dim=dim, buckets=buckets)
+    vocabulary = word_counts.to_bytes(words)
+    if is_classifier:
+        # Labels in the order of the alphabet, as tasks often have them. The rows of a tree belong to nodes.
+        order = sorted(range(len(found.labels.words)), key=lambda index: found.labels.words[index])
+        outputs = found.outputs if found.loss == fasttext_files.TREE else found.outputs[order]
+        labels = WordCounts(tuple(found.labels.words[index] for index in order), found.labels.counts[order])
+        described = _described_classifier(config, found._replace(labels=labels))
+        return config, {TABLE: table, LABEL_VECTORS: outputs}, described, vocabulary
+    leaves = {TABLE: table, _OUTPUTS: np.concatenate([outputs, found.outputs[kept]])}
+    plain, composed = _BY_KIND[found.kind]
     if not buckets:
-        return config, leaves, describe(config, objective=(SkipGram, {})), word_counts.to_bytes(words)
+        return config, leaves, describe(config, objective=(plain, {})), vocabulary
     settings = {"shortest": found.subwords.shortest, "longest": found.subwords.longest, "buckets": buckets}
-    return config, leaves, describe(config, objective=(SubwordSkipGram, settings)), word_counts.to_bytes(words)
+    return config, leaves, describe(config, objective=(composed, settings)), vocabulary
 
 
-def _fasttext_file(objective: SubwordSkipGram, leaves: Mapping[str, Any], words: WordCounts) -> bytes:
+def _described_classifier(config: WordVectorsConfig, found: FastTextModel) -> str:
+    """Returns the configuration of the run of a classifier."""
+    labels, counts = found.labels
+    output = Softmax() if found.loss == fasttext_files.SOFTMAX else LabelTree(tuple(counts.tolist()))
+    settings = {
+        "labels": "%LABELS",
+        "vocabulary_path": "%VOCABULARY_PATH",
+        "word_ngrams": str(found.word_ngrams),
+        "shortest": str(found.subwords.shortest),
+        "longest": str(found.subwords.longest),
+        "buckets": str(found.subwords.buckets),
+        "output": "%LABEL_OUTPUT",
+    }
+    objective = describe_objective(FastTextClassification, settings)
+    head = f"from __gin__ import dynamic_registration\n\n{describe_model(config)}"
+    macros = [f"LABELS = {labels!r}", "PACK = False", ""]
+    return "\n".join([head, objective, describe_dataclass("LABEL_OUTPUT", output), *macros])
+
+
+def _fasttext_file(
+    objective: SubwordSkipGram | FastTextClassification, leaves: Mapping[str, Any], words: WordCounts
+) -> bytes:
     """Returns the contents of fastText's binary file for a run.
 
     `</s>` is the first word, as fastText adds it at the end of lines.
     """
-    table, outputs = (np.asarray(leaves[name], np.float32) for name in (TABLE, _OUTPUTS))
-    stop = FIRST_WORD_ID + len(words.words)
-    own = [EOS_ID, *range(FIRST_WORD_ID, stop)]
-    buckets = table[len(table) - objective.subwords.buckets :]
-    model = FastTextModel(
-        WordCounts((EOS, *words.words), np.concatenate([words.counts.max(initial=1)[None], words.counts])),
-        objective.subwords,
-        np.concatenate([table[own], buckets]),
-        outputs[own],
-        objective.window,
-        getattr(objective.output, "negatives", 5),
-        objective.subsampling,
+    table = np.asarray(leaves[TABLE], np.float32)
+    own = [EOS_ID, *range(FIRST_WORD_ID, FIRST_WORD_ID + len(words.words))]
+    inputs = np.concatenate([table[own], table[len(table) - objective.subwords.buckets :]])
+    counts = WordCounts((EOS, *words.words), np.concatenate([words.counts.max(initial=1)[None], words.counts]))
+    model = FastTextModel(counts, objective.subwords, inputs, np.zeros((0, 0), np.float32))
+    if isinstance(objective, FastTextClassification):
+        outputs, tree = np.asarray(leaves[LABEL_VECTORS], np.float32), objective.output
+        order = list(range(len(objective.labels)))
+        numbers, loss = np.ones(len(order), np.int64), fasttext_files.SOFTMAX
+        if isinstance(tree, LabelTree):  # its rows belong to nodes
+            order, loss = tree.order, fasttext_files.TREE
+            numbers = np.array(tree.counts)[order]
+        labels = WordCounts(tuple(objective.labels[label] for label in order), numbers)
+        found = {"kind": fasttext_files.CLASSIFIER, "loss": loss, "word_ngrams": objective.word_ngrams}
+        return fasttext_files.to_bytes(model._replace(outputs=outputs, labels=labels, **found))
+    is_bag = isinstance(objective, SubwordBagOfWords)
+    return fasttext_files.to_bytes(
+        model._replace(
+            outputs=np.asarray(leaves[_OUTPUTS], np.float32)[own],
+            window=objective.window,
+            negatives=objective.output.negatives,
+            subsampling=objective.subsampling,
+            kind=fasttext_files.CBOW if is_bag else fasttext_files.SKIP_GRAM,
+        )
     )
-    return fasttext_files.to_bytes(model)
 
 
-def store_vocabulary(run: str, vocabulary: bytes) -> None:
-    """Stores the words of a run and their counts."""
+def store_vocabulary(run: str, vocabulary: bytes, *, reads_texts: bool) -> None:
+    """Stores the words of a run and their counts.
+
+    Args:
+      run: The run directory.
+      vocabulary: The file of the words.
+      reads_texts: Whether the model classifies texts, whose unknown words keep their places.
+    """
     path = paths.join(run, run_files.TOKENIZER, _VOCABULARY_FILE)
     paths.write_atomic(path, vocabulary)
     # By name, as tasks are: this package does not depend on the shipped vocabularies.
-    made = importlib.import_module("data_tasks.vocabularies.word_counts").WordCountsVocabulary(path)
+    module = importlib.import_module("data_tasks.vocabularies.word_counts")
+    made = (module.WordSequenceVocabulary if reads_texts else module.WordCountsVocabulary)(path)
     kind = vocabulary_kind.of_vocabulary(made)
     run_vocabulary.store(run, vocabulary_digest.of_path(path), kind, "", {})
 
@@ -144,8 +200,8 @@ def write(
         )
     counts = word_counts.read(tokenizer)
     words = counts.words
-    if isinstance(objective, SubwordSkipGram) and output_path.endswith(".bin"):
-        if _OUTPUTS not in leaves:
+    if isinstance(objective, SubwordSkipGram | FastTextClassification) and output_path.endswith(".bin"):
+        if isinstance(objective, SubwordSkipGram) and _OUTPUTS not in leaves:
             raise UserError(
                 f"OUTPUT_PATH={output_path}: fastText's binary files are written of runs with negative samples, but "
                 f"the run has {type(objective.output).__name__}. Give a .vec file."

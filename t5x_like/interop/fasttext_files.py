@@ -17,8 +17,10 @@ from t5x_like.errors import UserError
 
 MAGIC, VERSION = 793712314, 12
 _ARGUMENTS = "<12id"
-_CBOW, _SKIP_GRAM, _SUPERVISED = 1, 2, 3
-_NEGATIVE_SAMPLING = 2
+CBOW, SKIP_GRAM, CLASSIFIER = 1, 2, 3
+TREE, NEGATIVE_SAMPLING, SOFTMAX = 1, 2, 3
+_WORD, _LABEL = 0, 1
+_PREFIX = "__label__"
 _LR_UPDATE_RATE = 100
 
 
@@ -29,10 +31,14 @@ class FastTextModel(NamedTuple):
       words: The words and their counts.
       subwords: How words consist of n-grams.
       inputs: Vectors of words, then of buckets.
-      outputs: Vectors of words as targets.
+      outputs: Vectors of words as targets; of a classifier, of labels or of the nodes of their tree.
       window: Largest number of context words on each side.
       negatives: Number of negative samples.
       subsampling: Threshold of subsampling.
+      kind: `CBOW`, `SKIP_GRAM` or `CLASSIFIER`.
+      loss: `NEGATIVE_SAMPLING`, or of a classifier `SOFTMAX` or `TREE`.
+      word_ngrams: Largest number of words of an n-gram of a classifier.
+      labels: The labels of a classifier and their counts, in descending order of the counts; otherwise None.
     """
 
     words: WordCounts
@@ -42,6 +48,10 @@ class FastTextModel(NamedTuple):
     window: int = 5
     negatives: int = 5
     subsampling: float = 1e-4
+    kind: int = SKIP_GRAM
+    loss: int = NEGATIVE_SAMPLING
+    word_ngrams: int = 1
+    labels: WordCounts | None = None
 
 
 def is_fasttext(contents: bytes) -> bool:
@@ -83,54 +93,66 @@ class _Reader:
 
 
 def read(path: str, contents: bytes) -> FastTextModel:
-    """Reads an unsupervised model.
+    """Reads a model.
 
     Args:
       path: The file, for messages.
       contents: Its contents.
 
     Raises:
-      UserError: The file is truncated, of another version, quantized, or a classifier.
+      UserError: The file is truncated, of another version or quantized, or a classifier has another loss.
     """
     reader = _Reader(path, contents)
     _, version = reader.values("<ii")
     if version != VERSION:
         raise UserError(f"{path}: version {version} of fastText's format. Give a file of version {VERSION}.")
     found = reader.values(_ARGUMENTS)
-    window, negatives, kind, buckets, shortest, longest, subsampling = (found[at] for at in (1, 4, 7, 8, 9, 10, 12))
-    if kind == _SUPERVISED:
-        raise UserError(f"{path}: a classifier. Give vectors of skip-gram or CBOW.")
-    size, words, labels, _, pruned = reader.values("<iiiqq")
-    if labels or pruned >= 0 or size != words:
-        raise UserError(f"{path}: has labels, or its n-grams are pruned. Give vectors of skip-gram or CBOW.")
+    window, negatives, word_ngrams, loss, kind, buckets, shortest, longest, subsampling = (
+        found[at] for at in (1, 4, 5, 6, 7, 8, 9, 10, 12)
+    )
+    if kind == CLASSIFIER and loss not in (TREE, SOFTMAX):
+        raise UserError(f"{path}: a classifier with loss {loss}. Give one with softmax or hierarchical softmax.")
+    size, number, _, _, pruned = reader.values("<iiiqq")
+    if pruned >= 0 or (kind != CLASSIFIER and size != number):
+        raise UserError(f"{path}: its n-grams are pruned, or vectors have labels. Give the model before quantization.")
     names, counts = [], []
     for _ in range(size):
         names.append(reader.word())
         counts.append(reader.values("<qb")[0])
     inputs, outputs = reader.matrix(), reader.matrix()
-    subwords = Subwords(buckets if longest else 0, shortest, longest)
-    if len(inputs) != size + subwords.buckets or len(outputs) != size:
-        raise UserError(f"{path}: {len(inputs)} rows do not suit {size} words and {subwords.buckets} buckets.")
-    words = WordCounts(tuple(names), np.array(counts, np.int64))
-    return FastTextModel(words, subwords, inputs, outputs, window, negatives, subsampling)
+    subwords = Subwords(buckets if longest or (kind == CLASSIFIER and word_ngrams > 1) else 0, shortest, longest)
+    targets = size - number if kind == CLASSIFIER else size
+    if len(inputs) != number + subwords.buckets or len(outputs) != targets:
+        raise UserError(f"{path}: {len(inputs)} rows do not suit {number} words and {subwords.buckets} buckets.")
+    words = WordCounts(tuple(names[:number]), np.array(counts[:number], np.int64))
+    labels = None
+    if kind == CLASSIFIER:
+        plain = tuple(name.removeprefix(_PREFIX) for name in names[number:])
+        labels = WordCounts(plain, np.array(counts[number:], np.int64))
+    return FastTextModel(
+        words, subwords, inputs, outputs, window, negatives, subsampling, kind, loss, word_ngrams, labels
+    )
 
 
 def to_bytes(model: FastTextModel) -> bytes:
-    """Returns the contents of a file of a skip-gram model with negative sampling."""
+    """Returns the contents of a file."""
     names, counts = model.words
+    labels = model.labels or WordCounts((), np.zeros(0, np.int64))
     buckets, shortest, longest = model.subwords
     dim, smallest = model.inputs.shape[1], int(min(counts, default=1))
     parts = [
         struct.pack("<ii", MAGIC, VERSION),
         struct.pack(
             _ARGUMENTS,
-            *(dim, model.window, 5, smallest, model.negatives, 1, _NEGATIVE_SAMPLING, _SKIP_GRAM, buckets),
+            *(dim, model.window, 5, smallest, model.negatives, model.word_ngrams, model.loss, model.kind, buckets),
             *(shortest, longest, _LR_UPDATE_RATE, model.subsampling),
         ),
-        struct.pack("<iiiqq", len(names), len(names), 0, int(counts.sum()), -1),
+        struct.pack("<iiiqq", len(names) + len(labels.words), len(names), len(labels.words), int(counts.sum()), -1),
     ]
-    for name, count in zip(names, counts.tolist(), strict=True):
-        parts.append(name.encode(errors="surrogateescape") + b"\0" + struct.pack("<qb", count, 0))
+    entries = [(name, count, _WORD) for name, count in zip(names, counts.tolist(), strict=True)]
+    entries += [(_PREFIX + name, count, _LABEL) for name, count in zip(*map(list, labels), strict=True)]
+    for name, count, kind in entries:
+        parts.append(name.encode(errors="surrogateescape") + b"\0" + struct.pack("<qb", count, kind))
     for matrix in (model.inputs, model.outputs):
         parts.append(struct.pack("<?qq", False, *matrix.shape) + np.ascontiguousarray(matrix, "<f4").tobytes())
     return b"".join(parts)

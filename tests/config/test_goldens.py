@@ -242,6 +242,16 @@ RUNS = {
         [("TRAIN_STEPS", "10")],
     ),
     "fasttext": ("train", ["models/word_vectors/fasttext.gin", "runs/fasttext.gin"], [("TRAIN_STEPS", "10")]),
+    "subword_cbow": (
+        "train",
+        ["models/word_vectors/fasttext.gin", "runs/fasttext.gin", "objectives/subword_cbow.gin"],
+        [("TRAIN_STEPS", "10")],
+    ),
+    "fasttext_classification": (
+        "train",
+        ["models/word_vectors/fasttext.gin", "runs/fasttext_classification.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_EPOCHS", "None"), ("TRAIN_STEPS", "10")],
+    ),
     "glove": ("train", ["models/word_vectors/base.gin", "runs/glove.gin"], [("TRAIN_STEPS", "10")]),
     "analyze": (
         "analyze",

@@ -12,7 +12,7 @@ from t5x_like.data.subwords import Subwords, hash_of, ngrams
 from t5x_like.errors import UserError
 from t5x_like.interop import fasttext_files
 from t5x_like.models.word_vectors import WordVectorsConfig
-from t5x_like.objectives.fasttext import SubwordSkipGram
+from t5x_like.objectives.fasttext import SubwordBagOfWords, SubwordSkipGram
 from t5x_like.objectives.row_updates import TABLE, Tables
 from t5x_like.objectives.word2vec import shuffled
 from t5x_like.objectives.word_contexts import contexts
@@ -83,6 +83,26 @@ def test_one_update_by_hand(objective):
     np.testing.assert_allclose(vectors[5], old[TABLE][rows].mean(axis=0), rtol=1e-4, atol=1e-5)
 
 
+def test_a_bag_of_words_updates_all_rows_of_its_context(tmp_path, objective):
+    """One example: the word in the middle of three. Files of both kinds are told apart."""
+    bag = SubwordBagOfWords(
+        objective.vocabulary_path, buckets=BUCKETS, window=1, subsampling=0.0, examples_per_update=4
+    )
+    found = contexts(jnp.array([[4, 5, 6, 1]]), jnp.ones(7), 1, jax.random.key(0))
+    number = 7 + BUCKETS
+    (middle,) = np.flatnonzero(np.asarray(found.words) == 5)
+    inputs, counted, targets = bag.inputs(found, jnp.array([middle]), number)
+    expected = [
+        row
+        for word in ("naïve", "ox")
+        for row in (3 + WORDS.index(word), *(7 + bucket for bucket in bag.subwords.buckets_of(word)))
+    ]
+    assert targets.tolist() == [5] and inputs[0][counted[0]].tolist() == expected
+    config, path = WordVectorsConfig(vocab_size=7, embed_dim=DIM, buckets=BUCKETS), str(tmp_path / "v.bin")
+    convert_vectors.write(config, bag, random_leaves(WORDS), objective.vocabulary_path, path)
+    assert "SubwordBagOfWords" in convert_vectors.read(path, None)[2]
+
+
 def test_invalid_settings_raise(objective):
     with pytest.raises(UserError, match="MIN_NGRAM=4, MAX_NGRAM=3"):
         SubwordSkipGram(shortest=4, longest=3)
@@ -145,7 +165,7 @@ def test_the_library_reads_the_file_and_its_file_is_the_same(tmp_path, objective
         (lambda contents: contents[:-3], "3 bytes too early. The file is truncated"),
         (lambda contents: contents[:70], "is truncated"),
         (lambda contents: contents[:4] + b"\x0b" + contents[5:], "version 11 of fastText's format"),
-        (lambda contents: contents[:36] + b"\x03" + contents[37:], "a classifier"),
+        (lambda contents: contents[:36] + b"\x03" + contents[37:], "a classifier with loss 2"),
     ],
 )
 def test_invalid_files_raise(change, message):

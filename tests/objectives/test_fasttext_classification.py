@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numerics import assert_close
 
+from t5x_like import convert_vectors
 from t5x_like.data.subwords import hash_of
 from t5x_like.data.word_counts import EOS
 from t5x_like.errors import UserError
@@ -144,3 +145,36 @@ def test_invalid_settings_raise(make):
         make(output=LabelTree((1, 2)))
     with pytest.raises(UserError, match="BUCKETS=50: the model has 7"):
         make().init(jax.random.key(0), WordVectorsConfig(vocab_size=7, embed_dim=2, buckets=7).make(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("options", [{}, {"output": LabelTree((5, 9, 1, 2)), "shortest": 2, "longest": 3}])
+def test_files_keep_labels_and_all_rows(make, tmp_path, options):
+    objective, values = make(**options), random_tables()
+    values[TABLE][[0, 2]] = 0  # padding and unknown words are not in the file
+    config, path = WordVectorsConfig(vocab_size=FIRST, embed_dim=DIM, buckets=BUCKETS), str(tmp_path / "m.bin")
+    convert_vectors.write(config, objective, values, str(tmp_path / "vocab.txt"), path)
+    found, leaves, described, vocabulary = convert_vectors.read(path, None)
+    assert found == config and vocabulary == (tmp_path / "vocab.txt").read_bytes()
+    assert leaves.keys() == values.keys() and all(np.array_equal(leaves[name], values[name]) for name in leaves)
+    assert "LABELS = ('a', 'b', 'c', 'd')" in described and "word_ngrams = 3" in described
+    assert ("counts = (5, 9, 1, 2)" in described) == bool(options)
+
+
+@pytest.mark.parametrize("options", [{}, {"output": LabelTree((5, 9, 1, 2))}, {"shortest": 2, "longest": 3}])
+def test_the_library_predicts_the_same(make, tmp_path, options):
+    fasttext = pytest.importorskip("fasttext")
+    objective, values = make(**options), random_tables()
+    config, path = WordVectorsConfig(vocab_size=FIRST, embed_dim=DIM, buckets=BUCKETS), str(tmp_path / "m.bin")
+    convert_vectors.write(config, objective, values, str(tmp_path / "vocab.txt"), path)
+    model = config.make(jax.random.key(0))
+    params = {"model": model, "objective": objective.init(jax.random.key(0), model)}
+    params = rebuild(params, {name: jnp.asarray(value) for name, value in values.items()})
+    text = [3, 4, 5, 6, 1]
+    rows = {
+        name: jnp.asarray([value]) for name, value in (("encoder_input_tokens", text), ("encoder_segment_ids", [1] * 5))
+    }
+    predicted = objective.predict(passes.forward_at_evaluation(objective, params, rows))["probabilities"][0]
+    names, theirs = fasttext.load_model(path).f.predict(" ".join(WORDS) + "\n", 4, 0.0, "strict"), {}
+    for probability, name in names:
+        theirs[name.removeprefix("__label__")] = probability
+    np.testing.assert_allclose([theirs[label] for label in LABELS], predicted, rtol=1e-4, atol=2e-5)
