@@ -1,7 +1,8 @@
 """The test cases of all families, and models and batches for them.
 
 Test modules use `from families import FAMILIES`. A new family adds a module to `family_cases/` that defines `FAMILIES`,
-name -> `Family`, and `PARAMETERS`, model file -> published number of parameters without heads.
+name -> `Family`, and `PARAMETERS`, model file -> published number of parameters without heads; and for a family without
+attention `SMALL`, name -> small configuration.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ _CASES = [
 FAMILIES: dict[str, Family] = {name: family for case in _CASES for name, family in case.FAMILIES.items()}
 # Small configurations of all families for objectives. Families without attention have no `Family`.
 CONFIGS: dict[str, ModelConfig] = {name: family.config for name, family in FAMILIES.items()}
-CONFIGS |= {name: config for case in _CASES for name, config in getattr(case, "RECURRENT", {}).items()}
+CONFIGS |= {name: config for case in _CASES for name, config in getattr(case, "SMALL", {}).items()}
 PARAMETERS: dict[str, int] = {name: count for case in _CASES for name, count in case.PARAMETERS.items()}
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from t5x_like.adapters import prefix, prompt
 from t5x_like.axis_rules import VECTOR
 from t5x_like.errors import UserError
+from t5x_like.kernels.dropout import Dropout
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
 from t5x_like.layers.blocks import Hidden
@@ -37,6 +38,8 @@ class WordVectorsConfig(BaseConfig):
     embed_dim: int = 100
     # Further rows, which the character n-grams of fastText share.
     buckets: int = 0
+    # Dropout rate of the vectors, for objectives with gradients of whole tables, such as taggers.
+    dropout_rate: float = 0.0
     # New vectors are uniform in ± this value / embed_dim.
     initializer_bound: float = 0.5
 
@@ -44,6 +47,7 @@ class WordVectorsConfig(BaseConfig):
         super().__post_init__()
         checks.positive_integers(self, "embed_dim")
         checks.non_negative_integers(self, "buckets")
+        checks.rates(self, "dropout_rate")
         checks.positive(self, "initializer_bound")
         if prompt.find(self) is not None or prefix.find(self) is not None:
             raise UserError(
@@ -111,9 +115,10 @@ class WordVectors(BaseModel):
         edits: Sequence[capturing.Edit] = (),
     ) -> Outputs:
         """Returns the vectors of the words; see `Model.trunk`."""
-        del batch, dropout_key
+        del batch
         captures = capturing.parse(capture, {STACK: (0, ())}, edits)[STACK]
-        x, captured = captures.state(capturing.EMBEDDING, embedded[STACK])
+        dropped = Dropout(self.config.dropout_rate)(embedded[STACK], dropout_key)
+        x, captured = captures.state(capturing.EMBEDDING, dropped)
         x, output = captures.state(capturing.OUTPUT, x)
         return Outputs(hidden=x, captured=captured | output)
 

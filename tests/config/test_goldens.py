@@ -242,6 +242,16 @@ RUNS = {
         [("TRAIN_STEPS", "10")],
     ),
     "fasttext": ("train", ["models/word_vectors/fasttext.gin", "runs/fasttext.gin"], [("TRAIN_STEPS", "10")]),
+    "finetune_word_vectors": (
+        "train",
+        ["models/word_vectors/base.gin", "runs/finetune_word_vectors.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("INITIAL_CHECKPOINT_PATH", "runs/1"), ("TRAIN_STEPS", "10")],
+    ),
+    "tag_word_vectors": (
+        "train",
+        ["models/word_vectors/base.gin", "runs/tag_word_vectors.gin"],
+        [*TASK, ("LABELS", "('O', 'B-a')"), ("INITIAL_CHECKPOINT_PATH", "runs/1"), ("TRAIN_STEPS", "10")],
+    ),
     "subword_cbow": (
         "train",
         ["models/word_vectors/fasttext.gin", "runs/fasttext.gin", "objectives/subword_cbow.gin"],
@@ -250,7 +260,7 @@ RUNS = {
     "fasttext_classification": (
         "train",
         ["models/word_vectors/fasttext.gin", "runs/fasttext_classification.gin"],
-        [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_EPOCHS", "None"), ("TRAIN_STEPS", "10")],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10")],
     ),
     "glove": ("train", ["models/word_vectors/base.gin", "runs/glove.gin"], [("TRAIN_STEPS", "10")]),
     "analyze": (

@@ -8,7 +8,7 @@ from t5x_like.models.gru import GRUConfig
 
 FAMILIES = {}
 _GRU = GRUConfig(vocab_size=VOCABULARY, embed_dim=12, embedding_dim=8)
-RECURRENT = {
+SMALL = {
     "gru": _GRU,
     "bidirectional_gru": dataclasses.replace(_GRU, embed_dim=24, directions=("forward", "backward")),
 }

@@ -9,6 +9,7 @@ from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import passes
 from t5x_like.objectives.compared_texts import ComparedTexts
+from t5x_like.objectives.pooled_tokens import PooledTokens
 from t5x_like.objectives.score_distribution import ScoreDistribution
 
 
@@ -43,3 +44,12 @@ def test_targets_lie_on_the_two_nearest_scores_and_the_prediction_is_the_mean():
 def test_an_empty_range_of_scores_raises():
     with pytest.raises(UserError, match="lowest=5, highest=5 of ScoreDistribution"):
         ScoreDistribution(head=ComparedTexts(), lowest=5)
+
+
+def test_pooled_tokens_leave_out_padding():
+    hidden = jnp.asarray([[[1.0, -4], [3, -2], [9, 9]], [[5, 5], [5, 5], [5, 5]]])
+    segments = {"encoder_segment_ids": np.array([[1, 1, 0], [0, 0, 0]])}
+    np.testing.assert_array_equal(PooledTokens().read(hidden, segments), [[[3, -2]], [[0, 0]]])
+    np.testing.assert_array_equal(PooledTokens(pooling="mean").read(hidden, segments), [[[2, -3]], [[0, 0]]])
+    with pytest.raises(UserError, match="pooling='sum' of PooledTokens"):
+        PooledTokens(pooling="sum")
