@@ -1,6 +1,5 @@
 """Scores as distributions over whole numbers (Tai et al. 2015, arXiv:1503.00075, section 4.2; Kiros et al. 2015)."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -62,8 +61,6 @@ class ScoreDistribution(SequencePrediction):
                 trained=lambda sums: sums[0],
             )
             metrics = {"loss": lambda sums: (sums[0], sums[2]), "squared_error": lambda sums: (sums[1], sums[2])}
-            # The targets are no classes.
-            predicted = dataclasses.replace(predicted, targets=None, target_weights=None)
             predicted = predicted.with_loss(LogitTerm(TERM, loss, metrics=metrics))
         return Pass(rows, outputs, {TERM: predicted})
 

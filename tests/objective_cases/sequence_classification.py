@@ -17,9 +17,9 @@ CASES = {
     "classification with label gain": Case(
         LabelGain(LABELS, head=heads.ReluLastToken(size=9)), "gpt2", lambda rng: rng.integers(-1, 3, (ROWS, 1))
     ),
-    "classification by a BiLSTM on word vectors": Case(
+    "classification by a BiLSTM": Case(
         SequenceClassification(LABELS, head=BiLSTM(head=PooledTokens())),
-        "word_vectors",
+        "bidirectional_gru",
         lambda rng: rng.integers(0, 3, (ROWS, 1)),
     ),
     "classification with a decoder": Case(
