@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.downstream import postprocessors, templates
-from data_tasks.vocabularies import PASS_THROUGH, word_texts
+from data_tasks.vocabularies import PASS_THROUGH
 from data_tasks.vocabularies.labels import LabelVocabulary
 from data_tasks.vocabularies.late import LateVocabulary
 
@@ -43,7 +43,7 @@ def output_features(
 
 def late_vocabulary(arguments: Mapping[str, Any]) -> LateVocabulary:
     """Returns the vocabulary at the path that the arguments of a task hold."""
-    return LateVocabulary(lambda: arguments[VOCABULARY_PATH], read_other=word_texts.read_other)
+    return LateVocabulary(lambda: arguments[VOCABULARY_PATH])
 
 
 def targets_of_label(ds: tf.data.Dataset, *, dtype: tf.DType) -> tf.data.Dataset:

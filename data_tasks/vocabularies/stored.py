@@ -10,7 +10,6 @@ from data_tasks.vocabularies.from_folder import from_folder
 from data_tasks.vocabularies.hugging_face_sentencepiece import AlbertVocabulary
 from data_tasks.vocabularies.tokenizer_files import has_tokenizer
 from data_tasks.vocabularies.word_counts import WordCountsVocabulary, WordSequenceVocabulary
-from data_tasks.vocabularies.word_texts import WordTextsVocabulary
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 from t5x_like import paths
 
@@ -40,8 +39,6 @@ def candidates(kind: str, ids: int, path: str | None, *, guess: bool) -> Iterato
         yield from (AlbertVocabulary(path, text_rules.albert(lower_case)) for lower_case in (True, False) if guess)
     elif kind == WordCountsVocabulary.__name__:
         yield WordCountsVocabulary(path)
-    elif kind == WordTextsVocabulary.__name__:
-        yield WordTextsVocabulary(path)
     elif kind == WordSequenceVocabulary.__name__:
         yield WordSequenceVocabulary(path)
     elif path.endswith(late.SENTENCEPIECE_SUFFIX):

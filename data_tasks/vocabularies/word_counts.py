@@ -4,7 +4,7 @@ import collections
 import functools
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -64,9 +64,17 @@ class WordSequenceVocabulary(WordCountsVocabulary):
     """The same words for models that read texts: unknown words are kept as `<unk>`.
 
     A word that is not in the file is split at punctuation and symbols, and then lower-cased if it is still unknown.
+    Downstream tasks add no special token to one text, as the code of skip-thoughts and of ELMo.
     """
 
     is_words = False
+
+    @property
+    def template(self) -> Any:
+        """`a`, and `a </s> b` with the token type 1 for b; see `templates.Template`."""
+        from data_tasks.downstream.templates import Template
+
+        return Template(separator=(self.eos_id,), second_type=1)
 
     def with_words(self, words: Sequence[str]) -> "WordSequenceVocabulary":
         """Returns a vocabulary with further words, whose ids follow."""
