@@ -108,7 +108,7 @@ def shapes(q_len=128, kv_len=128, kv_heads=4):
 
 def tpu_mesh():
     """Returns a mesh whose devices have the platform of a TPU."""
-    return types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="tpu")]))
+    return types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="tpu", device_kind="TPU v5")]))
 
 
 def test_backend_is_the_fused_kernel_on_tpus_alone():
@@ -309,10 +309,11 @@ def test_structured_masks_equal_dense_ones(seed):
         (Mask(query_ranks=jnp.zeros((2, 128), int), key_ranks=jnp.zeros((2, 128), int)), "fused"),
         (Mask(window=3, global_keys=jnp.zeros((2, 128), bool)), "xla"),
         (Mask(window=3, global_keys=jnp.zeros((2, 128), bool), max_global_keys=4), "fused"),
-        (Mask(blocks=BlockLists(jnp.zeros((4, 2, 1), int), 64)), "gathered"),
-        (Mask(blocks=BlockLists(jnp.zeros((4, 2, 2), int), 64)), "xla"),
+        (Mask(blocks=BlockLists(jnp.zeros((4, 2, 1), int), 64)), "fused"),
+        (Mask(blocks=BlockLists(jnp.zeros((4, 4, 1), int), 32)), "gathered"),
+        (Mask(blocks=BlockLists(jnp.zeros((4, 4, 4), int), 32)), "xla"),
     ],
-    ids=["ranks", "global keys", "limited global keys", "some blocks", "all blocks"],
+    ids=["ranks", "global keys", "limited global keys", "blocks", "some small blocks", "all small blocks"],
 )
 def test_kernels_leave_other_conditions_to_xla(mask, expected):
     assert backend_for(tpu_mesh(), *shapes(), mask=mask) == expected

@@ -17,7 +17,7 @@ from t5x_like.kernels.fused_attention.backward import backward
 from t5x_like.kernels.fused_attention.forward import forward
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.layout import Layout
-from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, Operands, pad
+from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, Operands, joined, pad, segments, separated
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.score_bias import ScoreBias, ScoreTerms, bias_key
 
@@ -87,7 +87,7 @@ def _of_terms(q, k, v, mask: Mask, terms: ScoreTerms, *, scale, dropout, dropout
         else:
             static = dataclasses.replace(static, dropout_rate=dropout.rate)
             seeds = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, (2,)), jnp.int32)
-    query_segments, key_segments = _segments(mask, q.shape, k.shape[1])
+    query_segments, key_segments = segments(mask, q.shape, k.shape[1])
     ranks = (None, None)
     if mask.query_ranks is not None:  # of integers, a lower or equal rank is lower than the next one
         ranks = mask.query_ranks if mask.strict_ranks else mask.query_ranks + 1, mask.key_ranks
@@ -181,16 +181,6 @@ def _drop_keys(q, k, v, dropout: Dropout, key):
     return k, (v * factors).astype(v.dtype)
 
 
-def _segments(mask: Mask, q_shape, kv_len):
-    """Returns segments that express the segments and the valid keys of a mask."""
-    queries, keys = mask.query_segments, mask.key_segments
-    if mask.key_valid is not None:
-        if keys is None:
-            queries, keys = jnp.zeros(q_shape[:2], jnp.int32), jnp.zeros((q_shape[0], kv_len), jnp.int32)
-        keys = jnp.where(mask.key_valid, keys, NO_SEGMENT)
-    return queries, keys
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _attention(inputs, static: Static):
     return _forward(inputs, static)[0]
@@ -203,7 +193,7 @@ def _forward(inputs, static: Static):
         operands, geometry = _operands(inputs, layout, static)
         options = {"vmem_bytes": static.sizes.vmem_bytes, "interpret": static.interpret}
         output, lse = forward(operands, geometry, **options)
-        output, lse = _separated(output, inputs.q.shape), lse[..., : geometry.q_len]
+        output, lse = separated(output, inputs.q.shape), lse[..., : geometry.q_len]
         return (
             (output, lse)
             if inputs.global_k is None
@@ -226,8 +216,8 @@ def _backward(static: Static, residuals, gradient):
         delta = jnp.moveaxis(jnp.sum(product, axis=-1), 1, 2)[:, :, None]
         statistics = (pad(x, 3, g.padded_q) for x in (lse, delta))
         options = {"vmem_bytes": static.sizes.vmem_bytes, "interpret": static.interpret}
-        found = backward(operands, *statistics, _joined(gradient, g.padded_q), g, **options)
-        dq, dk, dv = (_separated(x, y.shape) for x, y in zip(found[:3], (inputs.q, inputs.k, inputs.v), strict=True))
+        found = backward(operands, *statistics, joined(gradient, g.padded_q), g, **options)
+        dq, dk, dv = (separated(x, y.shape) for x, y in zip(found[:3], (inputs.q, inputs.k, inputs.v), strict=True))
         of_terms = {}
         if found.bias is not None:
             of_terms["bias"] = layout.sum_over_rows(_relative_values(jnp.sum(found.bias, axis=(0, 2)), g))
@@ -294,9 +284,9 @@ def _operands(inputs: Inputs, layout: "Layout", static: Static) -> tuple[Operand
         return None if x is None else x.astype(jnp.float32).reshape(-1, 1)
 
     return Operands(
-        q=_joined(inputs.q, g.padded_q),
-        k=_joined(inputs.k, g.padded_k),
-        v=_joined(inputs.v, g.padded_k),
+        q=joined(inputs.q, g.padded_q),
+        k=joined(inputs.k, g.padded_k),
+        v=joined(inputs.v, g.padded_k),
         bias=None if inputs.bias is None else _relative_vector(inputs.bias, g),
         query_segments=row(inputs.query_segments, g.padded_q),
         key_segments=row(inputs.key_segments, g.padded_k, NO_SEGMENT),
@@ -313,18 +303,6 @@ def _operands(inputs: Inputs, layout: "Layout", static: Static) -> tuple[Operand
         query_ranks=row(inputs.query_ranks, g.padded_q),
         key_ranks=row(inputs.key_ranks, g.padded_k),
     ), g
-
-
-def _joined(x, length):
-    """Returns `[batch, length, heads, kv]` as `[batch, heads · kv, length]`, with padded positions."""
-    x = jnp.moveaxis(x, 1, 3)
-    return pad(x.reshape(len(x), -1, x.shape[3]), 2, length)
-
-
-def _separated(x, shape):
-    """Returns the inverse of `_joined`, with a shape `[batch, length, heads, kv]`."""
-    batch, length, heads, head_dim = shape
-    return jnp.moveaxis(x[..., :length].reshape(batch, heads, head_dim, length), 3, 1)
 
 
 def _relative_vector(values, g: Geometry):

@@ -12,6 +12,9 @@ TITLE = "fused kernel"
 
 # The conditions of a mask that the kernel reads.
 MASKS = frozenset({"causal", "window", "segments", "key_valid", "prefix", "ranks", "global_keys"})
+# Those that the kernel of lists of blocks reads, and the sizes of blocks that it computes.
+LIST_MASKS = frozenset({"blocks", "segments", "key_valid"})
+LIST_SIZES = (64, 128)
 
 
 def unsupported_reason(
@@ -30,6 +33,8 @@ def unsupported_reason(
     head_dim = q.shape[-1]
     if head_dim % 16:
         return f"the size of its heads, {head_dim}, is not a multiple of 16"
+    if mask.blocks is not None:
+        return _unsupported_lists(mesh, q, k, mask=mask, bias=bias, dropout=dropout)
     if others := mask.conditions - MASKS:
         return f"the kernel does not read these conditions of the mask: {', '.join(sorted(others))}"
     is_plain = not mask.causal and mask.query_ranks is None and bias is None
@@ -41,6 +46,24 @@ def unsupported_reason(
         return reason
     if dropout.rate and dropout.broadcast_dims and not set(dropout.broadcast_dims) & {-2, 3}:
         return f"dropout shares its decisions along the dimensions {dropout.broadcast_dims}, not along the queries"
+    return None
+
+
+def _unsupported_lists(mesh: Mesh, q, k, *, mask: Mask, bias: ScoreBias | None, dropout: Dropout) -> str | None:
+    """Returns why the kernel does not compute a mask of lists of blocks, or None; see `unsupported_reason`."""
+    (_, length, heads, head_dim), (kv_len, kv_heads) = q.shape, k.shape[1:3]
+    if others := mask.conditions - LIST_MASKS:
+        return f"the kernel does not read these conditions beside lists of blocks: {', '.join(sorted(others))}"
+    if mask.blocks.size not in LIST_SIZES or head_dim % 64:
+        return f"blocks of {mask.blocks.size} positions or heads of {head_dim} do not fill registers"
+    if bias is not None or (dropout.rate and dropout.broadcast_dims):
+        return "it has lists of blocks with a bias, or with dropout that shares decisions"
+    if (length, heads) != (kv_len, kv_heads):
+        return "it has lists of blocks, and other numbers of positions or heads of keys than of queries"
+    from t5x_like.kernels.fused_attention import blocks
+
+    if not blocks.row_fits(length, head_dim, q.dtype.itemsize, blocks.sizes(mesh)):
+        return f"the keys and values of {length} positions do not fit into the memory of the core"
     return None
 
 
@@ -58,9 +81,13 @@ def _unsupported_bias(mesh: Mesh, q, k, bias: ScoreBias) -> str | None:
     return None
 
 
-def attention(q, k, v, **options) -> Float[Array, "batch q_len heads kv"]:
-    """Computes attention; see `fused_attention`."""
+def attention(q, k, v, *, mask: Mask, bias: ScoreBias | None, **options) -> Float[Array, "batch q_len heads kv"]:
+    """Computes attention; see `fused_attention` and `block_list_attention`."""
     # Importing Pallas takes as long as importing Flax, and runs on other devices do not need it.
+    if mask.blocks is not None:
+        from t5x_like.kernels.fused_attention.block_lists import block_list_attention
+
+        return block_list_attention(q, k, v, mask=mask, **options)
     from t5x_like.kernels.fused_attention.attention import fused_attention
 
-    return fused_attention(q, k, v, **options)
+    return fused_attention(q, k, v, mask=mask, bias=bias, **options)

@@ -43,6 +43,9 @@ SIZES = {
 # Share of the memory for the gradients of the queries, which the backward pass holds for many blocks, and for tables of
 # distances with their gradients.
 _GRADIENTS_SHARE, _TABLES_SHARE = 2, 2
+# Largest part of the memory for a row of keys and values, beside queries and tiles.
+_ROW_SHARE = 0.9
+_FLOAT32 = 4  # bytes
 
 
 def sizes(mesh: Mesh | None) -> Sizes:
@@ -108,3 +111,19 @@ def tables_fit(
     tables = (terms.query_table is not None) + (terms.key_table is not None)
     held = tables * 2 * (q.dtype.itemsize + 4) * features * relative
     return held <= sizes.vmem_bytes // _TABLES_SHARE
+
+
+def row_fits(length: int, head_dim: int, itemsize: int, sizes: Sizes) -> bool:
+    """Returns whether the keys and values of a row of a head fit into the memory of the core.
+
+    The backward pass holds two buffers of keys, values and their gradients, one copy of keys and values by positions,
+    and a float32 sum.
+
+    Args:
+      length: positions of the row.
+      head_dim: size of a head.
+      itemsize: bytes per number of the activations.
+      sizes: memory of the core.
+    """
+    held = 2 * head_dim * length * ((2 * 2 + 1) * itemsize + _FLOAT32)
+    return held <= _ROW_SHARE * sizes.vmem_bytes

@@ -6,7 +6,7 @@ either. Elementwise work other than exponentials counts as a number of exponenti
 
 from jax.experimental import pallas as pl
 
-from t5x_like.kernels.fused_attention.geometry import LANES, Geometry
+from t5x_like.kernels.fused_attention.geometry import LANES, Geometry, ListGeometry
 
 # Elementwise work of a bias and of dropout as a fraction of the work of an exponential, in the forward and in the
 # backward pass: from the compiler's schedules for v5p and v6e.
@@ -14,6 +14,9 @@ BIAS_WORK, DROPOUT_WORK = (0.4, 1.1), (0.5, 0.9)
 # The same of a table of distances, whose products are rotated by one column per row, and for queries also transposed:
 # from the schedules for v5e.
 QUERY_TABLE_WORK, KEY_TABLE_WORK = (1.2, 2.2), (0.6, 1.0)
+# All work of lists of blocks beyond its products at the peak rate. A block of 64 queries loads new keys into the matrix
+# units for few rows, and all arrays are transposed: from the schedules for v5e, v5p and v6e.
+LIST_WORK = (3.0, 4.4)
 # Matrix products per tile: scores and output, and scores, and gradients of weights, values, keys and queries.
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 # Products with a table of distances: the scores, and the gradients of the table and of queries or keys.
@@ -88,3 +91,23 @@ def _biases(g: Geometry) -> int:
 
 def _tables(g: Geometry) -> int:
     return (g.query_table + g.key_table) * g.heads * g.head_dim * (g.padded_q + g.padded_k)
+
+
+def of_lists(geometry: ListGeometry, itemsize: int, *, backward: bool) -> pl.CostEstimate:
+    """Returns the cost of lists of blocks. All arrays are read or written once.
+
+    Args:
+      geometry: sizes.
+      itemsize: bytes per number of the activations.
+      backward: whether the cost is of the backward pass.
+    """
+    g = geometry
+    scores = g.batch * g.heads * g.pairs * g.size**2
+    positions = g.batch * g.heads * g.padded
+    arrays, statistics = (7, 2) if backward else (4, 1)
+    others = LIST_WORK[backward] + (g.dropout_rate > 0) * DROPOUT_WORK[backward]
+    return pl.CostEstimate(
+        flops=(BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS) * 2 * scores * g.head_dim,
+        transcendentals=round(scores * others),
+        bytes_accessed=positions * (arrays * itemsize * g.head_dim + statistics * _FLOAT32),
+    )

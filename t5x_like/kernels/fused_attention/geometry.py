@@ -170,3 +170,62 @@ def _reach(index, block, other_block, other_blocks, before, after):
         return max(start - before, 0) // other_block, min(last // other_block, other_blocks - 1)
     first = jnp.maximum(start - before, 0)
     return jax.lax.div(first, other_block), jnp.minimum(jax.lax.div(last, other_block), other_blocks - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ListGeometry:
+    """Static sizes of attention with lists of blocks. The grid of a kernel is heads x rows x chunks of queries.
+
+    Attributes:
+      batch: rows.
+      length: positions per row.
+      heads: heads.
+      head_dim: size of a head.
+      size: positions of a block.
+      listed: blocks of a list.
+      chunk: queries of a step, a multiple of 128 and of `size`.
+      all_keys: blocks of queries that see all keys.
+      scale: factor of the scores.
+      dropout_rate: rate of the dropout of each attention weight.
+    """
+
+    batch: int
+    length: int
+    heads: int
+    head_dim: int
+    size: int
+    listed: int
+    chunk: int
+    all_keys: tuple[int, ...] = ()
+    scale: float = 1.0
+    dropout_rate: float = 0.0
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of chunks of queries."""
+        return pl.cdiv(self.length, self.chunk)
+
+    @property
+    def padded(self) -> int:
+        """Number of positions in whole chunks."""
+        return self.num_chunks * self.chunk
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks in whole chunks."""
+        return self.padded // self.size
+
+    @property
+    def blocks_per_chunk(self) -> int:
+        """Number of blocks of queries of a chunk."""
+        return self.chunk // self.size
+
+    @property
+    def groups(self) -> int:
+        """Number of lists that have all blocks of keys."""
+        return pl.cdiv(self.num_blocks, self.listed)
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs of blocks that are computed, per row and head."""
+        return self.listed * (self.num_blocks + self.groups * len(self.all_keys))

@@ -46,7 +46,8 @@ class Layout:
         keys = (by_heads, by_heads, by_rows, by_rows)
         table, vector = P(None, None, heads, None), P(heads, None)
         of_terms = (table, table, P(rows), vector, vector, P(rows, heads, None), *(by_rows,) * 4)
-        specs = Inputs(by_heads, by_heads, by_heads, vector, by_rows, by_rows, by_rows, P(), *keys, *of_terms)
+        lists = P(heads, None, None)
+        specs = Inputs(by_heads, by_heads, by_heads, vector, by_rows, by_rows, by_rows, P(), *keys, *of_terms, lists)
         given = Inputs(*(None if x is None else spec for x, spec in zip(inputs, specs, strict=True)))
         return cls(partitioner, given, by_heads, P(rows, heads, None, None), inputs.q.shape[2])
 

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from t5x_like.kernels.fused_attention.geometry import Geometry
+from t5x_like.kernels.masks import Mask
 
 # A segment that no query has: the segment of padding keys and of keys that are not valid.
 NO_SEGMENT = -(2**30)
@@ -35,6 +37,7 @@ class Inputs(NamedTuple):
         `ScoreTerms`.
       query_ranks: ranks of the queries.
       key_ranks: ranks of the keys, which queries of higher ranks see.
+      block_lists: `BlockLists.keys` of each head.
     """
 
     q: Float[Array, "batch q_len heads kv"]
@@ -59,6 +62,7 @@ class Inputs(NamedTuple):
     key_types: Int[Array, "batch kv_len"] | None = None
     query_ranks: Int[Array, "batch q_len"] | None = None
     key_ranks: Int[Array, "batch kv_len"] | None = None
+    block_lists: Int[Array, "heads query_blocks listed"] | None = None
 
 
 class Operands(NamedTuple):
@@ -183,4 +187,26 @@ def pad(x: jax.Array, axis: int, size: int, value=0) -> jax.Array:
         return x
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, size - x.shape[axis])
-    return jax.numpy.pad(x, widths, constant_values=value)
+    return jnp.pad(x, widths, constant_values=value)
+
+
+def segments(mask: Mask, q_shape: tuple[int, ...], kv_len: int):
+    """Returns segments that express the segments and the valid keys of a mask."""
+    queries, keys = mask.query_segments, mask.key_segments
+    if mask.key_valid is not None:
+        if keys is None:
+            queries, keys = jnp.zeros(q_shape[:2], jnp.int32), jnp.zeros((q_shape[0], kv_len), jnp.int32)
+        keys = jnp.where(mask.key_valid, keys, NO_SEGMENT)
+    return queries, keys
+
+
+def joined(x: jax.Array, length: int):
+    """Returns `[batch, length, heads, kv]` as `[batch, heads · kv, length]`, with padded positions."""
+    x = jnp.moveaxis(x, 1, 3)
+    return pad(x.reshape(len(x), -1, x.shape[3]), 2, length)
+
+
+def separated(x: jax.Array, shape: tuple[int, ...]):
+    """Returns the inverse of `joined`, with a shape `[batch, length, heads, kv]`."""
+    batch, length, heads, head_dim = shape
+    return jnp.moveaxis(x[..., :length].reshape(batch, heads, head_dim, length), 3, 1)
