@@ -64,6 +64,9 @@ def _encoder(name, model, recipe, targets):
     return Model(name, files, 256, (("v5e:4x4", 1), ("v5p:2x2x4", 1)), (lengths,))
 
 
+_SIXTEEN_CHIPS = (("v5e:4x4", 2), ("v5p:2x2x4", 1))
+_SIXTEEN_CHIPS_LONG = (("v5e:4x4", 8), ("v5p:2x2x4", 1))
+
 # Title of a table -> its models.
 TABLES = {
     "BERT large, GPT-2 XL, T5 1.1 and Llama 3.1 8B": (
@@ -95,6 +98,12 @@ TABLES = {
         _encoder("ELECTRA large", "electra/large", "electra", 130),
         _encoder("ALBERT xxlarge", "albert/xxlarge", "albert", 20),
         _encoder("SpanBERT large", "spanbert/large", "spanbert", 77),
+    ),
+    "Long rows and relative scores": (
+        Model("BigBird large, 4,096", ("models/bigbird/large.gin", "runs/bigbird.gin"), 256, _SIXTEEN_CHIPS_LONG),
+        Model("Longformer large, 4,096", ("models/longformer/large.gin", "runs/longformer.gin"), 64, _SIXTEEN_CHIPS),
+        Model("XLNet large, 512", ("models/xlnet/large.gin", "runs/xlnet.gin"), 256, _SIXTEEN_CHIPS),
+        Model("DeBERTa v3 large, 512", ("models/deberta_v3/large.gin", "runs/deberta_v3.gin"), 256, _SIXTEEN_CHIPS),
     ),
     "Distillation and MobileBERT": (
         Model(
