@@ -21,7 +21,7 @@ from data_tasks.corpora.documents import DocumentSource
 from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining import word_characters_tasks
 from data_tasks.pretraining.word_characters import MAX_CHARACTERS
-from data_tasks.vocabularies import word_counts, words
+from data_tasks.vocabularies import late_words, words
 
 TASK = "text_files_bidirectional_words"
 _BOS_ID = 0
@@ -124,7 +124,7 @@ def _add(name: str, source: seqio.DataSource, vocabulary: seqio.Vocabulary, *pre
     )
 
 
-_add(TASK, *text_files.declare(TASK, word_counts.late))
+_add(TASK, *text_files.declare(TASK, late_words.late))
 _add(
     "python_docs_bidirectional_words",
     DocumentSource(python_docs.read),
