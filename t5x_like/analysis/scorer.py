@@ -140,7 +140,8 @@ class Scorer:
     def loglikelihood_rolling(self, texts: Sequence[str]) -> list[float]:
         """Returns the log-probability of each text of any length, in nats.
 
-        The text is divided into windows as long as a row, each of which is predicted after the token before it.
+        The text is divided into windows as long as a row. Each is predicted after the token before it, the last one
+        after as many tokens as the row has room for, as in `lm_eval`.
 
         Raises:
           UserError: The model is no decoder.
@@ -151,8 +152,9 @@ class Scorer:
         for text in texts:
             ids = [*start_of_text(self._subject)[-1:], *self.encode(text)]
             starts = range(1, len(ids), self.max_length)
-            given += [[ids[start - 1]] for start in starts]
-            windows += [ids[start : start + self.max_length] for start in starts]
+            ends = [min(start + self.max_length, len(ids)) for start in starts]
+            given += [ids[max(0, end - 1 - self.max_length) : start] for start, end in zip(starts, ends, strict=True)]
+            windows += [ids[start:end] for start, end in zip(starts, ends, strict=True)]
             sizes.append(len(starts))
         if not windows:
             return [0.0] * len(texts)

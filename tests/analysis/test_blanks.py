@@ -219,10 +219,10 @@ def test_loglikelihood_equals_transformers(subjects, family):
 
 
 def test_rolling_windows_and_generation(subjects):
-    """Each token of a long text is predicted once: the windows begin with the token before them."""
+    """Each token of a long text is predicted once; the last window has the context that a row has room for."""
     scorer = Scorer(subjects("gpt2").loaded, batch_size=2)
     text = "abcdefghij" * 13  # 130 bytes, rows of 64
-    windows = [("", text[:64]), (text[63], text[64:128]), (text[127], text[128:])]
+    windows = [("", text[:64]), (text[63], text[64:128]), (text[65:128], text[128:])]
     (found,) = scorer.loglikelihood_rolling([text])
     assert found == pytest.approx(sum(score for score, _ in scorer.loglikelihood(windows)), rel=1e-5)
     (whole,) = scorer.generate_until(["ab"], max_tokens=6)
