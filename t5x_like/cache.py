@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Unit = tuple[int, int]  # pass and shard
 _POLL_SECONDS = 0.5
+# Shards that a worker process writes on average before another one takes its place.
+_SHARDS_PER_WORKER = 8
 _LINE_SECONDS = 10.0
 
 
@@ -163,9 +165,30 @@ _counters: Any = None  # in a worker process: rows and tokens that all worker pr
 
 
 def _with_processes(plan: "Plan", units: Sequence[Unit], processes: int, display: "_ProgressDisplay") -> None:
-    """Writes shards in worker processes of this machine."""
+    """Writes shards in worker processes of this machine.
+
+    After some shards, other processes follow: TensorFlow keeps memory of each data set that a process has read.
+    """
     context = multiprocessing.get_context("spawn")  # TensorFlow does not survive a fork
     counters = context.Array("q", 2)
+    at_once = processes * _SHARDS_PER_WORKER
+    for start in range(0, len(units), at_once):
+        _with_pool(plan, units[start : start + at_once], processes, display, context, counters)
+
+
+def _with_pool(
+    plan: "Plan", units: Sequence[Unit], processes: int, display: "_ProgressDisplay", context: Any, counters: Any
+) -> None:
+    """Writes shards in worker processes, which then end.
+
+    Args:
+      plan: Plan of the cache.
+      units: The shards.
+      processes: Number of processes.
+      display: Shows the progress.
+      context: Starts processes.
+      counters: Rows and tokens that all workers have written.
+    """
     with concurrent.futures.ProcessPoolExecutor(
         min(processes, len(units)), mp_context=context, initializer=_start_worker, initargs=(counters,)
     ) as pool:

@@ -251,9 +251,10 @@ def _empty():
 
 
 @pytest.mark.slow
-def test_processes_write_the_same_bytes(tmp_path):
-    (alone,) = write(tmp_path / "one").values()
-    (together,) = write(tmp_path / "two", processes=2).values()
+def test_processes_write_the_same_bytes(tmp_path, monkeypatch):
+    (alone,) = write(tmp_path / "one", shards=3).values()
+    monkeypatch.setattr(command, "_SHARDS_PER_WORKER", 1)  # other processes write further shards
+    (together,) = write(tmp_path / "two", shards=3, processes=2).values()
     assert together.fingerprint == alone.fingerprint
 
 
