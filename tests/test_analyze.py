@@ -55,6 +55,7 @@ def test_the_command_writes_a_page_and_its_numbers(models, treebank, tmp_path, c
         f"--output={output}",
         "--gin.MIN_COUNT=5",
         "--analyses=attention_heads,pictures",
+        "--gin.ENLARGED_HEAD=2-1",
     ]
     assert main(["analyze", str(models / "bert"), *arguments, "--sentences=a b <c>!"]) == 0
     printed = capsys.readouterr().out
@@ -62,6 +63,7 @@ def test_the_command_writes_a_page_and_its_numbers(models, treebank, tmp_path, c
     page = open(output).read()
     assert page.startswith("<!doctype html>") and "http" not in page.replace("http://www.w3.org", "")
     assert page.count('title="layer ') == 2 * 3 and "&lt;" not in printed
+    assert '<p class="name">layer 2, head 1</p>' in page
     (checkpoint,) = json.load(open(tmp_path / "bert.json"))["checkpoints"]
     heads = checkpoint["analyses"]["Attention heads"]
     assert np.shape(heads["self-attention"]["accuracy"]["nsubj"]["dependent to head"]) == (2, 2)
@@ -123,7 +125,7 @@ def test_invalid_data_raise(models, treebank):
     subject = Subject(open_model(str(models / "bert")))
     with pytest.raises(UserError, match="MIN_COUNT=100: no relation of .* has so many words"):
         AttentionHeads(treebank=treebank).run(subject)
-    with pytest.raises(UserError, match=r"HEAD='9-1': not a head. Give 1-1 … 2-2"):
+    with pytest.raises(UserError, match=r"ENLARGED_HEAD='9-1': not a head. Give 1-1 … 2-2"):
         HeadView(sentences="a b", head="9-1").run(subject)
     with pytest.raises(UserError, match="has 70 tokens; the model reads 1 to 62"):
         HeadView(sentences="a" * 70).run(subject)

@@ -118,7 +118,7 @@ class HeadView:
             layer, _, head = str(self._head).partition("-")
             if layer.isdecimal() and head.isdecimal() and 1 <= int(layer) <= layers and 1 <= int(head) <= heads:
                 return int(layer) - 1, int(head) - 1
-            raise UserError(f"HEAD={self._head!r}: not a head. Give 1-1 … {layers}-{heads}: layer and head.")
+            raise UserError(f"ENLARGED_HEAD={self._head!r}: not a head. Give 1-1 … {layers}-{heads}: layer and head.")
         between = attention.between_words(array, np.array(row.word_of), "mean").sum(axis=(-1, -2))
         layer, head = np.unravel_index(np.argmax(between), between.shape)
         return int(layer), int(head)
