@@ -32,7 +32,14 @@ class Kind(NamedTuple):
 
 
 def kinds(subject: Subject) -> list[Kind]:
-    """Returns the kinds of attention of a model: self-attention of each stack, and cross-attention."""
+    """Returns the kinds of attention of a model: self-attention of each stack, and cross-attention.
+
+    Raises:
+      UserError: The model has no attention.
+    """
+    config = subject.loaded.resolved
+    if not all(stack.num_heads for stack in config.stacks.values()):
+        raise UserError(f"ANALYSES: {type(config).__name__} has no attention heads. Give ANALYSES without them.")
     if subject.stacks == (ENCODER, DECODER):
         return [
             Kind("encoder", f"{ENCODER}/layers/attention/probabilities"),
@@ -47,23 +54,14 @@ def probabilities(
 ) -> Iterator[Float[np.ndarray, "layers heads query key"]]:
     """Yields the attention probabilities of each row, between its tokens.
 
-    Rows and columns belong to the tokens of `row`, also in a decoder beside an encoder: there the position that reads
-    a token is that after it. The last token of such a decoder, which nothing reads, attends as to nothing: zeros.
-
-    Raises:
-      UserError: The model has no such attention.
+    Rows and columns belong to the tokens of a row. A decoder beside an encoder reads a token one position later than
+    the encoder, after its start token: its arrays are moved by one position, so that they lack the attention to the
+    start token, and the last token, which it does not read, has zeros.
     """
 
     def compute(model: Any, batch: Batch) -> Any:
         reads = {name: x for name, x in batch.items() if name in model.config.reads}
-        try:
-            found = model(reads, capture=(kind.capture,)).captured[kind.capture]
-        except ValueError as error:
-            if kind.capture not in str(error):
-                raise
-            raise UserError(
-                f"ANALYSES: {type(model.config).__name__} has no attention probabilities. Give a Transformer."
-            ) from None
+        found = model(reads, capture=(kind.capture,)).captured[kind.capture]
         return jnp.moveaxis(found.astype(jnp.float32), 0, 1)
 
     results = subject.run(compute, subject.model, [row.ids for row in rows], what="sentences")

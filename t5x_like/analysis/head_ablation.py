@@ -47,7 +47,7 @@ class HeadAblation:
 
     Args:
       data: The task of the model, or another one with its features.
-      batches: Number of batches to evaluate on; None: the analysis is not run.
+      batches: Maximum number of batches to evaluate on; None: the analysis is not run.
     """
 
     setting = "ABLATION_BATCHES"
@@ -100,7 +100,7 @@ class HeadAblation:
         tables.append(
             Table(
                 "Pruning curve",
-                ["heads, %", "loss", "accuracy, %"],
+                ["heads, %", "loss, nats", "accuracy, %"],
                 [
                     [100 * point.heads, point.loss, None if point.accuracy is None else 100 * point.accuracy]
                     for point in curve
@@ -108,10 +108,10 @@ class HeadAblation:
             )
         )
         shown = {"loss": ([100 * point.heads for point in curve], [point.loss for point in curve])}
-        html = plots.lines(shown, "pruning curve", xlabel="heads left, %", ylabel="loss")
+        html = plots.lines(shown, "pruning curve", xlabel="heads left, %", ylabel="loss, nats")
         figures.append(Figure("Pruning curve", html))
         lead = (
-            f"{self._batches} batches of {self._data.name}; {total} heads; loss {whole[0]:.4f} nats"
+            f"{len(measured.batches)} batches of {self._data.name}; {total} heads; loss {whole[0]:.4f} nats"
             f"{'' if whole[1] is None else f', accuracy {100 * whole[1]:.2f} %'}."
         )
         largest = max(float(np.max(of["without"])) for name, of in data.items() if name != "pruning")
@@ -152,11 +152,12 @@ class _Measured:
     def __init__(self, subject: Subject, data: DataSource, batches: int):
         loaded = subject.loaded
         objective = self._objective = loaded.objective
-        self._params, self._kinds = loaded.read(), attention.kinds(subject)
+        self._kinds = attention.kinds(subject)
         data.check(objective.features)
+        self._params = loaded.read()
         read = data.eval_batches(objective.features, batches, process_index=0, process_count=1)
-        self._batches = [loaded.partitioner.put_batch(batch, objective.features.axes) for batch in read]
-        if not self._batches:
+        self.batches = [loaded.partitioner.put_batch(batch, objective.features.axes) for batch in read]
+        if not self.batches:
             raise UserError(f"{data.name}: no batch to evaluate on. Give a split with examples.")
         self.ones = {kind.name: self._ones(loaded.resolved, kind) for kind in self._kinds}
         self._evaluate = loaded.partitioner.jit(self._evaluated(objective))
@@ -200,7 +201,7 @@ class _Measured:
         """Returns the loss in nats, and the accuracy from 0 to 1 if the objective has it."""
         sums: dict[str, np.ndarray] = {}
         metrics: dict[str, np.ndarray] = {}
-        for batch in self._batches:
+        for batch in self.batches:
             computed = jax.device_get(self._evaluate(self._params, batch, dict(masks)))
             for into, found in zip((sums, metrics), computed, strict=True):
                 for name, pair in found.items():
@@ -213,7 +214,7 @@ class _Measured:
     def importance(self, masks: Masks) -> dict[str, Float[np.ndarray, "layers heads"]]:
         """Returns the importance of each head, normalized over its layer."""
         total: dict[str, np.ndarray] = {name: np.zeros(of.shape) for name, of in masks.items()}
-        for batch in self._batches:
+        for batch in self.batches:
             for name, of in jax.device_get(self._differentiate(self._params, batch, dict(masks))).items():
                 total[name] += np.abs(of)
         return {name: of / (np.linalg.norm(of, axis=1, keepdims=True) + 1e-20) for name, of in total.items()}
