@@ -4,6 +4,7 @@ import json
 import os
 
 import copying_run
+import jax
 import numpy as np
 import pytest
 import small_models
@@ -19,6 +20,7 @@ from t5x_like.analyze import analyze
 from t5x_like.cli import main
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model
+from t5x_like.models.lstm import LSTMConfig
 from t5x_like.partitioning import Partitioner
 
 
@@ -164,6 +166,27 @@ def test_probes_of_a_model(models, treebank):
     accuracy = section.data["accuracy"]
     assert {len(of) for of in accuracy.values()} == {3} and "part of speech, linear" in accuracy
     assert section.data["majority"] == 0.5
+    assert section.data["layers"] == [0, 1, 2] and set(section.data["trees"]) == {"UUAS", "distance correlation"}
+    best = next(row for row in section.tables[0].rows if row[0] == "UUAS, %")
+    assert max(best[1:]) == pytest.approx(100 * section.summary["UUAS, best layer"])
+
+
+def test_a_projected_embedding_is_not_layer_0(tmp_path, treebank):
+    """The embedding of an LSTM is smaller than its states."""
+    config = LSTMConfig(vocab_size=small_models.GPT2_IDS, embedding_dim=4, embed_dim=8, num_layers=1)
+    small_models.write_gpt2(tmp_path / "gpt2")
+    subject = Subject(open_model(str(tmp_path / "gpt2")))
+    vars(subject).update(stacks=("decoder",), model=config.make(jax.random.key(0)))
+    vars(subject.loaded).update(resolved=config)
+    assert Probes(treebank=treebank, steps=1, rank=2).run(subject).data["layers"] == [1]
+    with pytest.raises(UserError, match="ANALYSES: LSTMConfig has no attention heads"):
+        HeadView(sentences="a b").run(subject)
+
+
+def test_words_alone_have_no_trees(models, tmp_path):
+    (tmp_path / "a.conllu").write_text("1\ta\t_\tX\t_\t_\t0\troot\t_\t_\n\n" * 10)
+    with pytest.raises(UserError, match="TREEBANK: the structural probe reads sentences of 2 to 60 words"):
+        Probes(treebank=str(tmp_path), steps=1).run(Subject(open_model(str(models / "bert"))))
 
 
 # ---- interventions ---------------------------------------------------------------------------------------------------
@@ -176,7 +199,7 @@ def test_masked_heads_and_importance(tmp_path):
         str(tmp_path / "run"),
         model=copying_run.CONFIG,
         objective=copying_run.SequenceToSequence(),
-        partitioner=Partitioner(devices=copying_run.jax.devices()[:1], ici={"data": 1}),
+        partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}),
     )
     data = copying_run.Copying()
     section = HeadAblation(data=data, batches=1).run(Subject(loaded))
@@ -190,7 +213,7 @@ def test_masked_heads_and_importance(tmp_path):
     from t5x_like.analysis.head_ablation import _Measured
 
     measured = _Measured(Subject(loaded), data, 1)
-    gradients = measured._differentiate(measured._params, measured._batches[0], dict(measured.ones))
+    gradients = measured._differentiate(measured._params, measured.batches[0], dict(measured.ones))
     step = 1e-2
     for kind, layer, head in (("encoder", 0, 1), ("decoder", 1, 3), ("cross-attention", 0, 2)):
         losses = []

@@ -26,9 +26,9 @@ from t5x_like.models.base import Batch, Model
 _TEST_PERIOD = 5
 _HIDDEN = 64  # of the probe with a hidden layer
 _LENGTH_CLASSES = 5
-# Words of the word-content task: those that occur in so many sentences, at most this many of them.
-_CONTENT_SENTENCES, _CONTENT_WORDS = 8, 200
-_MIN_EXAMPLES = 50
+# The word-content task has the most frequent words that are in at least 8 sentences and at most 5 % of them.
+_CONTENT_SENTENCES, _CONTENT_SHARE, _CONTENT_WORDS = 8, 0.05, 200
+_MIN_EXAMPLES = 50  # of the word-content task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +51,9 @@ class Examples:
 class Probes:
     """Trains probes on the hidden states of each layer for words and sentences of a treebank.
 
-    The vector of a word is the mean over its tokens, that of a sentence the mean over its words. Layer 0 is the
-    embedding. Every fifth sentence is for testing. The tasks:
+    The vector of a word is the mean over its tokens, and the vector of a sentence the mean over its words. Layer 0 is
+    the embedding, which is left out if its size differs from the hidden size. Every fifth sentence is for testing. The
+    tasks:
 
     * `part of speech`: of each word, by a linear classifier and by one with a hidden layer of 64 units (ReLU). In the
       control task, each word type has a random class of the same distribution; selectivity is the difference of the
@@ -122,10 +123,13 @@ class Probes:
             sentences, vectors, is_test, rank=self._rank, steps=self._steps, seed=self._seed
         )
         mix = mix_weights(words, steps=self._steps, seed=self._seed)
-        return self._section(sentences, words, majority, curves, trees, mix)
+        last = subject.loaded.resolved.stacks[subject.stacks[0]].num_layers
+        layers = list(range(last + 1 - len(mix), last + 1))
+        return self._section(layers, sentences, words, majority, curves, trees, mix)
 
     def _section(
         self,
+        layers: Sequence[int],
         sentences: Sequence[Sentence],
         words: Examples,
         majority: float,
@@ -133,29 +137,30 @@ class Probes:
         trees: Mapping[str, Sequence[float]],
         mix: Sequence[float],
     ) -> Section:
-        layers = list(range(len(mix)))
-        rows = [[name, *(100 * value for value in of)] for name, of in curves.items()]
-        rows += [[name, *(100 * value if "%" in name else value for value in of)] for name, of in trees.items()]
-        table = Table("Accuracy by layer, %; 0 is the embedding", ["probe", *map(str, layers)], rows)
+        shares = {**curves, structural_probe.UUAS: trees[structural_probe.UUAS]}
+        rows = [[f"{name}, %", *(100 * value for value in of)] for name, of in shares.items()]
+        rows.append([structural_probe.CORRELATION, *trees[structural_probe.CORRELATION]])
+        table = Table("Probes by layer; 0 is the embedding", ["probe", *map(str, layers)], rows)
         plain = {name: (layers, [100 * value for value in of]) for name, of in curves.items()}
         distances = {name: (layers, list(of)) for name, of in trees.items()}
         figures = [
             Figure("Classifiers", plots.lines(plain, "accuracy", xlabel="layer", ylabel="accuracy, %")),
-            Figure("Structural probe", plots.lines(distances, "structural probe", xlabel="layer", ylabel="share")),
+            Figure("Structural probe", plots.lines(distances, "structural probe", xlabel="layer", ylabel="value")),
             Figure("Scalar mix", plots.lines({"weight": (layers, mix)}, "weights", xlabel="layer", ylabel="weight")),
         ]
-        number, chain = int(words.is_test.sum()), structural_probe.adjacent_share(sentences)
+        number, chain = int(words.is_test.sum()), structural_probe.adjacent_share(sentences[::_TEST_PERIOD])
         lead = (
             f"{len(sentences):,} sentences of {self._treebank}, {number:,} words for testing. The most frequent part "
-            f"of speech has {100 * majority:.1f} %. Of the edges, {100 * chain:.1f} % "
-            "are between neighbors, which is the UUAS of a chain of the words."
+            f"of speech is {100 * majority:.1f} % of them. Of their edges, {100 * chain:.1f} % join neighbors, which is "
+            "the UUAS of a chain of the words."
         )
         best = {name: max(of) for name, of in curves.items() if not name.startswith("control")}
         selectivity = np.subtract(curves["part of speech, linear"], curves["control task, linear"])
         summary = {f"{name}, best layer": float(value) for name, value in best.items()}
         summary["selectivity, best layer"] = float(selectivity.max())
         summary |= {f"{name}, best layer": float(max(of)) for name, of in trees.items()}
-        data: dict[str, Any] = {"accuracy": {name: list(of) for name, of in curves.items()}, "majority": majority}
+        data: dict[str, Any] = {"layers": list(layers), "majority": majority}
+        data["accuracy"] = {name: list(of) for name, of in curves.items()}
         data |= {"trees": {name: list(of) for name, of in trees.items()}, "scalar_mix": list(mix)}
         return Section("Probes", lead, [table], figures, data, summary)
 
@@ -166,7 +171,8 @@ class Probes:
 def word_vectors(subject: Subject, rows: Sequence[Row]) -> list[Float[np.ndarray, "layers words embed"]]:
     """Returns the vectors of the words of each row: the means over their tokens, of the embedding and each layer.
 
-    An encoder-decoder has the layers of its encoder.
+    An encoder-decoder has the layers of its encoder. States of another size than the output are left out: embeddings
+    that a projection follows.
     """
     stack = subject.stacks[0]
     number = subject.loaded.resolved.stacks[stack].num_layers
@@ -176,9 +182,8 @@ def word_vectors(subject: Subject, rows: Sequence[Row]) -> list[Float[np.ndarray
     def compute(model: Model, batch: Batch) -> Array:
         reads = {name: x for name, x in batch.items() if name in model.config.reads}
         captured = model(reads, capture=tuple(names)).captured
-        if len({captured[name].shape[-1] for name in names}) > 1:  # factorized embeddings
-            captured = {name: captured[name] for name in names if captured[name].shape == captured[names[-1]].shape}
-        return jnp.stack([captured[name] for name in names if name in captured], axis=1)
+        states = [captured[name] for name in names]
+        return jnp.stack([each for each in states if each.shape == states[-1].shape], axis=1)
 
     found = []
     results = subject.run(compute, subject.model, [row.ids for row in rows], what="sentences")
@@ -220,9 +225,8 @@ def _lengths(sentences: Sequence[Sentence], vectors: Sequence[np.ndarray]) -> Ex
 def _content(sentences: Sequence[Sentence], vectors: Sequence[np.ndarray]) -> Examples | None:
     """Returns the sentences with exactly one of the words; None if there are too few."""
     counts = collections.Counter(word for each in sentences for word in set(each.words))
-    rare = [word for word, count in counts.most_common() if count >= _CONTENT_SENTENCES]
-    # The most frequent words are in too many sentences.
-    chosen = [word for word in rare if counts[word] <= len(sentences) / 20][:_CONTENT_WORDS]
+    most = _CONTENT_SHARE * len(sentences)
+    chosen = [word for word, count in counts.most_common() if _CONTENT_SENTENCES <= count <= most][:_CONTENT_WORDS]
     index = {word: number for number, word in enumerate(chosen)}
     labels = [{index[word] for word in each.words if word in index} for each in sentences]
     kept = [number for number, of in enumerate(labels) if len(of) == 1]

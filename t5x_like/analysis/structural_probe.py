@@ -15,11 +15,14 @@ from scipy.sparse import csgraph
 
 from t5x_like.analysis.probe_training import fit
 from t5x_like.analysis.treebank import ROOT, Sentence
+from t5x_like.errors import UserError
 
+UUAS, CORRELATION = "UUAS", "distance correlation"
+# Longer sentences are left out, since all are padded to the longest one.
 _MAX_WORDS = 60
 _BATCH = 16
 _PUNCTUATION = "PUNCT"
-# Rank correlations are averaged over sentences of these lengths, then over lengths, as in the paper.
+# Numbers of words. Rank correlations are averaged over sentences of a length, then over lengths, as in the paper.
 _CORRELATED = range(5, 51)
 
 
@@ -43,11 +46,20 @@ def measure(
       seed: Seed of initial values and batches.
 
     Returns:
-      Name of a metric -> its value at each layer. `UUAS` is the share of the edges of the minimum spanning tree of the
-      predicted distances that are edges of the tree, without punctuation. `distance correlation` is Spearman's, of the
-      distances from each word.
+      Name of a metric -> its value at each layer. `UUAS` is the share of the edges of the syntax tree, from 0 to 1,
+      that the minimum spanning tree of the predicted distances has, without punctuation. `distance correlation` is
+      Spearman's, from -1 to 1, of the distances from each word, the mean over sentences of 5 to 50 words.
+
+    Raises:
+      UserError: No sentence for training, or none for testing, has 2 to 60 words.
     """
     kept = [index for index, each in enumerate(sentences) if 2 <= len(each.words) <= _MAX_WORDS]
+    of_test = is_test[kept]
+    if of_test.all() or not of_test.any():
+        raise UserError(
+            f"TREEBANK: the structural probe reads sentences of 2 to {_MAX_WORDS} words, of which there are none for "
+            "training or none for testing. Give more sentences."
+        )
     longest = max(len(sentences[index].words) for index in kept)
     layers, _, size = vectors[0].shape
     x = np.zeros((layers, len(kept), longest, size), np.float32)
@@ -72,15 +84,14 @@ def measure(
 
     rank = min(rank, size)
     kernel = jax.random.normal(jax.random.key(seed), (layers, size, rank)) * (size * rank) ** -0.5
-    of_test = is_test[kept]
     kernel = fit(loss, kernel, x[:, ~of_test], distances[~of_test], steps=steps, seed=seed, batch_size=_BATCH)
     tested = [sentences[index] for number, index in enumerate(kept) if of_test[number]]
     compute = jax.jit(predicted)
-    found: dict[str, list[float]] = {"UUAS, %": [], "distance correlation": []}
+    found: dict[str, list[float]] = {UUAS: [], CORRELATION: []}
     for layer in range(layers):
         one = np.asarray(compute(kernel[layer : layer + 1], x[layer : layer + 1, of_test]))[0]
-        found["UUAS, %"].append(_edge_accuracy(tested, one))
-        found["distance correlation"].append(_correlation(tested, one))
+        found[UUAS].append(_edge_accuracy(tested, one))
+        found[CORRELATION].append(_correlation(tested, one))
     return found
 
 
