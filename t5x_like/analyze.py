@@ -67,7 +67,7 @@ def analyze(
 
     # ---- Output -----------------------------------------------------------------------------------------------------
     last = list(found.values())[-1]
-    for line in _table_lines(last):
+    for line in _table_lines(last, "in the page" if output_path else "in the page of --output"):
         print(terminal.visible(line))
     if output_path is None:
         return None
@@ -122,8 +122,13 @@ def _data(found: Mapping[str, Sequence[Section]]) -> dict[str, Any]:
     }
 
 
-def _table_lines(sections: Sequence[Section]) -> list[str]:
-    """Returns the tables of the terminal."""
+def _table_lines(sections: Sequence[Section], where: str) -> list[str]:
+    """Returns the tables of the terminal.
+
+    Args:
+      sections: The results.
+      where: Where the rows are that the terminal does not show.
+    """
     lines: list[str] = []
     for section in sections:
         lines += ["", section.title, "=" * len(section.title), section.lead]
@@ -137,7 +142,7 @@ def _table_lines(sections: Sequence[Section]) -> list[str]:
                 if number == 0:
                     lines.append("  ".join("-" * width for width in widths))
             if len(table.rows) > table.shown:
-                lines.append(f"… {len(table.rows) - table.shown} more in the page")
+                lines.append(f"… {len(table.rows) - table.shown} more {where}")
     return lines
 
 

@@ -88,16 +88,7 @@ class ClozeSentences:
             counts = [sum(row[column] for row in rows) for column in (1, 2)]
             columns = ["kind", "sentences", "with a word of one token", "P@1, %", "P@10, %", "MRR"]
             tables.append(Table("Ranks of the right words", columns, [["mean of the kinds", *counts, *average], *rows]))
-            values = np.array([[row[4] / 100] for row in rows])
-            picture = plots.heat_map(
-                values,
-                "precision at 10",
-                rows=[row[0] for row in rows],
-                columns=[" "],
-                xlabel="",
-                ylabel="",
-                percent=True,
-            )
+            picture = plots.column({row[0]: row[4] / 100 for row in rows}, "precision at 10")
             figures.append(Figure("Precision at 10", picture))
             summary = {"P@1": average[0] / 100, "P@10": average[1] / 100, "MRR": average[2]}
         if compared := [(each, of) for each, of in filled if each.compared]:

@@ -87,9 +87,8 @@ class MinimalPairs:
             rows = _paradigm_rows(pairs, right, is_tie)
             columns = ["paradigm", "field", "pairs", "accuracy, %", "ties"]
             tables.append(Table(f"Minimal pairs, {name}", columns, rows))
-            accuracies = np.array([[row[3] / 100 for row in rows[1:]]])
-            names = [row[0] for row in rows[1:]]
-            picture = plots.heat_map(accuracies.T, "accuracy of each paradigm", rows=names, columns=[" "], percent=True)
+            by_paradigm = {row[0]: row[3] / 100 for row in rows[1:]}
+            picture = plots.column(by_paradigm, "accuracy of each paradigm")
             figures.append(Figure(f"Accuracy by paradigm, {name}", picture))
             data[name] = {
                 "accuracy": float(np.mean(right)),

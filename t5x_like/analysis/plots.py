@@ -37,6 +37,12 @@ def heat_map(
     return image(plots.svg(figure), title)
 
 
+def column(shares: Mapping[str, float], title: str) -> str:
+    """Returns a heat map of one column: shares from 0 to 1 by name, in percent."""
+    values = np.array(list(shares.values()))[:, None]
+    return heat_map(values, title, rows=list(shares), columns=[" "], xlabel="", ylabel="", percent=True)
+
+
 def lines(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str, *, xlabel: str, ylabel: str
 ) -> str:

@@ -151,7 +151,7 @@ class Probes:
         number, chain = int(words.is_test.sum()), structural_probe.adjacent_share(sentences[::_TEST_PERIOD])
         lead = (
             f"{len(sentences):,} sentences of {self._treebank}, {number:,} words for testing. The most frequent part "
-            f"of speech is {100 * majority:.1f} % of them. Of their edges, {100 * chain:.1f} % join neighbors, which is "
+            f"of speech is {100 * majority:.1f} % of them. Of their edges, {100 * chain:.1f} % join neighbors: "
             "the UUAS of a chain of the words."
         )
         best = {name: max(of) for name, of in curves.items() if not name.startswith("control")}
