@@ -110,7 +110,7 @@ def test_checkpoints_of_a_run(tmp_path, capsys):
     ("options", "message"),
     [
         (dict(analyses="probes"), "ANALYSES: 'probes' is unknown. Give some of heads, masks"),
-        (dict(analyses="heads"), "ANALYSES: heads needs data. Give TREEBANK"),
+        (dict(analyses="heads"), "ANALYSES: heads needs data. Give TREEBANK or COREFERENCE"),
         (dict(analyses="masks"), "ANALYSES: masks needs data. Give ABLATION_BATCHES"),
         (dict(output_path="a.pdf"), "OUTPUT_PATH=a.pdf: not a .html file"),
         (dict(every=0), "EVERY=0: not a positive integer"),
@@ -129,7 +129,7 @@ def test_invalid_data_raise(models, treebank):
         AttentionHeads(treebank=treebank).run(subject)
     with pytest.raises(UserError, match=r"ENLARGED_HEAD='9-1': not a head. Give 1-1 … 2-2"):
         HeadView(sentences="a b", head="9-1").run(subject)
-    with pytest.raises(UserError, match="has 70 tokens; the model reads 1 to 62"):
+    with pytest.raises(UserError, match="SENTENCES: .* has 70 tokens; the model reads 1 to 62"):
         HeadView(sentences="a" * 70).run(subject)
 
 

@@ -46,7 +46,7 @@ class AttentionHeads:
       distance_sentences: Number of sentences over which distances between heads are computed.
     """
 
-    setting = "TREEBANK"
+    setting = "TREEBANK or COREFERENCE"
 
     def __init__(
         self,
@@ -92,9 +92,7 @@ class AttentionHeads:
 
     def _syntax(self, subject: Subject) -> Section:
         given = treebank.read("TREEBANK", self._treebank, self._max_sentences)
-        kept = [(each, row) for each in given if (row := subject.row(each.where, each.words)) is not None]
-        if not kept:
-            raise UserError(f"TREEBANK={self._treebank}: no sentence fits into {subject.max_length} tokens.")
+        kept = subject.fitting(f"TREEBANK={self._treebank}", given)
         counts = collections.Counter(
             relation for each, _ in kept for relation in each.relations if relation not in _LEFT_OUT
         )
@@ -129,9 +127,7 @@ class AttentionHeads:
 
     def _antecedents(self, subject: Subject) -> Section:
         documents = coreference.read("COREFERENCE", self._coreference)
-        kept = [(each, row) for each in documents if (row := subject.row(each.where, each.words)) is not None]
-        if not kept:
-            raise UserError(f"COREFERENCE={self._coreference}: no document fits into {subject.max_length} tokens.")
+        kept = subject.fitting(f"COREFERENCE={self._coreference}", documents)
         baselines = coreference.baselines([each for each, _ in kept])
         tables, data, summary = [], {}, {}
         for kind in attention.kinds(subject):

@@ -27,11 +27,13 @@ class Blank(NamedTuple):
       ids: Token ids of the text without special tokens; that of the blank itself is not read.
       start: Position of the token.
       stop: Position after the last token that is hidden with it, such as the rest of its word.
+      where: File and line, for messages.
     """
 
     ids: Sequence[int]
     start: int
     stop: int
+    where: str = ""
 
 
 class Rows(NamedTuple):
@@ -123,9 +125,12 @@ def _run(
     subject: Subject, reader: Reader, compute: Any, blanks: Sequence[Blank], what: str, **extra: Sequence[int]
 ) -> Iterator[Any]:
     made = reader.rows(blanks)
-    longest = max(len(row) for row in (*made.rows, *(made.decoder or ())))
-    if longest > subject.max_length:
-        raise UserError(f"{what}: a row has {longest} tokens, the model reads {subject.max_length}. Shorten the text.")
+    for blank, *rows in zip(blanks, made.rows, made.decoder or made.rows, strict=True):
+        if (size := max(map(len, rows))) > subject.max_length:
+            raise UserError(
+                f"{blank.where}: the row has {size} tokens, and the model reads {subject.max_length}. Shorten the "
+                "text, or give other ANALYSES."
+            )
     yield from subject.run(
         compute,
         reader.params(),
@@ -175,7 +180,7 @@ class _MaskReader(_HeadReader):
         if mask is None:
             raise UserError(
                 f"VOCABULARY_PATH: {type(subject.vocabulary).__name__} has no mask, which an encoder needs to predict "
-                "a word. Give the vocabulary of the model."
+                "a word. Give the vocabulary of the model, or ANALYSES that do not predict words."
             )
         self._mask = mask
 

@@ -148,7 +148,7 @@ def fill(subject: Subject, sentences: Sequence[Cloze]) -> list[tuple[Cloze, Fill
         before, after = (
             list(subject.vocabulary.encode(text)) if text.strip() else [] for text in (each.before, each.after)
         )
-        found.append(Blank([*before, _NO_TOKEN, *after], len(before), len(before) + 1))
+        found.append(Blank([*before, _NO_TOKEN, *after], len(before), len(before) + 1, each.where))
     reader = blanks.reader_of(subject)
     scores = blanks.log_probabilities(subject, reader, found, what="sentences")
     return [(each, _filled(subject, each, of)) for each, of in zip(sentences, scores, strict=True)]

@@ -25,7 +25,8 @@ def files_of(setting: str, path: str, suffix: str) -> list[str]:
             return [path]
         found = [paths.join(path, name) for name in paths.listdir(path) if name.endswith(suffix)]
     if not found:
-        raise UserError(f"{setting}={path}: no file, nor a directory with {suffix} files. Give one.")
+        problem = f"no {suffix} files in this directory" if paths.exists(path) else "not found"
+        raise UserError(f"{setting}={path}: {problem}. Give a file, or a directory with {suffix} files.")
     return found
 
 
@@ -57,10 +58,11 @@ def text_field(where: str, value: dict[str, Any], name: str) -> str:
     """Returns a field of a JSON object that is text.
 
     Raises:
-      UserError: The field is missing or not text.
+      UserError: The field is missing, empty or not text.
     """
     found = value.get(name)
     if not isinstance(found, str) or not found.strip():
         fields = ", ".join(map(str, value))
-        raise UserError(f"{where}: field {name!r} is {found!r:.40}, not text. Fields: {fields}. Correct the line.")
+        problem = "empty" if isinstance(found, str) else f"{found!r:.40}, not text"
+        raise UserError(f"{where}: field {name!r} is {problem}. Fields: {fields}. Correct the line.")
     return found

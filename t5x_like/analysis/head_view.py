@@ -90,7 +90,7 @@ class HeadView:
             texts = [line.strip() for line in decode(path, read_bytes(path)).split("\n") if line.strip()]
         if not texts or not texts[0].strip():
             raise UserError("SENTENCES: no sentence. Give one, or a .txt file with a sentence per line.")
-        rows = [subject.text_row(each) for each in texts]
+        rows = [subject.text_row("SENTENCES", each) for each in texts]
         for each, row in zip(texts, rows, strict=True):
             if len(row.ids) > _MAX_TOKENS:
                 raise UserError(

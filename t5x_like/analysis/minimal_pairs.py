@@ -74,11 +74,7 @@ class MinimalPairs:
     def run(self, subject: Subject) -> Section:
         """Scores the pairs by a checkpoint; see `Analysis`."""
         pairs = self._read()
-        texts = [text for pair in pairs for text in (pair.good, pair.bad)]
-        ids = [list(subject.vocabulary.encode(text)) for text in texts]
-        for text, of in zip(texts, ids, strict=True):
-            if not of:
-                raise UserError(f"PAIRS: {text!r:.60} has no token. Correct it.")
+        ids = [subject.encode_text(pair.where, text) for pair in pairs for text in (pair.good, pair.bad)]
         tables, figures, data, summary = [], [], {}, {}
         for name, scores in _scores(subject, ids).items():
             difference = scores[0::2] - scores[1::2]
@@ -120,8 +116,8 @@ def _paradigm_rows(
 ) -> list[tuple[str, str, int, float, int]]:
     """Returns a row for all pairs, and one per paradigm."""
     rows = [("all", "", len(pairs), 100 * float(np.mean(right)), int(is_tie.sum()))]
-    for paradigm, field in dict.fromkeys((pair.paradigm, pair.field) for pair in pairs):
-        chosen = np.array([pair.paradigm == paradigm and pair.field == field for pair in pairs])
+    for paradigm, field in {pair.paradigm: pair.field for pair in pairs}.items():
+        chosen = np.array([pair.paradigm == paradigm for pair in pairs])
         accuracy = 100 * float(np.mean(right[chosen]))
         rows.append((paradigm, field, int(chosen.sum()), accuracy, int(is_tie[chosen].sum())))
     return rows

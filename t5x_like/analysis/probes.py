@@ -97,11 +97,7 @@ class Probes:
     def run(self, subject: Subject) -> Section:
         """Probes a checkpoint; see `Analysis`."""
         given = treebank.read("TREEBANK", self._treebank, self._max_sentences)
-        kept = [(each, row) for each in given if (row := subject.row(each.where, each.words)) is not None]
-        if len(kept) < 2 * _TEST_PERIOD:
-            raise UserError(
-                f"TREEBANK={self._treebank}: {len(kept)} sentences that fit. Give {2 * _TEST_PERIOD} or more."
-            )
+        kept = subject.fitting(f"TREEBANK={self._treebank}", given, least=2 * _TEST_PERIOD)
         sentences = [each for each, _ in kept]
         vectors = word_vectors(subject, [row for _, row in kept])
         train = functools.partial(accuracies, steps=self._steps, seed=self._seed)

@@ -102,16 +102,27 @@ class Subject:
         """Returns a token as text."""
         return text_vectors.token_name(self.vocabulary, index)
 
-    def row(self, where: str, words: Sequence[str]) -> Row | None:
-        """Returns the row of the words of a sentence.
+    def fitting(self, setting: str, texts: Sequence[Any], *, least: int = 1) -> list[tuple[Any, Row]]:
+        """Returns the texts that fit, each with its row; see `row`.
 
         Args:
-          where: File and line, for messages.
-          words: The words.
+          setting: The setting of the texts and its value, for messages.
+          texts: Objects with `words`.
+          least: Minimum number of texts.
 
-        Returns:
-          The row; None if it is longer than the model reads, or a word has no token.
+        Raises:
+          UserError: Fewer texts fit.
         """
+        found = [(text, row) for text in texts if (row := self.row(text.words)) is not None]
+        if len(found) < least:
+            raise UserError(
+                f"{setting}: {len(found)} of {len(texts)} texts have at most {self.max_length} tokens, and a token for "
+                f"each word. Give {least} or more."
+            )
+        return found
+
+    def row(self, words: Sequence[str]) -> Row | None:
+        """Returns the row of the words of a sentence; None if it is too long for the model, or a word has no token."""
         pieces = [self.encode_word(word) for word in words]
         ids = [*self.frame.prefix, *(index for word in pieces for index in word), *self.frame.suffix]
         if len(ids) > self.max_length or not all(pieces):
@@ -120,19 +131,28 @@ class Subject:
         word_of = [SPECIAL] * len(self.frame.prefix) + word_of + [SPECIAL] * len(self.frame.suffix)
         return Row(ids, [self.name(index) for index in ids], word_of)
 
-    def text_row(self, value: str) -> Row:
-        """Returns the row of a text, each token a word of its own.
+    def encode_text(self, where: str, value: str) -> list[int]:
+        """Returns the token ids of a text without special tokens.
+
+        Args:
+          where: The setting, or file and line, for messages.
+          value: The text.
 
         Raises:
           UserError: It has no token, or more than the model reads.
         """
         ids = list(self.vocabulary.encode(value))
-        row = [*self.frame.prefix, *ids, *self.frame.suffix]
-        if not ids or len(row) > self.max_length:
+        most = self.max_length - len(self.frame.prefix) - len(self.frame.suffix)
+        if not 0 < len(ids) <= most:
             raise UserError(
-                f"{value!r:.60} has {len(ids)} tokens; the model reads 1 to "
-                f"{self.max_length - len(row) + len(ids)}. Give another text."
+                f"{where}: {value!r:.60} has {len(ids)} tokens; the model reads 1 to {most}. Change the text."
             )
+        return ids
+
+    def text_row(self, where: str, value: str) -> Row:
+        """Returns the row of a text, each token a word of its own; see `encode_text`."""
+        ids = self.encode_text(where, value)
+        row = [*self.frame.prefix, *ids, *self.frame.suffix]
         special = [SPECIAL] * len(self.frame.prefix), [SPECIAL] * len(self.frame.suffix)
         return Row(row, [self.name(index) for index in row], [*special[0], *range(len(ids)), *special[1]])
 

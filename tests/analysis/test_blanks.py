@@ -143,6 +143,15 @@ def test_ties_count_as_half(subjects, tmp_path):
     path.write_text('{"sentence_good": "a"}\n')
     with pytest.raises(UserError, match="pairs.jsonl:1: field 'sentence_bad' is None, not text"):
         minimal_pairs.MinimalPairs(pairs=str(path)).run(subjects("gpt2"))
+    path.write_text(json.dumps(dict(zip(keys, ("a", "b" * 65, "long"), strict=True))))
+    with pytest.raises(UserError, match="pairs.jsonl:1: 'bbb.* has 65 tokens; the model reads 1 to 64"):
+        minimal_pairs.MinimalPairs(pairs=str(path)).run(subjects("gpt2"))
+
+
+def test_long_sentences_name_their_line(subjects, tmp_path):
+    (tmp_path / "cloze.jsonl").write_text(json.dumps({"text": "a" * 70 + " ___", "answers": ["b"]}))
+    with pytest.raises(UserError, match="cloze.jsonl:1: the row has 71 tokens, and the model reads 64"):
+        cloze.ClozeSentences(path=str(tmp_path)).run(subjects("gpt2"))
 
 
 def test_ranks_and_means_by_hand(subjects, tmp_path):
