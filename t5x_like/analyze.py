@@ -57,6 +57,8 @@ def analyze(
         json_path = output_path.removesuffix(".html") + ".json"
         for path in (output_path, json_path):
             paths.check_output_file("OUTPUT_PATH", path, overwrite=overwrite)
+    for analysis in chosen:
+        analysis.check()
 
     # ---- Analyses ---------------------------------------------------------------------------------------------------
     found: dict[str, list[Section]] = {}

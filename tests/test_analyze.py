@@ -91,6 +91,9 @@ class _Steps:
 
     setting, is_ready = "", True
 
+    def check(self):
+        pass
+
     def run(self, subject):
         step = int(os.path.basename(subject.name_of_model))
         return Section("Steps", "lead", [Table("t", ["step"], [[step]])], (), {"step": step}, {"value": step / 2})
@@ -121,6 +124,13 @@ def test_invalid_settings_raise(models, options, message):
     loaded = open_model(str(models / "bert"))
     with pytest.raises(UserError, match=message):
         analyze(loaded, available={"heads": AttentionHeads(), "masks": HeadAblation()}, **options)
+
+
+def test_data_are_checked_before_an_analysis_runs(models):
+    """The second analysis has no data: the first one does not run."""
+    available = {"fails": _Steps(), "pictures": HeadView(sentences="missing.txt")}
+    with pytest.raises(UserError, match="SENTENCES=missing.txt: file not found"):
+        analyze(open_model(str(models / "bert")), available=available)
 
 
 def test_invalid_data_raise(models, treebank):

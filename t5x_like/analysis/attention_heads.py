@@ -72,6 +72,13 @@ class AttentionHeads:
         """Whether there are sentences."""
         return self._treebank is not None or self._coreference is not None
 
+    def check(self) -> None:
+        """Reads the data; see `Analysis`."""
+        if self._treebank is not None:
+            treebank.read("TREEBANK", self._treebank, self._max_sentences)
+        if self._coreference is not None:
+            coreference.read("COREFERENCE", self._coreference)
+
     def run(self, subject: Subject) -> Section:
         """Measures the heads of a checkpoint; see `Analysis`."""
         section = Section("Attention heads", "")

@@ -72,6 +72,13 @@ class Analysis(Protocol):
     setting: str
     is_ready: bool
 
+    def check(self) -> None:
+        """Reads the data, so that it is checked before any analysis computes.
+
+        Raises:
+          UserError: The data is not found or invalid.
+        """
+
     def run(self, subject: "Subject") -> Section:
         """Analyzes a checkpoint of a model.
 

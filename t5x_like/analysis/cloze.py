@@ -72,6 +72,10 @@ class ClozeSentences:
     def __init__(self, *, path: str | None = None):
         self._path = SHIPPED if path is None else path
 
+    def check(self) -> None:
+        """Reads the data; see `Analysis`."""
+        read("CLOZE", self._path)
+
     def run(self, subject: Subject) -> Section:
         """Fills the blanks by a checkpoint; see `Analysis`."""
         sentences = read("CLOZE", self._path)

@@ -62,6 +62,9 @@ class HeadAblation:
         """Whether there is a number of batches."""
         return self._batches is not None
 
+    def check(self) -> None:
+        """Does nothing: the objective of the model decides what is read; see `Analysis`."""
+
     def run(self, subject: Subject) -> Section:
         """Masks heads of a checkpoint; see `Analysis`."""
         measured = _Measured(subject, self._data, self._batches)

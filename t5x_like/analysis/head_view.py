@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from t5x_like import paths
 from t5x_like.analysis import attention
 from t5x_like.analysis.base import Figure, Section
-from t5x_like.analysis.files import files_of
 from t5x_like.analysis.subject import Row, Subject
 from t5x_like.data.records import decode, read_bytes
 from t5x_like.errors import UserError
@@ -82,14 +82,24 @@ class HeadView:
         """Whether there are sentences."""
         return self._sentences is not None
 
+    def check(self) -> None:
+        """Reads the data; see `Analysis`."""
+        self._read()
+
+    def _read(self) -> list[str]:
+        lines = [self._sentences]
+        if self._sentences.endswith(".txt"):
+            if not paths.is_file(self._sentences):
+                raise UserError(f"SENTENCES={self._sentences}: file not found. Give an existing file, or a sentence.")
+            lines = decode(self._sentences, read_bytes(self._sentences)).split("\n")
+        texts = [line.strip() for line in lines if line.strip()]
+        if not texts:
+            raise UserError("SENTENCES: no sentence. Give one, or a .txt file with a sentence per line.")
+        return texts
+
     def run(self, subject: Subject) -> Section:
         """Draws the heads of a checkpoint; see `Analysis`."""
-        texts = [self._sentences]
-        if self._sentences.endswith(".txt"):
-            (path,) = files_of("SENTENCES", self._sentences, ".txt")
-            texts = [line.strip() for line in decode(path, read_bytes(path)).split("\n") if line.strip()]
-        if not texts or not texts[0].strip():
-            raise UserError("SENTENCES: no sentence. Give one, or a .txt file with a sentence per line.")
+        texts = self._read()
         rows = [subject.text_row("SENTENCES", each) for each in texts]
         for each, row in zip(texts, rows, strict=True):
             if len(row.ids) > _MAX_TOKENS:

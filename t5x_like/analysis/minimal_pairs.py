@@ -71,6 +71,10 @@ class MinimalPairs:
         """Whether there are pairs."""
         return self._pairs is not None
 
+    def check(self) -> None:
+        """Reads the data; see `Analysis`."""
+        self._read()
+
     def run(self, subject: Subject) -> Section:
         """Scores the pairs by a checkpoint; see `Analysis`."""
         pairs = self._read()

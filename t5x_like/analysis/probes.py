@@ -94,6 +94,10 @@ class Probes:
         """Whether there are sentences."""
         return self._treebank is not None
 
+    def check(self) -> None:
+        """Reads the data; see `Analysis`."""
+        treebank.read("TREEBANK", self._treebank, self._max_sentences)
+
     def run(self, subject: Subject) -> Section:
         """Probes a checkpoint; see `Analysis`."""
         given = treebank.read("TREEBANK", self._treebank, self._max_sentences)

@@ -1,6 +1,5 @@
 """Facts in the format of LAMA: relations with templates, whose objects a model is asked for (Petroni et al. 2019)."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,41 +40,47 @@ class Relations:
         """Whether there are relations and templates."""
         return self._relations is not None
 
-    def run(self, subject: Subject) -> Section:
-        """Asks a checkpoint; see `Analysis`."""
+    def check(self) -> None:
+        """Reads the data; see `Analysis`."""
+        self._read()
+
+    def _read(self) -> dict[str, tuple[str, Sequence[Cloze]]]:
+        """Returns the template and the facts of each relation that has a template."""
         templates = {
             text_field(where, value, "relation"): _template(where, value)
             for where, value in json_lines("TEMPLATES", self._templates)
         }
+        files = files_of("RELATIONS", self._relations, ".jsonl")
+        names = {file.rpartition("/")[2].removesuffix(".jsonl"): file for file in files}
+        found = {
+            name: (templates[name], _facts(file, name, templates[name]))
+            for name, file in names.items()
+            if name in templates
+        }
+        if not found:
+            raise UserError(
+                f"TEMPLATES={self._templates}: no template for {', '.join(list(names)[:3])} of RELATIONS. Give files "
+                "named after their relation."
+            )
+        return found
+
+    def run(self, subject: Subject) -> Section:
+        """Asks a checkpoint; see `Analysis`."""
         rows, data = [], {}
-        for file in files_of("RELATIONS", self._relations, ".jsonl"):
-            relation = file.rpartition("/")[2].removesuffix(".jsonl")
-            if relation not in templates:
-                continue
-            facts = _facts(file, relation, templates[relation])
+        for relation, (template, facts) in self._read().items():
             ranked = [of for _, of in cloze.fill(subject, facts) if of.rank is not None]
             if ranked:
-                rows.append([relation, templates[relation], len(ranked), *cloze.means(ranked, lowest=_LOWEST_RANK)])
-                data[relation] = dataclasses.asdict(_Result(*rows[-1][2:]))
+                at_1, at_10, reciprocal = cloze.means(ranked, lowest=_LOWEST_RANK)
+                rows.append([relation, template, len(ranked), at_1, at_10, reciprocal])
+                data[relation] = {"facts": len(ranked), "P@1": at_1 / 100, "P@10": at_10 / 100, "MRR": reciprocal}
         if not rows:
-            raise UserError(
-                f"RELATIONS={self._relations}: no relation has a template and an object of one token. Give relations "
-                f"of {', '.join(list(templates)[:5])}."
-            )
+            raise UserError(f"RELATIONS={self._relations}: no object is one token of the model. Give other facts.")
         average = [float(np.mean([row[column] for row in rows])) for column in (3, 4, 5)]
         total = ["mean of the relations", "", sum(row[2] for row in rows), *average]
         table = Table("Facts", ["relation", "template", "facts", "P@1, %", "P@10, %", "MRR"], [total, *rows])
         lead = f"{len(rows)} relations of {self._relations}. Objects of several tokens are left out."
         summary = {"P@1": average[0] / 100, "P@10": average[1] / 100, "MRR": average[2]}
         return Section("Facts", lead, [table], (), data, summary)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Result:
-    facts: int
-    precision_at_1: float
-    precision_at_10: float
-    mean_reciprocal_rank: float
 
 
 def _template(where: str, value: dict) -> str:

@@ -7,7 +7,7 @@ import pytest
 import small_models
 from numerics import assert_close
 
-from t5x_like.analysis import blanks, cloze, minimal_pairs
+from t5x_like.analysis import blanks, cloze, minimal_pairs, relations
 from t5x_like.analysis.blanks import Blank
 from t5x_like.analysis.scorer import Scorer
 from t5x_like.analysis.subject import Subject
@@ -173,6 +173,26 @@ def test_ranks_and_means_by_hand(subjects, tmp_path):
     filled = [cloze.Filled(rank, (), {}) for rank in (1, 4, 20, 10_000)]
     assert cloze.means(filled) == (25.0, 50.0, pytest.approx((1 + 0.25 + 0.05 + 1e-4) / 4))
     assert cloze.means(filled, lowest=5000)[2] == pytest.approx(1.3 / 4)
+
+
+def test_facts(subjects, tmp_path):
+    """The rank of an object is the rank of its token in the template; equal facts count once."""
+    subject = subjects("bert")
+    facts = [("a", "c"), ("a", "c"), ("b", "d"), ("b", "long")]
+    lines = [json.dumps({"sub_label": name, "obj_label": value}) for name, value in facts]
+    (tmp_path / "facts").mkdir()
+    (tmp_path / "facts" / "P1.jsonl").write_text("\n".join(lines))
+    templates = tmp_path / "templates.jsonl"
+    templates.write_text('{"relation": "P1", "template": "[X] x [Y] ."}')
+    analysis = relations.Relations(relations=str(tmp_path / "facts"), templates=str(templates))
+    asked = [cloze.Cloze("", "", f"{name} x ___ .", [value], []) for name, value in (facts[0], facts[2])]
+    ranks = np.array([of.rank for _, of in cloze.fill(subject, asked)])
+    found = analysis.run(subject).data["P1"]
+    assert found["facts"] == 2 and found["P@10"] == np.mean(ranks <= 10)
+    assert found["MRR"] == pytest.approx(np.mean(1 / ranks))
+    templates.write_text('{"relation": "P2", "template": "[X] x [Y] ."}')
+    with pytest.raises(UserError, match="no template for P1 of RELATIONS"):
+        analysis.check()
 
 
 @pytest.mark.parametrize(
