@@ -33,7 +33,7 @@ def analyze(
 
     Args:
       loaded: The model; see `open_model`.
-      available: Name -> analysis.
+      available: Name of an analysis -> the analysis.
       analyses: Names of the analyses to run, in a list or separated by commas; None for all whose data is given.
       output_path: The page to write, a `.html` file. The numbers are written beside it, in a `.json` file of the same
         name. None: only tables are printed.
@@ -68,14 +68,13 @@ def analyze(
         found[subject.name_of_model] = [analysis.run(subject) for analysis in chosen]
 
     # ---- Output -----------------------------------------------------------------------------------------------------
+    if output_path is not None:
+        paths.write_output("OUTPUT_PATH", json_path, json.dumps(_data(found), indent=1, ensure_ascii=False))
+        paths.write_output("OUTPUT_PATH", output_path, page.render(found))
+        logging.info("wrote %s and %s", output_path, os.path.basename(json_path))
     last = list(found.values())[-1]
     for line in _table_lines(last, "in the page" if output_path else "in the page of --output"):
         print(terminal.visible(line))
-    if output_path is None:
-        return None
-    paths.write_output("OUTPUT_PATH", json_path, json.dumps(_data(found), indent=1, ensure_ascii=False))
-    paths.write_output("OUTPUT_PATH", output_path, page.render(found))
-    logging.info("wrote %s and %s", output_path, os.path.basename(json_path))
     return output_path
 
 
@@ -91,7 +90,7 @@ def _chosen(available: Mapping[str, Analysis], names: str | Sequence[str] | None
             raise UserError(f"ANALYSES: {name!r} is unknown. Give some of {', '.join(available)}.")
         if not available[name].is_ready:
             raise UserError(f"ANALYSES: {name} needs data. Give {available[name].setting}.")
-    return [available[name] for name in names]
+    return [available[name] for name in dict.fromkeys(names)]
 
 
 def _checkpoints(loaded: Loaded, every: int | None) -> list[str | int]:
@@ -101,7 +100,9 @@ def _checkpoints(loaded: Loaded, every: int | None) -> list[str | int]:
     if type(every) is not int or every < 1:
         raise UserError(f"EVERY={every!r}: not a positive integer. Give a number of steps.")
     if weight_files.is_of_other_library(loaded.path):
-        raise UserError(f"EVERY={every}: {loaded.path} is not a run with checkpoints. Omit it.")
+        raise UserError(f"EVERY={every}: {loaded.path} is not a run with checkpoints. Omit EVERY.")
+    if checkpoint_choice.locate(loaded.path)[1] is not None:
+        raise UserError(f"EVERY={every}: {loaded.path} is one checkpoint. Give its run, or omit EVERY.")
     found = checkpoint_choice.choose(loaded.path, checkpoint_choice.ALL, several=True)
     steps = [int(os.path.basename(path)) for path in found]
     return [step for step in steps if step % every == 0 or step == steps[-1]]

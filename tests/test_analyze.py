@@ -1,5 +1,6 @@
 """`analyze`: its page, numbers and tables, the checkpoints of a run, and errors."""
 
+import dataclasses
 import json
 import os
 
@@ -107,6 +108,9 @@ def test_checkpoints_of_a_run(tmp_path, capsys):
     found = json.load(open(tmp_path / "steps.json"))["checkpoints"]
     assert [each["analyses"]["Steps"]["step"] for each in found] == [6, 8]
     assert "Over the steps" in open(output).read() and capsys.readouterr().out.splitlines()[-1].strip() == "8"
+    single = dataclasses.replace(loaded, path=str(tmp_path / "run" / "checkpoints" / "6"))
+    with pytest.raises(UserError, match="EVERY=6: .*/6 is one checkpoint"):
+        analyze(single, available={"steps": _Steps()}, every=6)
 
 
 @pytest.mark.parametrize(
