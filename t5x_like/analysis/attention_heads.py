@@ -34,8 +34,9 @@ class AttentionHeads:
     2. Roots and punctuation are left out. For possessives, the clitic after the word predicts in its place, as in the
     published code.
 
-    Entropies and distances are those of the distributions over all tokens, special ones included. The distance of two
-    heads is the Jensen-Shannon divergence in nats, mean over tokens, of distributions smoothed by 0.001.
+    Entropies and distances are those of the attention to all tokens, special ones included, but without the start token
+    of a decoder beside an encoder. The distance of two heads is the Jensen-Shannon divergence in nats, mean over
+    tokens, of distributions smoothed by 0.001.
 
     Args:
       treebank: A CoNLL-U file, or a directory with such files.
@@ -122,8 +123,9 @@ class AttentionHeads:
             best = {relation: float(max(each.max() for each in of)) for relation, of in accuracies.items()}
             summary |= {f"{kind.name}: {relation}, best head": best[relation] for relation in list(best)[:8]}
         lead = (
-            f"{len(kept):,} of {len(given):,} sentences of {self._treebank} fit; {sum(counts.values()):,} words have a "
-            f"head. The attention of the pieces of a word: {self._conversion}. Head 3-2 is head 2 of layer 3."
+            f"{len(kept):,} of {len(given):,} sentences of {self._treebank} fit; {sum(counts.values()):,} words are "
+            f"neither roots nor punctuation. The attention of the pieces of a word: {self._conversion}. Head 3-2 is "
+            "head 2 of layer 3."
         )
         offsets = list(map(str, _OFFSETS))
         data["baselines"] = {name: dict(zip(offsets, of.tolist(), strict=True)) for name, of in baselines.items()}
@@ -150,7 +152,9 @@ class AttentionHeads:
             layer, head = np.unravel_index(np.argmax(accuracy), accuracy.shape)
             rows = [[f"{layer + 1}-{head + 1}", 100 * float(accuracy[layer, head])]]
             rows += [[name, 100 * value] for name, value in baselines.items()]
-            tables.append(Table(f"Antecedents of {total:,} mentions, {kind.name}", ["head or rule", "accuracy"], rows))
+            tables.append(
+                Table(f"Antecedents of {total:,} mentions, {kind.name}", ["head or rule", "accuracy, %"], rows)
+            )
             data[f"{kind.name}, antecedents"] = accuracy.tolist()
             summary[f"{kind.name}: antecedents, best head"] = float(accuracy[layer, head])
         lead = f"{len(kept):,} of {len(documents):,} documents of {self._coreference} fit."
@@ -182,7 +186,7 @@ class _Measured:
                 chosen = (relations == name) & (heads != ROOT)
                 self._correct[name][direction] += right[:, :, chosen].sum(axis=-1)
         self._counts.update(relations.tolist())
-        # A decoder beside an encoder has rows of zeros, which are no distributions.
+        # The last token of a decoder beside an encoder has zeros; see `attention.probabilities`.
         is_row = array.sum(axis=-1).min(axis=(0, 1)) > 0
         array = array[:, :, is_row]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -296,7 +300,7 @@ def _relation_table(
                 100 * float(baselines[name][baseline]),
             ]
         )
-    columns = ["relation", "words", "head", "direction", "accuracy, %", "offset", "of the offset, %"]
+    columns = ["relation", "words", "head", "direction", "accuracy, %", "best offset", "its accuracy, %"]
     return Table(f"Heads of words by {kind}", columns, rows)
 
 

@@ -69,8 +69,8 @@ def _head(where: str, mention: Any, num_words: int) -> int:
 def baselines(documents: Sequence[Document]) -> dict[str, float]:
     """Returns the accuracy of two rules that know the mentions, from 0 to 1.
 
-    `nearest mention` chooses the mention of any entity before the mention, `same word` the nearest mention before it
-    whose head is the same word, or else the nearest one.
+    `nearest mention` chooses the last mention of any entity before the mention. `nearest mention with the same word`
+    chooses the last one whose head is the same word, or else the last one.
     """
     nearest = same = total = 0
     for document in documents:

@@ -68,8 +68,8 @@ class HeadView:
 
     Args:
       sentences: A .txt file with a sentence per line, or a sentence.
-      head: The head that is enlarged at first, such as `3-2` for head 2 of layer 3. None: the one with most attention
-        between different words.
+      head: The head that is enlarged at first, such as `3-2` for head 2 of layer 3. None: the head with the
+        most attention between different tokens, special ones left out.
     """
 
     setting = "SENTENCES"

@@ -1,4 +1,4 @@
-"""Scores and generates text for programs of others, such as `lm_eval`."""
+"""Scores and generates text for other programs, such as `lm_eval`."""
 
 import dataclasses
 import functools
@@ -144,10 +144,10 @@ class Scorer:
         after as many tokens as the row has room for, as in `lm_eval`.
 
         Raises:
-          UserError: The model is no decoder.
+          UserError: The model has an encoder.
         """
         if self._has_encoder:
-            raise UserError("an encoder-decoder has no log-likelihood of a whole text. Give a decoder.")
+            raise UserError(f"{self._subject.loaded.path}: encoder-decoders do not score a whole text. Give a decoder.")
         given, windows, sizes = [], [], []
         for text in texts:
             ids = [*start_of_text(self._subject)[-1:], *self.encode(text)]
