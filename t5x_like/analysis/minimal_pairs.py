@@ -17,8 +17,6 @@ from t5x_like.analysis.subject import DECODER, ENCODER, Subject
 from t5x_like.errors import UserError
 
 _GOOD, _BAD, _PARADIGM, _FIELD = "sentence_good", "sentence_bad", "UID", "field"
-# Log-probabilities of equal sentences differ by rounding alone.
-_TIE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +77,12 @@ class MinimalPairs:
         """Scores the pairs by a checkpoint; see `Analysis`."""
         pairs = self._read()
         ids = [subject.encode_text(pair.where, text) for pair in pairs for text in (pair.good, pair.bad)]
+        # Scores of equal tokens may differ by rounding, in batches of different lengths.
+        is_same = np.array([good == bad for good, bad in zip(ids[0::2], ids[1::2], strict=True)])
         tables, figures, data, summary = [], [], {}, {}
         for name, scores in _scores(subject, ids).items():
             difference = scores[0::2] - scores[1::2]
-            is_tie = np.abs(difference) < _TIE
+            is_tie = (difference == 0) | is_same
             right = np.where(is_tie, 0.5, difference > 0)
             rows = _paradigm_rows(pairs, right, is_tie)
             columns = ["paradigm", "field", "pairs", "accuracy, %", "ties"]
