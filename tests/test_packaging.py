@@ -55,7 +55,7 @@ def test_wheel_contains_only_the_three_packages(wheel):
 
 def test_wheel_contains_every_file_of_its_packages(wheel):
     """Modules, gin files, vocabularies and lists; only users would notice a missing file."""
-    kept = {".py", ".gin", ".model", ".vocab", ".txt"}
+    kept = {".py", ".gin", ".model", ".vocab", ".txt", ".jsonl"}
     packed = {Path(name) for name in wheel.namelist() if name.split("/")[0] in PACKAGES}
     files = files_under(*PACKAGES)
     assert {path.suffix for path in files} >= {".py", ".gin"}
