@@ -168,7 +168,7 @@ def test_tree_distances_and_spanning_trees():
     heads = [1, -1, 1, 2]  # 0 - 1 - 2 - 3
     distances = structural_probe.tree_distances(heads)
     assert distances.tolist() == [[0, 1, 2, 3], [1, 0, 1, 2], [2, 1, 0, 1], [3, 2, 1, 0]]
-    sentence = structural_probe.Sentence("a:1", list("abcd"), ["X"] * 4, heads, ["dep"] * 4)
+    sentence = structural_probe.Sentence(list("abcd"), ["X"] * 4, heads, ["dep"] * 4)
     assert structural_probe._edge_accuracy([sentence], distances[None].astype(float)) == 1
     star = np.array([[0, 9, 1, 9], [9, 0, 1, 9], [1, 1, 0, 1], [9, 9, 1, 0]], float)
     assert structural_probe._edge_accuracy([sentence], star[None]) == pytest.approx(2 / 3)

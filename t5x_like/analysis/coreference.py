@@ -19,12 +19,10 @@ class Document:
     """A document.
 
     Attributes:
-      where: File and line, for messages.
       words: Its words.
       clusters: The index of the head of each mention of each entity, in ascending order.
     """
 
-    where: str
     words: Sequence[str]
     clusters: Sequence[Sequence[int]]
 
@@ -49,7 +47,7 @@ def read(setting: str, path: str) -> list[Document]:
         if not (isinstance(clusters, list) and all(isinstance(cluster, list) for cluster in clusters)):
             raise UserError(f"{where}: 'clusters' is not a list of lists of mentions. Correct the line.")
         heads = [sorted({_head(where, mention, len(words)) for mention in cluster}) for cluster in clusters]
-        found.append(Document(where, words, heads))
+        found.append(Document(words, heads))
     if not any(True for document in found for _ in document.antecedents()):
         raise UserError(f"{setting}={path}: no mention has an antecedent. Give clusters of two or more mentions.")
     return found

@@ -18,14 +18,12 @@ class Sentence:
     """A sentence of a treebank.
 
     Attributes:
-      where: File and line, for messages.
       words: Its words.
       tags: The universal part of speech of each word.
       heads: Index of the head of each word, `ROOT` for the root.
       relations: The relation of each word to its head, with its subtype: `nmod:poss`.
     """
 
-    where: str
     words: Sequence[str]
     tags: Sequence[str]
     heads: Sequence[int]
@@ -81,7 +79,6 @@ def _sentence(where: str, rows: Sequence[Sequence[str]]) -> Sentence:
             )
         heads.append(int(row[_HEAD]) - 1)
     return Sentence(
-        where,
         [row[_FORM] for row in rows],
         [row[_UPOS] for row in rows],
         heads,

@@ -72,7 +72,7 @@ def measured(relations, sentence, *arrays):
     return found
 
 
-SENTENCE = Sentence("a:1", ["a", "b", "c"], ["X", "X", "X"], [1, ROOT, 1], ["det", "root", "obj"])
+SENTENCE = Sentence(["a", "b", "c"], ["X", "X", "X"], [1, ROOT, 1], ["det", "root", "obj"])
 
 
 def test_accuracy_of_both_directions():
@@ -87,7 +87,7 @@ def test_accuracy_of_both_directions():
 
 
 def test_the_clitic_predicts_for_a_possessive():
-    sentence = Sentence("a:1", ["Ann", "'s", "dogs"], ["X"] * 3, [2, 0, ROOT], ["nmod:poss", "case", "root"])
+    sentence = Sentence(["Ann", "'s", "dogs"], ["X"] * 3, [2, 0, ROOT], ["nmod:poss", "case", "root"])
     # Ann attends to 's, 's attends to dogs.
     array = one_head([[0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.4, 0.3, 0.3]])
     assert measured(["nmod:poss"], sentence, array).accuracies()["nmod:poss"][0].tolist() == [[1.0]]
