@@ -34,7 +34,8 @@ def analyze(
     Args:
       loaded: The model; see `open_model`.
       available: Name of an analysis -> the analysis.
-      analyses: Names of the analyses to run, in a list or separated by commas; None for all whose data is given.
+      analyses: Names of the analyses to run, in a list or separated by commas; None for all whose data is given and
+        which the model fits.
       output_path: The page to write, a `.html` file. The numbers are written beside it, in a `.json` file of the same
         name. None: only tables are printed.
       overwrite: Whether to replace existing output files.
@@ -65,7 +66,7 @@ def analyze(
     for checkpoint in _checkpoints(loaded, every):
         subject = Subject(dataclasses.replace(loaded, checkpoint=checkpoint), batch_size)
         logging.info("analyzing %s", subject.name_of_model)
-        found[subject.name_of_model] = [analysis.run(subject) for analysis in chosen]
+        found[subject.name_of_model] = _sections(chosen, subject, skip=analyses is None)
 
     # ---- Output -----------------------------------------------------------------------------------------------------
     if output_path is not None:
@@ -93,12 +94,36 @@ def _chosen(available: Mapping[str, Analysis], names: str | Sequence[str] | None
     return [available[name] for name in dict.fromkeys(names)]
 
 
+def _sections(analyses: Sequence[Analysis], subject: Subject, *, skip: bool) -> list[Section]:
+    """Runs analyses on a checkpoint.
+
+    Args:
+      analyses: The analyses.
+      subject: The checkpoint.
+      skip: Whether to leave out an analysis that the model does not fit, as long as another one fits.
+    """
+    found, errors = [], []
+    for analysis in analyses:
+        try:
+            found.append(analysis.run(subject))
+        except UserError as error:
+            if not skip:
+                raise
+            errors.append(error)
+            logging.warning("%s left out: %s", type(analysis).__name__, error)
+    if not found:
+        raise errors[0]
+    return found
+
+
 def _checkpoints(loaded: Loaded, every: int | None) -> list[str | int]:
     """Returns the checkpoints to analyze, in ascending order of their steps."""
     if every is None:
         return [loaded.checkpoint]
     if type(every) is not int or every < 1:
         raise UserError(f"EVERY={every!r}: not a positive integer. Give a number of steps.")
+    if loaded.checkpoint != "latest":
+        raise UserError(f"CHECKPOINT={loaded.checkpoint}: one checkpoint, but EVERY={every}. Omit one of them.")
     if weight_files.is_of_other_library(loaded.path):
         raise UserError(f"EVERY={every}: {loaded.path} is not a run with checkpoints. Omit EVERY.")
     if checkpoint_choice.locate(loaded.path)[1] is not None:

@@ -111,6 +111,8 @@ def test_checkpoints_of_a_run(tmp_path, capsys):
     single = dataclasses.replace(loaded, path=str(tmp_path / "run" / "checkpoints" / "6"))
     with pytest.raises(UserError, match="EVERY=6: .*/6 is one checkpoint"):
         analyze(single, available={"steps": _Steps()}, every=6)
+    with pytest.raises(UserError, match="CHECKPOINT=best: one checkpoint, but EVERY=6"):
+        analyze(dataclasses.replace(loaded, checkpoint="best"), available={"steps": _Steps()}, every=6)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,22 @@ def test_data_are_checked_before_an_analysis_runs(models):
     available = {"fails": _Steps(), "pictures": HeadView(sentences="missing.txt")}
     with pytest.raises(UserError, match="SENTENCES=missing.txt: file not found"):
         analyze(open_model(str(models / "bert")), available=available)
+
+
+class _Unfit(_Steps):
+    def run(self, subject):
+        raise UserError("the model does not fit")
+
+
+def test_an_analysis_that_the_model_does_not_fit_is_left_out_unless_it_was_asked_for(models, capsys):
+    loaded = open_model(str(models / "bert"))
+    fits = HeadView(sentences="a b")
+    analyze(loaded, available={"unfit": _Unfit(), "pictures": fits})
+    assert "Pictures of attention" in capsys.readouterr().out
+    with pytest.raises(UserError, match="the model does not fit"):
+        analyze(loaded, available={"unfit": _Unfit(), "pictures": fits}, analyses="unfit,pictures")
+    with pytest.raises(UserError, match="the model does not fit"):
+        analyze(loaded, available={"unfit": _Unfit()})
 
 
 def test_invalid_data_raise(models, treebank):

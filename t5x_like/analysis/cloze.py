@@ -149,9 +149,8 @@ def fill(subject: Subject, sentences: Sequence[Cloze]) -> list[tuple[Cloze, Fill
     """Returns each sentence with what a model expects in its blank."""
     found = []
     for each in sentences:
-        before, after = (
-            list(subject.vocabulary.encode(text)) if text.strip() else [] for text in (each.before, each.after)
-        )
+        before = list(subject.vocabulary.encode(each.before)) if each.before else []
+        after = subject.encode_continuation(each.after) if each.after.strip() else []
         found.append(Blank([*before, _NO_TOKEN, *after], len(before), len(before) + 1, each.where))
     reader = blanks.reader_of(subject)
     scores = blanks.log_probabilities(subject, reader, found, what="sentences")

@@ -2,24 +2,26 @@
 
     python -m t5x_like.analysis.lm_eval_model --model=t5x_like --model_args=path=runs/lm --tasks=lambada_openai
 
-The arguments are those of `lm_eval`; those of the model are `path`, `checkpoint` and `batch_size`. It needs the package
+The arguments are those of `lm_eval`; those of the model are `path`, `checkpoint` and `batch_size`. It needs the extra
 `lm_eval`. From Python, `T5XLike(path="runs/lm")` is a model for `lm_eval.simple_evaluate`.
 """
 
 from typing import Any
 
-from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM
-from lm_eval.api.registry import register_model
-
+from t5x_like import packages
 from t5x_like.analysis.scorer import Scorer
 from t5x_like.loading import open_model
+
+instance, model, registry = (
+    packages.require(f"lm_eval.api.{name}", "t5x_like.analysis.lm_eval_model", extra="lm_eval")
+    for name in ("instance", "model", "registry")
+)
 
 _MAX_TOKENS = 256
 
 
-@register_model("t5x_like")
-class T5XLike(LM):
+@registry.register_model("t5x_like")
+class T5XLike(model.LM):
     """A model of this library for `lm_eval`.
 
     Args:
@@ -33,15 +35,15 @@ class T5XLike(LM):
         super().__init__()
         self._scorer = Scorer(open_model(path, checkpoint=checkpoint), int(batch_size))
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: list[instance.Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Scores continuations; see `Scorer.loglikelihood`."""
         return self._scorer.loglikelihood([request.args for request in requests])
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(self, requests: list[instance.Instance], disable_tqdm: bool = False) -> list[float]:
         """Scores whole texts; see `Scorer.loglikelihood_rolling`."""
         return self._scorer.loglikelihood_rolling([request.args[0] for request in requests])
 
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests: list[instance.Instance], disable_tqdm: bool = False) -> list[str]:
         """Generates text greedily, or samples it with `temperature`; see `Scorer.generate_until`."""
         found = [""] * len(requests)
         groups: dict[tuple, list[int]] = {}
@@ -61,6 +63,4 @@ class T5XLike(LM):
 
 
 if __name__ == "__main__":
-    from lm_eval.__main__ import cli_evaluate
-
-    cli_evaluate()
+    packages.require("lm_eval.__main__", "t5x_like.analysis.lm_eval_model", extra="lm_eval").cli_evaluate()

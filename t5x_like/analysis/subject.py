@@ -98,6 +98,12 @@ class Subject:
         """Returns the token ids of a word within a text."""
         return list(self.vocabulary.encode(self._space + word))
 
+    def encode_continuation(self, text: str) -> list[int]:
+        """Returns the token ids of a text that follows other text; SentencePiece alone would put a space before it."""
+        other = list(self.vocabulary.encode("a"))
+        ids = list(self.vocabulary.encode("a" + text))
+        return ids[len(other) :] if ids[: len(other)] == other else list(self.vocabulary.encode(text))
+
     def name(self, index: int) -> str:
         """Returns a token as text."""
         return text_vectors.token_name(self.vocabulary, index)

@@ -25,11 +25,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         standard_streams.open_missing()
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv), may_restart=argv is None)
+        if argv is None:
+            sys.stdout.flush()
     except Exception as error:
         if argv is not None:
             raise
-        terminal.print_exception(error)
         code = protocol.FAILURE
+        if isinstance(error, BrokenPipeError) and standard_streams.discard_unread():
+            code = protocol.CLOSED_PIPE
+        else:
+            terminal.print_exception(error)
     if argv is None:
         _end(code)
     return code

@@ -11,6 +11,7 @@ LOST_PEER = 69  # another process of the run is lost: restart without a limit; E
 LIKELY_TO_REPEAT = 70  # device memory exhausted, loss not finite, or a hang; EX_SOFTWARE of sysexits.h
 PREEMPTED = 75  # stopped on request after a checkpoint; EX_TEMPFAIL of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT, as shells report Ctrl-C
+CLOSED_PIPE = 141  # 128 + SIGPIPE: the reader of the output, such as `head`, has left
 
 # Set for a command under `--max_restarts` or a launch script: the command then reports a preemption by its exit code.
 SUPERVISED = "T5X_LIKE_SUPERVISED"

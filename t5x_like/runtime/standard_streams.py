@@ -1,6 +1,7 @@
 """Standard input, output and error of a process that was started without some of them. Does not import JAX."""
 
 import os
+import select
 import sys
 
 
@@ -21,6 +22,20 @@ def open_missing() -> None:
             stream = open(descriptor, "w" if descriptor else "r", closefd=False)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
+
+
+def discard_unread() -> bool:
+    """Replaces a standard output whose reader has left, such as `head`, by the null device.
+
+    Returns:
+      Whether its reader has left.
+    """
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    if not any(events & select.POLLERR for _, events in output.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes its buffer when it exits
+    return True
 
 
 def _is_open(descriptor: int) -> bool:

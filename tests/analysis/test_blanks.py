@@ -259,3 +259,12 @@ def test_rolling_windows_and_generation(subjects):
     assert len(whole) <= 6 and cut == whole[: whole.index(whole[2])]
     with pytest.raises(UserError, match="BertConfig has no decoder"):
         Scorer(subjects("bert").loaded)
+
+
+def test_text_after_a_blank_begins_as_in_the_whole_text(subjects):
+    """SentencePiece puts a space before a text, and byte-level BPE has it in the token."""
+    for family in FAMILIES:
+        vocabulary = subjects(family).vocabulary
+        for after in (". ab", " cd ef."):
+            whole = list(vocabulary.encode(f"ab{after}"))
+            assert whole[len(vocabulary.encode("ab")) :] == subjects(family).encode_continuation(after)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from t5x_like.runtime import protocol
+
 pytestmark = pytest.mark.notf
 
 PROGRAM = """
@@ -36,7 +38,15 @@ def test_closed_streams_are_replaced_by_the_null_device(tmp_path, closed):
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_command_with_closed_streams_succeeds(tmp_path, closed):
-    command = f'"{sys.executable}" -m t5x_like.cli.main train --help {closed}'
+    command = f'"{sys.executable}" -m t5x_like train --help {closed}'
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(["sh", "-c", command], env=environment, stdin=subprocess.DEVNULL, cwd=tmp_path, check=False)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_reader_that_leaves_ends_the_command_without_a_traceback(tmp_path, unbuffered):
+    command = f'(sleep 0.2; "{sys.executable}" -m t5x_like --help; echo $? > code) | true'
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(["sh", "-c", command], env=environment, cwd=tmp_path, capture_output=True, check=False)
+    assert (done.stderr, (tmp_path / "code").read_text()) == (b"", f"{protocol.CLOSED_PIPE}\n")
