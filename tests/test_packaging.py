@@ -81,6 +81,7 @@ def test_wheel_declares_entry_point_and_python_versions(wheel):
             "clean",
             "hdf5",
             "eval",
+            "lm-eval",
             "docs",
             "test",
             "parity",
