@@ -61,8 +61,8 @@ class Probes:
     * `sentence length`: one of five classes with equal numbers of sentences (Conneau et al. 2018);
     * `word content`: which one of up to 200 words a sentence has (Conneau et al. 2018);
     * `dependencies`: distances in the tree, see `structural_probe`;
-    * `scalar mix`: softmax weights of the layers that a linear classifier of the part of speech learns (Peters et al.
-      2018).
+    * `scalar mix`: softmax weights of the layers that a linear classifier of each of the first three tasks learns
+      (Peters et al. 2018).
 
     Args:
       treebank: A CoNLL-U file, or a directory with such files.
@@ -112,20 +112,20 @@ class Probes:
         for name, hidden in (("linear", 0), ("hidden layer", _HIDDEN)):
             curves[f"part of speech, {name}"] = train(words, hidden=hidden)
             curves[f"control task, {name}"] = train(control, hidden=hidden)
-        curves["sentence length"] = train(_lengths(sentences, vectors), hidden=0)
-        content = _content(sentences, vectors)
-        if content is not None:
-            curves["word content"] = train(content, hidden=0)
+        tasks = {"part of speech": words, "sentence length": _lengths(sentences, vectors)}
+        if (content := _content(sentences, vectors)) is not None:
+            tasks["word content"] = content
+        curves |= {name: train(tasks[name], hidden=0) for name in list(tasks)[1:]}
         majority = float(np.mean(words.labels[words.is_test] == np.bincount(words.labels[~words.is_test]).argmax()))
 
         is_test = np.arange(len(sentences)) % _TEST_PERIOD == 0
         trees = structural_probe.measure(
             sentences, vectors, is_test, rank=self._rank, steps=self._steps, seed=self._seed
         )
-        mix = mix_weights(words, steps=self._steps, seed=self._seed)
+        mixes = {name: mix_weights(task, steps=self._steps, seed=self._seed) for name, task in tasks.items()}
         last = subject.loaded.resolved.stacks[subject.stacks[0]].num_layers
-        layers = list(range(last + 1 - len(mix), last + 1))
-        return self._section(layers, sentences, words, majority, curves, trees, mix)
+        layers = list(range(last + 1 - len(vectors[0]), last + 1))
+        return self._section(layers, sentences, words, majority, curves, trees, mixes)
 
     def _section(
         self,
@@ -135,18 +135,20 @@ class Probes:
         majority: float,
         curves: Mapping[str, Sequence[float]],
         trees: Mapping[str, Sequence[float]],
-        mix: Sequence[float],
+        mixes: Mapping[str, Sequence[float]],
     ) -> Section:
         shares = {**curves, structural_probe.UUAS: trees[structural_probe.UUAS]}
         rows = [[f"{name}, %", *(100 * value for value in of)] for name, of in shares.items()]
         rows.append([structural_probe.CORRELATION, *trees[structural_probe.CORRELATION]])
+        rows += [[f"weight in the scalar mix, {name}", *of] for name, of in mixes.items()]
         table = Table("Probes by layer; 0 is the embedding", ["probe", *map(str, layers)], rows)
         plain = {name: (layers, [100 * value for value in of]) for name, of in curves.items()}
         distances = {name: (layers, list(of)) for name, of in trees.items()}
+        weights = {name: (layers, list(of)) for name, of in mixes.items()}
         figures = [
             Figure("Classifiers", plots.lines(plain, "accuracy", xlabel="layer", ylabel="accuracy, %")),
             Figure("Structural probe", plots.lines(distances, "structural probe", xlabel="layer", ylabel="value")),
-            Figure("Scalar mix", plots.lines({"weight": (layers, mix)}, "weights", xlabel="layer", ylabel="weight")),
+            Figure("Scalar mix", plots.lines(weights, "weights", xlabel="layer", ylabel="weight")),
         ]
         number, chain = int(words.is_test.sum()), structural_probe.adjacent_share(sentences[::_TEST_PERIOD])
         lead = (
@@ -161,7 +163,8 @@ class Probes:
         summary |= {f"{name}, best layer": float(max(of)) for name, of in trees.items()}
         data: dict[str, Any] = {"layers": list(layers), "majority": majority}
         data["accuracy"] = {name: list(of) for name, of in curves.items()}
-        data |= {"trees": {name: list(of) for name, of in trees.items()}, "scalar_mix": list(mix)}
+        data["trees"] = {name: list(of) for name, of in trees.items()}
+        data["scalar_mix"] = {name: list(of) for name, of in mixes.items()}
         return Section("Probes", lead, [table], figures, data, summary)
 
 
