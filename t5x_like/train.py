@@ -20,6 +20,7 @@ from t5x_like.training import (
     loaded_teachers,
     loop,
     prefix_start,
+    pruning_start,
     resuming,
     run_feed,
     warm_start,
@@ -190,6 +191,7 @@ def train(
                 state, frozen = warm.state, warm.frozen
                 base = frozen_base.of_new_run(path, warm.exact, frozen.params, averaged=source.averaged)
             state = prefix_start.fill(state, frozen, config, data, partitioner)
+            state = pruning_start.fill(state, frozen, config, partitioner)
         base = None if storage.store_base else base
         frozen_base.report_rounded(base, frozen.params)
         checkpointer.prepare(resuming.saved(*shapes, base), partitioner)

@@ -119,7 +119,7 @@ def adapt(model: M, adapters: Sequence[Adapter], key: jax.Array) -> M:
                     f"{type(adapter).__name__}.pattern={adapter.pattern!r} matches {name}, which has a prompt or a "
                     "prefix. Change the pattern, or remove the prompt or the prefix."
                 )
-            count = _stacked_layers(module)
+            count = stacked_layers(module)
             make = functools.partial(adapter.make, name=name)
             if count is not None:
                 made = jax.vmap(make)(module, jax.random.split(own, count))
@@ -145,7 +145,7 @@ def merged_parameters(model: nnx.Module) -> dict[str, Float[Array, "..."]]:
     found = {}
     for name, module in named_modules(model, tuple(_NOUNS)):
         if module.adapter is not None:
-            merge = jax.vmap(_merged) if _stacked_layers(module) is not None else _merged
+            merge = jax.vmap(_merged) if stacked_layers(module) is not None else _merged
             found |= {f"{name}/{parameter}": value for parameter, value in merge(module).items()}
     return found
 
@@ -179,7 +179,7 @@ def named_modules(module: nnx.Module, kind: type[N] | tuple[type[N], ...], name:
             yield from named_modules(child, kind, path)
 
 
-def _stacked_layers(module: nnx.Module) -> int | None:
+def stacked_layers(module: nnx.Module) -> int | None:
     """Returns the number of layers of a module with stacked parameters, or None."""
     name, axes = next(iter(parameters.logical_axes(module).items()))
-    return parameters.named_leaves(module)[name].shape[0] if axes[0] == parameters.LAYERS else None
+    return parameters.named_leaves(module)[name].shape[0] if axes[:1] == (parameters.LAYERS,) else None

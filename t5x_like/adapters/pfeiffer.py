@@ -30,6 +30,16 @@ class LayerBottleneck(Bottleneck):
         """
         return x + self.update(x if norm is None else norm(x))
 
+    def select(
+        self,
+        before: Float[Array, "batch length embed"],
+        after: Float[Array, "batch length embed"],
+        dropout_key: jax.Array | None,
+    ) -> Float[Array, "batch length embed"]:
+        """Returns the output of the layer, which has the block; see `blocks.TransformerLayer`."""
+        del before, dropout_key
+        return after
+
 
 @recorded
 @dataclasses.dataclass(frozen=True, kw_only=True)

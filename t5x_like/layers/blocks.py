@@ -57,7 +57,8 @@ class TransformerLayer(nnx.Module):
       dropout: dropout of each block's output before the residual sum.
 
     Attributes:
-      adapter: None, or a module that changes the residual sum of the last block; see `adapters.base`.
+      adapter: None, or a module that changes the residual sum of the last block, and whose `select` returns the output
+        of the layer from its input and output; see `adapters.base`.
 
     Raises:
       UserError: `norm_position` is unknown.
@@ -104,7 +105,7 @@ class TransformerLayer(nnx.Module):
           The output, and the captured arrays by name.
         """
         keys = split_key(dropout_key, 2 * len(self.names))
-        captured = {}
+        before, captured = x, {}
         for name, block_key, key in zip(self.names, keys[::2], keys[1::2], strict=True):
             if inputs.get(name, {}) is None:
                 continue
@@ -114,6 +115,8 @@ class TransformerLayer(nnx.Module):
                 return getattr(self, name)(x, **options, **inputs.get(name, {}))
 
             x, captured[name] = self.residual(name, block, x, key)
+        if self.adapter is not None:
+            x = self.adapter.select(before, x, dropout_key)
         x = captures.edits("hidden", shard_residual(x))
         return x, captures.collect(hidden=x, **captured)
 

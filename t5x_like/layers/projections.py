@@ -72,9 +72,17 @@ class Projection(nnx.Module):
             return jnp.repeat(y, copies, axis=x.ndim - self.num_inputs) if copies > 1 else y
         return self.product(x, copies=copies)
 
-    def product(self, x: Float[Array, "batch length ..."], *, copies: int = 1) -> Float[Array, "batch length ..."]:
-        """Returns what the projection alone computes, without its adapter; see `__call__`."""
-        kernel = self.kernel[...].astype(self.dtype)
+    def product(
+        self, x: Float[Array, "batch length ..."], *, copies: int = 1, kernel: Float[Array, "..."] | None = None
+    ) -> Float[Array, "batch length ..."]:
+        """Returns what the projection alone computes, without its adapter; see `__call__`.
+
+        Args:
+          x: see `__call__`.
+          copies: see `__call__`.
+          kernel: replaces the kernel of the projection.
+        """
+        kernel = (self.kernel[...] if kernel is None else kernel).astype(self.dtype)
         bias = self.bias[...].astype(self.dtype) if self.has_bias else None
         if copies > 1:
             kernel = jnp.repeat(kernel, copies, axis=self.num_inputs)

@@ -92,6 +92,7 @@ def finetuning_groups(
     layer_decay: float = 1.0,
     unfreeze_steps: int | float | None = None,
     unfrozen: str | None = None,
+    undecayed: str | None = None,
     total_steps: int | None = None,
 ) -> tuple[ParameterGroup, ...]:
     """Creates the parameter groups of a fine-tuning run, for the argument `groups` of an optimizer.
@@ -104,6 +105,7 @@ def finetuning_groups(
         `GradualUnfreezing`. None: all layers train from the start.
       unfrozen: Regular expression of parameters that train from step 0 whatever their depth, such as embeddings that
         are also the kernel of the logits.
+      undecayed: Regular expression of parameters without weight decay, such as the scores of `pruned.MovementPruning`.
       total_steps: Number of steps of the run; needed if `unfreeze_steps` is a fraction.
 
     Returns:
@@ -126,4 +128,6 @@ def finetuning_groups(
         rest = [ParameterGroup(**factors)]
         if unfrozen is not None:
             rest.insert(0, ParameterGroup(unfrozen, learning_rate_factor=learning_rate_factor))
+    if undecayed is not None:
+        rest.insert(0, dataclasses.replace(rest[-1], pattern=undecayed, weight_decay_factor=0.0))
     return (*([] if frozen is None else [ParameterGroup(frozen, freeze=True)]), *rest)

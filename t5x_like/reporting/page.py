@@ -77,6 +77,7 @@ def _overview(runs: Sequence[Run]) -> str:
         "reason": lambda run: run.status.get("reason"),
         "step": lambda run: max((row["step"] for row in run.rows), default=run.status.get("step")),
         "parameters": lambda run: run.parameters,
+        "density of pruned kernels": lambda run: _percentage(run.last("density")),
         "last training loss": lambda run: run.last("loss"),
         "last training accuracy": lambda run: run.last("accuracy"),
         **{

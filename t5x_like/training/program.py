@@ -8,7 +8,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from t5x_like import optimizers, partitioning
-from t5x_like.adapters import prompt
+from t5x_like.adapters import prompt, pruned
 from t5x_like.axis_rules import INPUT_CHARACTERS_SUFFIX, INPUT_TOKENS_SUFFIX, Axes
 from t5x_like.data.features import rows_of_shape
 from t5x_like.data.source import DataSource, is_continuous, is_packed
@@ -132,6 +132,7 @@ def make_program(recipe: Recipe) -> Program:
     shapes = partitioner.eval_shape(init, jax.eval_shape(lambda: jax.random.key(recipe.seed)))
     # Parameters that the mesh does not divide are reported here by their name in model_info.txt.
     partitioner.shardings(optimizers.merge(shapes[0].params, shapes[1].params))
+    pruned.check(shapes[0].params, shapes[1].params)
     batch = {name: jax.ShapeDtypeStruct(shape, objective.features.dtypes[name]) for name, shape in batch_shapes.items()}
     batch |= {name: leaf.get_value() for name, leaf in shapes[0].carry.items()}
     rows |= {name.rsplit("/", 1)[-1]: leaf.get_value().shape for name, leaf in shapes[0].carry.items()}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t5x_like import optimizers, partitioning
+from t5x_like.adapters import pruned
 from t5x_like.errors import UserError
 from t5x_like.objectives import passes
 from t5x_like.objectives.base import Objective
@@ -40,8 +41,9 @@ def make_train_step(
 
     An update is skipped if its loss or gradient is not finite: parameters, optimizer state and carry keep their values,
     the step and the counters of skipped updates advance. Metrics are (sum, weight) pairs: the metrics of the objective,
-    `grad_norm` (before clipping), `param_norm` (after the update), `learning_rate`, `tokens`, `skipped` and
-    `skipped_in_a_row`. With several stages, `grad_norm/STAGE` and `learning_rate/STAGE` belong to a stage.
+    `grad_norm` (before clipping), `param_norm` (after the update), `learning_rate`, `tokens`, `skipped`,
+    `skipped_in_a_row`, and the `density` of pruned kernels after the update. With several stages, `grad_norm/STAGE` and
+    `learning_rate/STAGE` belong to a stage.
 
     Args:
       objective: See `objectives.base.Objective`.
@@ -95,6 +97,7 @@ def make_train_step(
         norm = _norm_of_all(norms)
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["objective"][0])
         params = _select(finite, params, state.params)
+        params = pruned.update_thresholds(params, frozen.params, state.step + 1)
         param_norm = optimizers.global_norm(params)
         opt_state = opt_states if several else opt_states[ONLY]
         opt_state = _select(_after(param_norm, finite), opt_state, state.opt_state)
@@ -103,6 +106,7 @@ def make_train_step(
         if ema_decay is not None:
             number = state.step + 1 - state.skipped
             average = _select(finite, update_average(average, params, ema_decay, number), average)
+            average = pruned.update_thresholds(average, frozen.params, state.step + 1)
         new_state = state.replace(
             step=state.step + 1,
             params=params,
@@ -119,6 +123,7 @@ def make_train_step(
             "skipped": (new_state.skipped.astype(jnp.float32), one),
             "skipped_in_a_row": (new_state.skipped_in_a_row.astype(jnp.float32), one),
             "learning_rate": (optimizer.learning_rate(state.step), one),
+            **pruned.density(params, frozen.params),
         }
         for name, stage in stages.items():
             if name:

@@ -34,6 +34,16 @@ RUNS = {
         ["models/bert/base.gin", "runs/finetune_classification.gin"],
         [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
+    "finetune_magnitude": (
+        "train",
+        ["models/bert/base.gin", "runs/finetune_classification.gin", "compression/magnitude.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
+    "finetune_movement": (
+        "train",
+        ["models/bert/base.gin", "runs/finetune_classification.gin", "compression/movement.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "finetune_xlnet": (
         "train",
         ["models/xlnet/base.gin", "runs/finetune_xlnet.gin"],

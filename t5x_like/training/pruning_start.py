@@ -1,0 +1,23 @@
+"""Thresholds of pruned kernels at the start of a run; see `adapters.pruned`."""
+
+from t5x_like import partitioning
+from t5x_like.adapters import pruned
+from t5x_like.models.base import ModelConfig
+from t5x_like.training.state import Frozen, TrainState, copy
+
+
+def fill(state: TrainState, frozen: Frozen, config: ModelConfig, partitioner: partitioning.Partitioner) -> TrainState:
+    """Returns the state of a new run with the thresholds of its pretrained weights.
+
+    Args:
+      state: the state, after pretrained weights are restored.
+      frozen: the arrays that are not trained.
+      config: the configuration of the model.
+      partitioner: the mesh and rules that place the arrays.
+    """
+    if not config.adapters:
+        return state
+    shardings = partitioner.shardings(state.params)
+    start = partitioner.jit(lambda own, others: pruned.update_thresholds(own, others, 0), out_shardings=shardings)
+    params = start(state.params, frozen.params)
+    return state.replace(params=params, average=None if state.average is None else copy(params))
