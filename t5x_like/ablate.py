@@ -15,6 +15,7 @@ from t5x_like import config, metrics, parameters, paths
 from t5x_like.cli import derivations
 from t5x_like.cli.commands import COMMANDS
 from t5x_like.errors import RunStopped, UserError
+from t5x_like.metrics import best
 from t5x_like.reporting.ablation import Cell, plot, plot_scores, plot_trained, table
 from t5x_like.runtime import compilation_cache, run_files
 from t5x_like.training.runs import run_directory
@@ -75,7 +76,7 @@ def ablate(
         the seeds. Default: one run per cell, with the seed of its gin files.
       initial_column: A column, such as pretraining, from whose run the other cells of its row start (macro
         INITIAL_CHECKPOINT_PATH). It is trained first, with the first seed alone.
-      metric: The evaluation metric to compare and plot, or column -> metric.
+      metric: The evaluation metric to compare and plot, or column -> metric; see `metrics.best.find`.
       title: Title of the table.
 
     Returns:
@@ -245,7 +246,7 @@ def _read_finished(directory: str, config_text: str) -> _Measured | None:
 def _read(row: str, column: str, seed: int | None, directory: str, metric: str, measured: _Measured) -> Cell:
     rows = metrics.read_metrics(directory)
     evaluations = sorted((r for r in rows if r["split"] == "validation"), key=lambda r: r["step"])
-    if not evaluations or metric not in evaluations[-1]:
+    if not evaluations or best.find(evaluations[-1], metric) is None:
         raise UserError(
             f"{directory}: no evaluation with the metric {metric!r}. Set EVAL_PERIOD, or another metric "
             f"({', '.join(sorted(evaluations[-1])) if evaluations else 'the run was never evaluated'})."
@@ -258,7 +259,7 @@ def _read(row: str, column: str, seed: int | None, directory: str, metric: str, 
         metric=metric,
         parameters=measured.parameters,
         trained=measured.trained,
-        curve=tuple((r["step"], r[metric]) for r in evaluations),
+        curve=tuple((r["step"], best.find(r, metric)) for r in evaluations),
         values={name: value for name, value in evaluations[-1].items() if name not in ("step", "split")},
         seconds_per_step=trained["seconds_per_step"],
         flops=measured.flops,

@@ -46,6 +46,7 @@ def test_larger_values_of_task_metrics_are_best():
     cells = [dataclasses.replace(cell, values={"task/f1": cell.values["loss"]}) for cell in CELLS]
     by_f1 = table(by("task/f1", cells)).replace("task/f1", "loss")
     assert table(CELLS).replace("**", "") == by_f1.replace("**", "") and table(CELLS) != by_f1
+    assert table(by("f1", cells)).replace("f1", "loss") == by_f1
 
 
 def test_table_of_several_seeds_has_mean_and_standard_deviation():
@@ -225,6 +226,28 @@ def test_bert_ablations_fine_tune_models_of_their_size():
             pretrained[directory] = model
         else:
             assert pretrained[initial] == model, (row, column)
+
+
+def test_word_models_fine_tune_the_model_that_they_pretrained():
+    study = config.load(
+        "t5x_like.ablate.ablate",
+        files=["runs/study/words.gin"],
+        bindings=[("OUTPUT_DIR", "'out'"), ("SEEDS", "(0,)")],
+    )
+    arguments = {name: value for name, value in study.build().items() if name not in ("metric", "title")}
+    columns = ("pretraining", "STS-B, frozen", "WNUT-17")
+    arguments["grid"] = {
+        row: {column: files for column, files in cells.items() if column in columns}
+        for row, cells in arguments["grid"].items()
+    }
+    runs = ablate.resolve_cells(**arguments)
+    assert len(runs) == 20
+    pretrained = {row: run.macros for row, column, *_, run in runs if column == "pretraining"}
+    assert set(pretrained) == {"ELMo", "skip-thoughts", "LM-LSTM", "BERT"}
+    for row, column, _, _, run in runs:
+        assert (run.macros.get("FROZEN") == "^model/") == column.endswith(", frozen"), (row, column)
+        if row in pretrained and row != "ELMo":  # ELMo reads characters of other words
+            assert run.macros["VOCABULARY_PATH"] == pretrained[row]["VOCABULARY_PATH"], (row, column)
 
 
 def test_seeds_and_names_that_give_no_directories_of_their_own_raise():

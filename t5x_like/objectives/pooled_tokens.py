@@ -1,4 +1,4 @@
-"""A head on the mean or the maximum over the tokens of a text (Conneau et al. 2017, arXiv:1705.02364, section 3.2)."""
+"""A head on the maximum or the mean over the tokens of a text (Conneau et al. 2017, arXiv:1705.02364), or its last."""
 
 import dataclasses
 import types
@@ -12,14 +12,14 @@ from t5x_like.errors import UserError
 from t5x_like.layers import initializers
 from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.head_modules import LinearHead, States
-from t5x_like.objectives.heads import Hidden
+from t5x_like.objectives.heads import Hidden, last_token
 
-Pooling = Literal["max", "mean"]
+Pooling = Literal["max", "mean", "last"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PooledTokens:
-    """Dropout and a linear classifier of the maximum of each feature over the tokens of an encoder, or of their mean.
+    """Dropout and a linear classifier of the maximum of each feature over the tokens, their mean, or the last token.
 
     The kernel is drawn from Glorot's uniform distribution.
     """
@@ -28,7 +28,7 @@ class PooledTokens:
     inputs = specs.ENCODER_INPUTS
     pretrained = types.MappingProxyType({})
 
-    # What is taken over the tokens.
+    # What is taken over the tokens of the encoder; `last` is the vector of skip-thoughts (Kiros et al. 2015).
     pooling: Pooling = "max"
     # Dropout rate of the head. None: the `dropout_rate` of the model.
     dropout_rate: float | None = None
@@ -46,7 +46,9 @@ class PooledTokens:
         return LinearHead(config, outputs, rate=rate, init=initializers.glorot_uniform, bias=True, key=key)
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns a state per row, 0 for rows of padding; see `heads.HeadForm.read`."""
+        """Returns a state per row; see `heads.HeadForm.read`. For rows of padding, the maximum and the mean are 0."""
+        if self.pooling == "last":
+            return last_token(hidden, batch["encoder_segment_ids"])
         real = (batch["encoder_segment_ids"] != 0)[..., None]
         count = jnp.sum(real, axis=1, keepdims=True)
         if self.pooling == "mean":

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from t5x_like import paths
-from t5x_like.metrics.best import larger_is_better
+from t5x_like.metrics import best
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Cell:
     @property
     def value(self) -> float:
         """The compared metric at the end of the run."""
-        return self.values[self.metric]
+        return best.find(self.values, self.metric)
 
 
 def table(cells: Sequence[Cell], initial_column: str | None = None, title: str = "Ablation") -> str:
@@ -91,8 +91,8 @@ def table(cells: Sequence[Cell], initial_column: str | None = None, title: str =
         of_column = [mean for (_, name), mean in means.items() if name == column]
         if column == initial_column or len(of_column) == 1:
             return text
-        best = max(of_column) if larger_is_better(metric_of[column]) else min(of_column)
-        return f"**{text}**" if means[row, column] == best else text
+        top = max(of_column) if best.larger_is_better(metric_of[column]) else min(of_column)
+        return f"**{text}**" if means[row, column] == top else text
 
     for row in rows:
         counted = grid.get((row, initial_column)) or [cell for cell in cells if cell.row == row]

@@ -171,7 +171,7 @@ PARTS = (
     "runs/study/distillation_masked_lm.gin",
     "runs/study/distillation_span_corruption.gin",
 )
-_PARTS_OF_STUDIES = tuple(f"runs/study/{name}/" for name in ("encoders", "bert_ablations", "long_documents"))
+_PARTS_OF_STUDIES = tuple(f"runs/study/{name}/" for name in ("encoders", "bert_ablations", "long_documents", "words"))
 
 
 @pytest.mark.parametrize("path", [path for path in GIN_FILES if path.parts[-3] != "models"], ids=lambda path: path.name)

@@ -51,5 +51,6 @@ def test_pooled_tokens_leave_out_padding():
     segments = {"encoder_segment_ids": np.array([[1, 1, 0], [0, 0, 0]])}
     np.testing.assert_array_equal(PooledTokens().read(hidden, segments), [[[3, -2]], [[0, 0]]])
     np.testing.assert_array_equal(PooledTokens(pooling="mean").read(hidden, segments), [[[2, -3]], [[0, 0]]])
+    np.testing.assert_array_equal(PooledTokens(pooling="last").read(hidden, segments)[0], [[3, -2]])
     with pytest.raises(UserError, match="pooling='sum' of PooledTokens"):
         PooledTokens(pooling="sum")
