@@ -66,8 +66,12 @@ class Layout:
         return jnp.stack([_shard(rows) * geometry.batch, _shard(heads) * geometry.heads])
 
     def sum_over_rows(self, x: Array) -> Array:
-        """Sums over the devices that hold different rows."""
-        return x if self.heads[0] is None else jax.lax.psum(x, self.heads[0])
+        """Sums over the devices that hold different rows.
+
+        Without the barrier, the compiler makes a later conversion to bfloat16 a part of the sum, and fails for v5p,
+        whose SparseCores compute it (libtpu 0.0.42).
+        """
+        return x if self.heads[0] is None else jax.lax.optimization_barrier(jax.lax.psum(x, self.heads[0]))
 
 
 def _shard(axes):
