@@ -16,7 +16,7 @@ from t5x_like import partitioning
 from t5x_like.axis_rules import VECTOR
 from t5x_like.data import specs, word_counts
 from t5x_like.data.subwords import Subwords, hash_of
-from t5x_like.data.word_counts import EOS, EOS_ID, FIRST_WORD_ID
+from t5x_like.data.word_counts import EOS, EOS_ID, FIRST_WORD_ID, PAD_ID
 from t5x_like.errors import UserError
 from t5x_like.layers.embeddings import Embedder
 from t5x_like.models.outputs import Outputs
@@ -158,7 +158,8 @@ class FastTextClassification(RowObjective, SequenceClassification):
 
     The rows of n-grams follow the words in the table of the model, `WordVectorsConfig.buckets` of them: n-grams of
     words, and character n-grams of each word. As in the published program, the gradient of the mean is divided by the
-    number of rows. Words that are not in the vocabulary are left out, with the n-grams that contain them.
+    number of rows, and each text ends in `</s>`. Words that are not in the vocabulary are left out, with the n-grams
+    that contain them.
 
     The only term is `sequence_classification`. The metrics are `loss` in nats per row, and `accuracy`.
 
@@ -274,6 +275,7 @@ class FastTextClassification(RowObjective, SequenceClassification):
         """
         first = number - self.subwords.buckets
         of_ids, hashes = self._of_ids(first)
+        tokens = _ended(tokens)
         known = (tokens == EOS_ID) | (tokens >= FIRST_WORD_ID)
         rows = jnp.where(known[..., None], jnp.asarray(of_ids)[tokens], -1).reshape(tokens.shape[0], -1)
         ids, counted = jnp.maximum(rows, 0), rows >= 0
@@ -292,6 +294,15 @@ class FastTextClassification(RowObjective, SequenceClassification):
         hashes[EOS_ID] = hash_of(EOS.encode())
         hashes[FIRST_WORD_ID:] = [hash_of(word.encode()) for word in words]
         return self.subwords.rows(words, FIRST_WORD_ID, first), hashes
+
+
+def _ended(tokens: Int[Array, "batch length"]) -> Int[Array, "batch longer"]:
+    """Appends `</s>` to each text without it, except to rows of padding."""
+    lengths = jnp.sum(tokens != PAD_ID, axis=1, keepdims=True)
+    last = jnp.take_along_axis(tokens, jnp.maximum(lengths - 1, 0), axis=1)
+    longer = jnp.pad(tokens, ((0, 0), (0, 1)), constant_values=PAD_ID)
+    is_end = (jnp.arange(longer.shape[1]) == lengths) & (lengths > 0) & (last != EOS_ID)
+    return jnp.where(is_end, EOS_ID, longer)
 
 
 def _mean_weights(counted: Bool[Array, "examples rows"]) -> Float[Array, "examples rows"]:
