@@ -385,6 +385,29 @@ COMMANDS = {
         placeholder_macros={"MODEL": "None"},
         paths=("CHECKPOINT_PATH", "OUTPUT_PATH"),
     ),
+    "prune": Command(
+        "t5x_like.prune.prune",
+        "write a smaller model, without the least important heads, feed-forward units or layers",
+        "commands/prune.gin",
+        flags={"output": ("OUTPUT_PATH", "the run directory to write")},
+        settings=_CHECKPOINT
+        | {
+            "HEADS": "share of the attention heads that are kept",
+            "UNITS": "share of the hidden units of feed-forward blocks that are kept",
+            "LAYERS": "layers that are kept, such as \"{'encoder': (0, 2, 4)}\"; 2: every other layer",
+            "PER_LAYER": "False: the least important of all layers become zeros (default: True)",
+            "BATCHES": "batches from which importances are computed (default: 32)",
+        }
+        | _TASK
+        | _MODULE
+        | _BATCH
+        | _MESH,
+        needs_run=True,
+        run_macros=("BATCH_SIZE",),
+        compiles=True,
+        paths=("CHECKPOINT_PATH", "OUTPUT_PATH"),
+        supports_dry_run=True,
+    ),
     "ablate": Command(
         "t5x_like.ablate.ablate",
         "train a grid of configurations and compare them; without gin files, a small version of T5's study",

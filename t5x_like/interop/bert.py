@@ -4,6 +4,7 @@
 next-sentence head. RoBERTa does not have this head; the pooler of transformers' `RobertaModel` is not pretrained.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -42,6 +43,8 @@ _DEFAULTS = {
     "layer_norm_eps": 1e-12,
     "initializer_range": 0.02,
 }
+# Key of a layer -> indices of the heads that it lacks.
+_PRUNED_HEADS = "pruned_heads"
 _PADDING = {"bert": 0, "roberta": 1}
 _SPECIAL_TOKENS = {"bert": {}, "roberta": {"bos_token_id": 0, "eos_token_id": 2}}
 # Keys with one supported value.
@@ -86,6 +89,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> BertConfig:
         check_head(activation, f"hidden_act {hf_config['hidden_act']!r}")
     padding = hf_config["pad_token_id"]
     offset = padding + 1 if model_type == "roberta" else 0
+    found["num_heads"] -= _pruned_heads(hf_config)
     return BertConfig(
         head_dim=fields.head_dim(hf_config, "hidden_size", "num_attention_heads"),
         max_length=fields.size(hf_config, "max_position_embeddings") - offset,
@@ -104,7 +108,10 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
             f"embedding_dim={config.embedding_dim}: not supported by transformers' BERT, whose embeddings have the "
             f"size of the hidden states, {config.embed_dim}"
         )
-    fields.check_head_dim(config, "BERT")
+    all_heads = config.num_heads
+    if config.num_heads * config.head_dim < config.embed_dim and config.embed_dim % config.head_dim == 0:
+        all_heads = config.embed_dim // config.head_dim
+    fields.check_head_dim(dataclasses.replace(config, num_heads=all_heads), "BERT")
     model_type = _model_type(config)
     if model_type == "roberta" and config.padding_id != config.position_offset - 1:
         raise UserError(
@@ -125,7 +132,39 @@ def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict
         **_FIXED,
         **special_tokens(config, _PADDING[model_type], _SPECIAL_TOKENS[model_type]),
         **{key: getattr(config, field) for field, key in NAMES.items()},
+        **_heads_to_huggingface(config, all_heads),
     }
+
+
+def _heads_to_huggingface(config: BertConfig, all_heads: int) -> dict[str, Any]:
+    """Returns the keys of a model with fewer heads than fit into its hidden states.
+
+    transformers makes a layer with all heads, and removes some before it loads tensors. Which ones it removes does not
+    matter, because the tensors have the heads that are left.
+    """
+    if config.num_heads == all_heads:
+        return {}
+    removed = list(range(config.num_heads, all_heads))
+    return {
+        NAMES["num_heads"]: all_heads,
+        _PRUNED_HEADS: {str(layer): removed for layer in range(config.num_layers)},
+    }
+
+
+def _pruned_heads(hf_config: Mapping[str, Any]) -> int:
+    """Returns the number of heads that each layer of a model of transformers lacks.
+
+    Raises:
+      UserError: layers lack different numbers of heads.
+    """
+    pruned = fields.mapping(hf_config, _PRUNED_HEADS) if hf_config.get(_PRUNED_HEADS) else {}
+    numbers = [len(set(pruned.get(str(layer), ()))) for layer in range(fields.size(hf_config, NAMES["num_layers"]))]
+    if len(set(numbers)) > 1:
+        raise UserError(
+            f"{_PRUNED_HEADS} {pruned}: the layers lack {', '.join(map(str, numbers))} heads. Layers with different "
+            "numbers of heads are not supported. Remove the same number from each."
+        )
+    return numbers[0] if numbers else 0
 
 
 def special_tokens(

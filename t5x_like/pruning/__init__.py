@@ -1,0 +1,1 @@
+"""Structured pruning: the importance of heads and feed-forward units, and models without some of them."""

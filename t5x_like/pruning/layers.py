@@ -1,0 +1,69 @@
+"""Models with some of the layers of their stacks."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.models.base import ModelConfig
+from t5x_like.parameters import LAYERS
+
+_MODEL = "model/"
+
+
+def keep(
+    config: ModelConfig, leaves: Mapping[str, np.ndarray], layers: int | Mapping[str, Sequence[int]]
+) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+    """Returns a model with some of its layers.
+
+    Args:
+      config: configuration of the model.
+      leaves: stored name -> parameter, with stacked layers.
+      layers: stack -> indices of its layers that are kept, in ascending order, or n for the layers 0, n, 2n … of each
+        stack, which Fan et al. (2019, section 3.2) find best.
+
+    Raises:
+      UserError: a stack or a layer does not exist, no layer is left, or layers share their parameters.
+    """
+    chosen = _chosen(config, layers)
+    found, changes = dict(leaves), {}
+    for stack, indices in chosen.items():
+        prefix = f"{_MODEL}{stack}/{LAYERS}/"
+        for name in [name for name in leaves if name.startswith(prefix)]:
+            found[name] = np.asarray(leaves[name])[list(indices)]
+        field = next((each for each in (f"{stack}_{LAYERS}", f"num_{LAYERS}") if hasattr(config, each)), None)
+        if field is None:
+            raise UserError(
+                f"LAYERS={layers}: {type(config).__name__} has no number of layers of {stack}. Omit LAYERS."
+            )
+        changes[field] = len(indices)
+    return dataclasses.replace(config, **changes), found
+
+
+def _chosen(config: ModelConfig, layers: Any) -> dict[str, tuple[int, ...]]:
+    stacks = config.stacks
+    if shared := [name for name, stack in stacks.items() if stack.stored_layers != stack.num_layers]:
+        raise UserError(
+            f"LAYERS={layers}: the layers of {shared[0]} share their parameters. Give another number of layers to the "
+            "model instead."
+        )
+    if isinstance(layers, int) and not isinstance(layers, bool):
+        if layers < 2:
+            raise UserError(f"LAYERS={layers}: keeps all layers. Give 2 or more for every n-th layer.")
+        return {name: tuple(range(0, stack.num_layers, layers)) for name, stack in stacks.items()}
+    if not isinstance(layers, Mapping) or not layers:
+        raise UserError(f"LAYERS={layers!r}: neither a number nor layers of a stack. Give 2, or {{'encoder': (0, 2)}}.")
+    found = {}
+    for name, indices in layers.items():
+        if name not in stacks:
+            raise UserError(f"LAYERS={layers}: the model has no stack {name!r}. Its stacks are {', '.join(stacks)}.")
+        last, indices = stacks[name].num_layers - 1, tuple(indices)
+        exist = all(type(index) is int and 0 <= index <= last for index in indices)
+        if not indices or not exist or list(indices) != sorted(set(indices)):
+            raise UserError(
+                f"LAYERS={layers}: {name!r} needs layers from 0 to {last} in ascending order. Correct the indices."
+            )
+        found[name] = indices
+    return found

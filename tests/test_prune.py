@@ -1,0 +1,126 @@
+"""`prune`: smaller runs from a trained one, in rounds; their export; and errors."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from copying_run import CONFIG, Copying, run
+
+from t5x_like import interop, parameters
+from t5x_like.errors import UserError
+from t5x_like.loading import open_model
+from t5x_like.models import build
+from t5x_like.models.bert import BertConfig
+from t5x_like.partitioning import Partitioner
+from t5x_like.prune import RECORD, prune
+
+BERT = BertConfig(vocab_size=31, embed_dim=16, mlp_dim=8, num_heads=2, head_dim=4, num_layers=2, max_length=16)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("trained")
+    run(directory, total=3, evaluations=None)
+    return directory
+
+
+def opened(path):
+    return open_model(str(path), partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}))
+
+
+def test_each_layer_loses_the_same_number_and_the_run_opens(tmp_path, trained):
+    options = {"data": Copying(), "batches": 1, "round_share": 0.25, "layers": {"encoder": (1,)}}
+    prune(opened(trained), output_path=str(tmp_path / "small"), heads=0.5, units=0.25, **options)
+    loaded = opened(tmp_path / "small")
+    sizes = ("encoder_layers", "decoder_layers", "num_heads", "mlp_dim")
+    assert [getattr(loaded.config, name) for name in sizes] == [1, 2, 2, 8]
+    batch = Copying().make(1)
+    whole, small = opened(trained).read_model(), loaded.read_model()
+    assert small(batch).hidden.shape == whole(batch).hidden.shape
+    assert parameters.count(small) < parameters.count(whole)
+    rounds = json.loads((tmp_path / "small" / RECORD).read_text())["rounds"]
+    assert len(rounds) == 4 and 0 <= rounds[-1]["score"] <= 1
+    left = np.array(rounds[-1]["heads"]["model/encoder/layers/attention"])
+    # The heads that are left are those of the trained model.
+    kept = np.flatnonzero(left[0])
+    kernel = whole.encoder.layers[1].attention.query.kernel[...]
+    np.testing.assert_array_equal(small.encoder.layers[0].attention.query.kernel[...], kernel[:, kept])
+
+
+def test_over_all_layers_writes_zeros_that_training_keeps(tmp_path, trained):
+    prune(opened(trained), output_path=str(tmp_path / "zeros"), data=Copying(), heads=0.75, batches=1, per_layer=False)
+    assert opened(tmp_path / "zeros").config == opened(trained).config
+
+    def removed(directory):
+        leaves = parameters.stack(parameters.named_leaves(opened(directory).read_model()))
+        blocks = [name for name in leaves if name.endswith("attention/out/kernel")]
+        return {name: (np.asarray(leaves[name]) == 0).all((2, 3)) for name in blocks}
+
+    before = removed(tmp_path / "zeros")
+    assert sum(each.sum() for each in before.values()) == 6  # of 24 heads
+    run(tmp_path / "retrained", path=str(tmp_path / "zeros"), total=2, evaluations=None)
+    for name, each in removed(tmp_path / "retrained").items():
+        np.testing.assert_array_equal(each, before[name])
+
+
+def test_a_low_score_ends_pruning(tmp_path, trained):
+    options = {"data": Copying(), "batches": 1, "min_score": 10.0}  # no model has ten times the score
+    prune(opened(trained), output_path=str(tmp_path / "same"), heads=0.25, **options)
+    assert opened(tmp_path / "same").config.num_heads == CONFIG.num_heads
+    assert json.loads((tmp_path / "same" / RECORD).read_text())["rounds"][-1]["undone"]
+
+
+def test_invalid_settings_raise(tmp_path, trained):
+    output = {"output_path": str(tmp_path / "new")}
+    for options, message in (
+        ({}, "HEADS, UNITS and LAYERS are not set, so nothing is removed"),
+        ({"heads": 0.1, "data": Copying()}, "HEADS=0.1: keeps none of the 4 heads of a layer. Give at least 0.25"),
+        ({"heads": 0.5}, "HEADS and UNITS need data"),
+        ({"heads": 0.5, "data": Copying(), "batches": 1, "metric": "f1"}, "METRIC='f1': unknown. Give one of"),
+        ({"layers": 2, "output_path": str(trained)}, "exists and is not empty"),
+    ):
+        with pytest.raises(UserError, match=message):
+            prune(opened(trained), **output | options)
+    assert not (tmp_path / "new").exists()
+
+
+def random_bert():
+    shapes, rng = build.stacked_shapes(BERT), np.random.default_rng(0)
+    return {
+        f"model/{name}": rng.normal(size=leaf.shape).astype(np.float32) / 3
+        for name, leaf in parameters.named_leaves(shapes).items()
+    }
+
+
+def test_bert_with_fewer_heads_comes_back_from_hugging_face(tmp_path):
+    leaves = random_bert()
+    interop.to_huggingface(leaves, BERT, str(tmp_path / "hf"))
+    stored = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert (stored["num_attention_heads"], stored["pruned_heads"]) == (4, {"0": [2, 3], "1": [2, 3]})
+    config = interop.config_from_huggingface(str(tmp_path / "hf"))
+    assert (config.num_heads, config.head_dim) == (2, 4)
+    for name, leaf in interop.read(str(tmp_path / "hf"), config).items():
+        np.testing.assert_array_equal(leaf, leaves[name])
+    stored["pruned_heads"] = {"0": [1], "1": [0, 3]}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(UserError, match="pruned_heads .* the layers lack 1, 2 heads"):
+        interop.config_from_huggingface(str(tmp_path / "hf"))
+
+
+@pytest.mark.parity
+def test_transformers_has_the_outputs_of_bert_with_fewer_heads(tmp_path):
+    import torch
+    import transformers
+
+    leaves, config = random_bert(), dataclasses.replace(BERT, activations=("gelu_exact",))
+    interop.to_huggingface(leaves, config, str(tmp_path / "hf"))
+    theirs = transformers.BertModel.from_pretrained(str(tmp_path / "hf"), add_pooling_layer=False).eval()
+    assert theirs.encoder.layer[0].attention.self.query.weight.shape == (8, 16)
+    tokens = np.random.default_rng(1).integers(5, 31, (2, 7)).astype(np.int32)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(tokens)).last_hidden_state.numpy()
+    names = {name.removeprefix("model/"): leaf for name, leaf in leaves.items()}
+    ours = parameters.unstack(names, jax.eval_shape(config.make, jax.random.key(0)))
+    np.testing.assert_allclose(ours({"encoder_input_tokens": tokens}).hidden, expected, rtol=1e-4, atol=1e-5)
