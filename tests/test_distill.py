@@ -15,6 +15,7 @@ import pytest
 from flax import nnx
 
 from t5x_like import ablate, cli, interop, parameters
+from t5x_like.adapters.pruned import MovementPruning
 from t5x_like.distill import distill
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
@@ -132,6 +133,18 @@ def test_resumed_run_equals_an_uninterrupted_one(whole, teacher, tmp_path):
     expected = parameters.named_leaves(whole[1].params)
     for name, leaf in parameters.named_leaves(result.params).items():
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
+
+
+def test_a_pruned_student_has_a_dense_teacher(teacher, tmp_path):
+    """The thresholds of the student change with the schedule, and the run resumes exactly."""
+    adapter = MovementPruning(density=0.5, begin=0, final_steps=1, total_steps=4)
+    options = {"model": dataclasses.replace(copying_run.CONFIG, adapters=(adapter,))}
+    run(tmp_path / "whole", teacher, **options)
+    run(tmp_path / "parts", teacher, total=2, **options)
+    run(tmp_path / "parts", teacher, **options)
+    assert loss_rows(tmp_path / "parts") == loss_rows(tmp_path / "whole")
+    densities = [row["density"] for row in read_metrics(str(tmp_path / "whole")) if row["split"] == "train"]
+    assert densities[0] > densities[1] > densities[2] == densities[3] == 0.5
 
 
 def test_changed_teacher_is_refused_on_resume_with_both_digests(whole, teacher, tmp_path, caplog):

@@ -25,7 +25,7 @@ LEVELS = (
     {"objectives", "decoding"},
     {"interop", "config"},
     {"distillation"},
-    {"training", "inference"},
+    {"training", "inference", "pruning"},
 )
 COMMANDS = len(LEVELS)
 # These modules work with any model and objective. They may import the interfaces of both only.

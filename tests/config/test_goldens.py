@@ -39,6 +39,11 @@ RUNS = {
         ["models/bert/base.gin", "runs/finetune_classification.gin", "compression/magnitude.gin"],
         [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
+    "finetune_layer_drop": (
+        "train",
+        ["models/bert/base.gin", "runs/finetune_classification.gin", "compression/layer_drop.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "finetune_movement": (
         "train",
         ["models/bert/base.gin", "runs/finetune_classification.gin", "compression/movement.gin"],
@@ -278,6 +283,7 @@ RUNS = {
         [SMALL, "commands/analyze.gin"],
         [*CHECKPOINT, ("TREEBANK", "a.conllu"), ("OUTPUT_PATH", "o.html")],
     ),
+    "prune": ("prune", [SMALL, "commands/prune.gin"], [*CHECKPOINT, ("HEADS", "0.5"), ("OUTPUT_PATH", "runs/small")]),
     "skip_thoughts": ("train", ["models/skip_thoughts/uni.gin", "runs/skip_thoughts.gin"], [("DATA_FILES", "'a.txt'")]),
     "compare_sentences": (
         "train",
