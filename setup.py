@@ -70,6 +70,8 @@ EXTRAS = {
         "tldextract>=5.1",
         "warcio>=1.7.5",
     ],
+    # Integers in place of floating-point weights and activations.
+    "quantization": ["qwix>=0.1.8"],
     # Vectors in HDF5 files, which `t5x_like embed` writes.
     "hdf5": ["h5py>=3.11"],
     # Metrics of the downstream tasks in data_tasks/metrics.
@@ -91,6 +93,7 @@ EXTRAS = {
         "pytest>=8.3",
         "pytest-timeout>=2.3",
         "pytest-xdist>=3.6",
+        "qwix>=0.1.8",
         "ruff>=0.9",
         "sacrebleu>=2.4",
         "scikit-learn>=1.5",

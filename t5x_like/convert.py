@@ -26,6 +26,7 @@ from t5x_like.interop import (
     json_files,
     long_rows,
     peft,
+    quantized,
     registry,
     t5x,
     tensorflow_checkpoints,
@@ -66,6 +67,8 @@ def convert(
     lora_alpha: float | None = None,
     lora_pattern: str = LoralibSettings.pattern,
     long: int | None = None,
+    quantization: Literal["int8", "int4", "bfloat16", "float16"] | None = None,
+    activations: Literal["dynamic", "static"] | None = None,
     allow_nonfinite: bool = False,
 ) -> str:
     """Converts weights of other libraries to a run directory, or a run to a Hugging Face directory.
@@ -79,7 +82,8 @@ def convert(
     files of peft or, for bottlenecks, of the library adapters. These are read as well, and so are updates of
     microsoft/LoRA and prompts of google-research/prompt-tuning. An exported model has a README.md, which says what the
     run knows about it and how to load it. ELMo is read from and written to the files that its authors published
-    (`interop.elmo_files`).
+    (`interop.elmo_files`). With `quantization`, the output is always a run directory, with the settings of the run and
+    the weights of projections and embeddings in few bits; the commands that read a run read it.
 
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a TensorFlow checkpoint of
@@ -112,6 +116,9 @@ def convert(
         where one matrix has several projections (`enable_lora`).
       long: Makes a Longformer with this number of positions of a RoBERTa: positions are repeated, and projections of
         global tokens are copies of the others. A Longformer gets new copies, as after its pretraining.
+      quantization: Type of the weights of a quantized run: `int8`, `int4`, `bfloat16` or `float16`; None for float32. A
+        run of quantization-aware training has the same type.
+      activations: Whether the inputs of projections are int8 as well; see `adapters.quantization.Quantized`.
       allow_nonfinite: Whether to convert weights with infinite values or NaN, which are an error otherwise.
 
     Returns:
@@ -156,6 +163,10 @@ def convert(
             convert_vectors.write(model, objective, leaves, tokenizer, output_path)
             return output_path
         leaves = _select(leaves, heads)
+        if quantization is not None:
+            _check_finite(leaves, checkpoint_path, allow_nonfinite)
+            text = paths.read_text(paths.join(_run(checkpoint_path), run_files.CONFIG))
+            return _write_quantized(leaves, model, text, (quantization, activations), checkpoint_path, output_path)
         if not merge:
             _check_finite(leaves, checkpoint_path, allow_nonfinite)
             return _write_adapters(model, leaves, checkpoint_path, base_path, output_path)
@@ -178,6 +189,8 @@ def convert(
     _check_finite(leaves, checkpoint_path, allow_nonfinite)
 
     # ---- Output: a Hugging Face directory of a run, and a run of anything else ---------------------------------------
+    if quantization is not None:
+        return _write_quantized(leaves, model, described, (quantization, activations), checkpoint_path, output_path)
     if is_run:
         tokenizer = _tokenizer(checkpoint_path, vocabulary_path)
         model = _with_special_tokens(model, tokenizer, bos_id)
@@ -303,8 +316,12 @@ def _read_run(
         if network is not None:
             model = networks.find(run.objective, model, network, path).config
     sharding = partitioning.Partitioner(rules="dp").replicated
+    dtypes = quantized.dtypes(model)
     with weight_source.open_run(path, network=network, averaged=averaged) as weights:
-        wanted = {n: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for n, shape in weights.shapes.items()}
+        wanted = {
+            name: jax.ShapeDtypeStruct(shape, dtypes.get(name, jnp.float32), sharding=sharding)
+            for name, shape in weights.shapes.items()
+        }
         return model, weights.read(wanted)
 
 
@@ -466,6 +483,31 @@ def _write_run(
     paths.write_atomic(paths.join(output_path, run_files.CONFIG), config)
 
 
+def _write_quantized(
+    leaves: Mapping[str, Any],
+    model: ModelConfig,
+    config: str,
+    settings: tuple[str, str | None],
+    source: str,
+    output_path: str,
+) -> str:
+    """Writes a run with quantized weights, whose configuration is that of its source with another model."""
+    before = quantized.size(leaves)
+    model, leaves = quantized.quantize(model, leaves, *settings)
+    with _removed_on_failure(output_path):
+        _write_run(leaves, model, f"{config}\n{description.describe_model(model)}", source, output_path)
+    _report(leaves, source, output_path)
+    after = quantized.size(leaves)
+    logging.info(
+        "%s: %.2f MB of weights instead of %.2f MB (%.0f %%)",
+        output_path,
+        after / 1e6,
+        before / 1e6,
+        100 * after / before,
+    )
+    return output_path
+
+
 def _source_tokenizer(source: str, model: ModelConfig) -> dict[str, bytes]:
     """Returns the files of the tokenizer of weights of another library by name, and those that describe its model."""
     if weight_files.is_huggingface(source):
@@ -473,6 +515,9 @@ def _source_tokenizer(source: str, model: ModelConfig) -> dict[str, bytes]:
         return tokenizer_files.read(
             source, tokenizer_files.MODEL | (tokenizer_files.TOKENIZER if has_tokenizer else frozenset())
         )
+    if run_files.find_run(source) is not None:
+        directory = _tokenizer_of_run(source)
+        return {name: paths.read_bytes(paths.join(directory, name)) for name in paths.listdir(directory)}
     if weight_files.find_t5x(source) is None and (prefix := weight_files.find_tensorflow(source)) is not None:
         return tensorflow_checkpoints.tokenizer(prefix, model)
     return {}

@@ -78,6 +78,7 @@ def test_wheel_declares_entry_point_and_python_versions(wheel):
             "cache",
             "vocabulary",
             "corpora",
+            "quantization",
             "clean",
             "hdf5",
             "eval",

@@ -106,7 +106,7 @@ def adapt(model: M, adapters: Sequence[Adapter], key: jax.Array) -> M:
     for each in adapters:
         parameters.check_pattern(f"{type(each).__name__}.pattern", each.pattern)
     unused = list(adapters)
-    for name, layers in _modules(model).items():
+    for name, layers in modules_by_name(model, tuple(_NOUNS)).items():
         fitting = (each for each in adapters if isinstance(layers[0][1], each.target))
         adapter = next((each for each in fitting if re.search(each.pattern, name)), None)
         if adapter is None:
@@ -127,7 +127,7 @@ def adapt(model: M, adapters: Sequence[Adapter], key: jax.Array) -> M:
                 made = make(module, own if index is None else jax.random.split(own, len(layers))[index])
             setattr(module, ADAPTER, nnx.data(made))
     if unused:
-        noun, found = _NOUNS[unused[0].target], _modules(model).items()
+        noun, found = _NOUNS[unused[0].target], modules_by_name(model, tuple(_NOUNS)).items()
         names = ", ".join(sorted(name for name, layers in found if isinstance(layers[0][1], unused[0].target)))
         raise UserError(
             f"{type(unused[0]).__name__}.pattern={unused[0].pattern!r} matches no {noun} of {type(model).__name__}. "
@@ -154,10 +154,15 @@ def _merged(module: Any) -> dict[str, Float[Array, "..."]]:
     return module.adapter.merged(module)
 
 
-def _modules(model: nnx.Module) -> dict[str, list[tuple[int | None, Any]]]:
-    """Returns stored name -> the modules of all layers with their numbers, or the only one with None."""
+def modules_by_name(model: nnx.Module, kinds: tuple[type[N], ...]) -> dict[str, list[tuple[int | None, N]]]:
+    """Returns stored name -> the modules of all layers with their numbers, or the only one with None.
+
+    Args:
+      model: the model.
+      kinds: classes of the modules.
+    """
     found = collections.defaultdict(list)
-    for name, module in named_modules(model, tuple(_NOUNS)):
+    for name, module in named_modules(model, kinds):
         stored, index = parameters.stored_name(f"{name}/")
         found[stored.rstrip("/")].append((index, module))
     return {name: sorted(layers, key=lambda pair: pair[0] or 0) for name, layers in found.items()}

@@ -41,12 +41,12 @@ class WeightDecomposed(LowRank):
         """
         y = projection.product(x)
         bias = projection.bias[...].astype(y.dtype) if projection.has_bias else 0
-        factor = self._factor(projection.kernel[...]).astype(y.dtype)
+        factor = self._factor(projection.dense_kernel).astype(y.dtype)
         return factor * (y - bias + self.update(x, y.dtype, dropout_key)) + bias
 
     def merged(self, module: Projection) -> dict[str, Float[Array, "..."]]:
         """Returns the kernel with the update and the magnitudes; see `base.AdapterModule`."""
-        kernel = module.kernel[...]
+        kernel = module.dense_kernel
         return {"kernel": self._factor(kernel) * (kernel + self.delta())}
 
     def _factor(self, kernel: Float[Array, "..."]) -> Float[Array, "..."]:

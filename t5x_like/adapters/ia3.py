@@ -44,7 +44,7 @@ class Rescaling(nnx.Module):
 
     def merged(self, module: Projection) -> dict[str, Float[Array, "..."]]:
         """Returns the rescaled kernel and bias; see `base.AdapterModule`."""
-        scale, kernel = self.scale[...], module.kernel[...]
+        scale, kernel = self.scale[...], module.dense_kernel
         if self.of == "inputs":
             return {"kernel": kernel * scale.reshape(*scale.shape, *(1,) * self.num_outputs)}
         return {"kernel": kernel * scale} | ({"bias": module.bias[...] * scale} if module.has_bias else {})

@@ -65,7 +65,7 @@ class LowRank(nnx.Module):
 
     def merged(self, module: Projection) -> dict[str, Float[Array, "..."]]:
         """Returns the kernel with the update; see `base.AdapterModule`."""
-        return {"kernel": module.kernel[...] + self.delta()}
+        return {"kernel": module.dense_kernel + self.delta()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

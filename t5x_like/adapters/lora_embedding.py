@@ -49,7 +49,7 @@ class LowRankRows(nnx.Module):
     def merged(self, module: Embedder) -> dict[str, Float[Array, "..."]]:
         """Returns the table with the update; see `base.AdapterModule`."""
         update = jnp.matmul(self.down[...], self.up[...], precision=jax.lax.Precision.HIGHEST)
-        return {"embedding": module.embedding[...] + self.scale * update}
+        return {"embedding": module.table + self.scale * update}
 
 
 @recorded

@@ -130,7 +130,8 @@ class Rows(nnx.Module):
           ids: token ids, and ids of the prompt from the number of rows of the table.
           embedder: the table.
         """
-        table, size = embedder.embedding[...], embedder.embedding.shape[0]
+        table = embedder.table
+        size = len(table)
         own = jnp.take(vectors(self.prompt, table, self.rows[...]), ids - size, axis=0, mode="fill", fill_value=jnp.nan)
         return jnp.where((ids < size)[..., None], embedder.lookup(ids), own)
 

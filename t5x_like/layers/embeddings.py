@@ -28,6 +28,7 @@ class Embedder(nnx.Module):
     Attributes:
       embedding: float32 `[ids, embed]`.
       adapter: further rows or an update, or None; see `adapters.prompt` and `adapters.lora_embedding`.
+      quantization: None, or a module that computes `lookup` and `table`; see `adapters.quantization`.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Embedder(nnx.Module):
         self.embedding = nnx.Param(init(key, (num_embeddings, embed_dim), 1), axes=(axis, features))
         self.dtype = dtype
         self.adapter: nnx.Module | None = None
+        self.quantization: nnx.Module | None = None
 
     def __call__(self, ids: Int[Array, "batch length"]) -> Float[Array, "batch length embed"]:
         """Returns the vectors of the ids. Ids outside the table give NaN, which makes the error visible in the loss."""
@@ -53,11 +55,18 @@ class Embedder(nnx.Module):
 
     def lookup(self, ids: Int[Array, "batch length"]) -> Float[Array, "batch length embed"]:
         """Returns the vectors of the ids without the adapter and before the cast; see `__call__`."""
+        if self.quantization is not None:
+            return self.quantization.lookup(ids, self)
         return jnp.take(self.embedding[...], ids, axis=0, mode="fill", fill_value=jnp.nan)
+
+    @property
+    def table(self) -> Float[Array, "ids embed"]:
+        """The table, or the table that its quantization stands for."""
+        return self.embedding[...] if self.quantization is None else self.quantization.weight(self)
 
     def attend(self, hidden: Float[Array, "batch length embed"]) -> Float[Array, "batch length vocab"]:
         """Returns the float32 inner products of `hidden` and the vectors of all ids."""
-        products = logits(hidden, self.embedding[...].T)
+        products = logits(hidden, self.table.T)
         return products if self.adapter is None else products + self.adapter.attend(hidden)
 
 
@@ -97,11 +106,18 @@ class Unembedding(Projection):
         """Returns logits in float32; see `logits`."""
         return self.product(hidden) if self.adapter is None else self.adapter(hidden, self)
 
-    def product(self, x: Float[Array, "batch length embed"], *, copies: int = 1) -> Float[Array, "batch length vocab"]:
-        """Returns the logits without the adapter; see `Projection.product`."""
+    def linear(
+        self,
+        x: Float[Array, "batch length embed"],
+        kernel: Float[Array, "embed vocab"],
+        bias: Float[Array, " vocab"] | None,
+        *,
+        copies: int = 1,
+    ) -> Float[Array, "batch length vocab"]:
+        """Returns the logits with a given kernel and bias, in float32; see `Projection.linear`."""
         del copies
-        y = logits(x, self.kernel[...])
-        return y + self.bias[...] if self.has_bias else y
+        y = logits(x, kernel)
+        return y if bias is None else y + bias
 
 
 def position_ids(

@@ -28,6 +28,7 @@ class Projection(nnx.Module):
       kernel: float32 `[*inputs, *outputs]`.
       bias: float32 `[*outputs]`, initially 0; only if the projection has a bias.
       adapter: None, or a module that changes the output; see `adapters.base`.
+      quantization: None, or a module that computes `product`; see `adapters.quantization`.
       num_inputs: number of input dimensions, which are the first dimensions of the kernel.
       axes: logical axes of the kernel, without `layers`.
     """
@@ -53,6 +54,7 @@ class Projection(nnx.Module):
         self.has_bias = bias
         self.dtype, self.has_dropout_key = dtype, has_dropout_key
         self.adapter: nnx.Module | None = None
+        self.quantization: nnx.Module | None = None
 
     def __call__(
         self, x: Float[Array, "batch length ..."], *, copies: int = 1, dropout_key: jax.Array | None = None
@@ -82,8 +84,27 @@ class Projection(nnx.Module):
           copies: see `__call__`.
           kernel: replaces the kernel of the projection.
         """
-        kernel = (self.kernel[...] if kernel is None else kernel).astype(self.dtype)
-        bias = self.bias[...].astype(self.dtype) if self.has_bias else None
+        if self.quantization is not None:
+            return self.quantization.product(x, self, copies=copies, kernel=kernel)
+        bias = self.bias[...] if self.has_bias else None
+        return self.linear(x, self.kernel[...] if kernel is None else kernel, bias, copies=copies)
+
+    @property
+    def dense_kernel(self) -> Float[Array, "..."]:
+        """The kernel, or the kernel that its quantization stands for, `[*inputs, *outputs]`."""
+        return self.kernel[...] if self.quantization is None else self.quantization.weight(self)
+
+    def linear(
+        self,
+        x: Float[Array, "batch length ..."],
+        kernel: Float[Array, "..."],
+        bias: Float[Array, "..."] | None,
+        *,
+        copies: int = 1,
+    ) -> Float[Array, "batch length ..."]:
+        """Returns the product with a given kernel and bias in `dtype`; see `__call__`."""
+        kernel = kernel.astype(self.dtype)
+        bias = None if bias is None else bias.astype(self.dtype)
         if copies > 1:
             kernel = jnp.repeat(kernel, copies, axis=self.num_inputs)
             bias = None if bias is None else jnp.repeat(bias, copies, axis=0)

@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t5x_like.adapters import prefix, prompt
+from t5x_like.adapters import prefix, prompt, quantization
 from t5x_like.adapters.base import Adapter
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.captures import Edit
@@ -192,7 +192,7 @@ class ModelConfig(Protocol):
     remat: str
     dtype: str | None
     scan_layers: bool | None
-    adapters: Sequence[Adapter | prompt.Prompt | prefix.Prefix]
+    adapters: Sequence[Adapter | prompt.Prompt | prefix.Prefix | quantization.Settings]
 
     @property
     def compute_dtype(self) -> str:
@@ -252,7 +252,7 @@ class BaseConfig:
     # Whether layers are stacked and scanned. None: `for_platform` sets it, and without it layers are unrolled.
     scan_layers: bool | None = None
     # What is added to projections, such as (@lora.LoRA(),), a prompt, @prompt.Prompt(), and a prefix, @prefix.Prefix().
-    adapters: tuple[Adapter | prompt.Prompt | prefix.Prefix, ...] = ()
+    adapters: tuple[Adapter | prompt.Prompt | prefix.Prefix | quantization.Settings, ...] = ()
 
     def __post_init__(self):
         checks.positive_integers(self, "vocab_size")

@@ -6,6 +6,7 @@ from typing import Any
 from t5x_like.adapters.base import Adapter
 from t5x_like.adapters.prefix import Prefix
 from t5x_like.adapters.prompt import Prompt
+from t5x_like.adapters.quantization import Settings as Quantization
 from t5x_like.errors import UserError
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.stacks import REMAT_POLICIES
@@ -137,7 +138,9 @@ def adapters(config: object) -> None:
       UserError: it is not.
     """
     given = config.adapters
-    if not isinstance(given, tuple | list) or not all(isinstance(each, Adapter | Prompt | Prefix) for each in given):
+    if not isinstance(given, tuple | list) or not all(
+        isinstance(each, Adapter | Prompt | Prefix | Quantization) for each in given
+    ):
         raise UserError(
             f"{_field(config, 'adapters')}: not a tuple of adapters. Give one, such as (@lora.LoRA(),); an adapter has "
             "`pattern`, `target` and `make`."

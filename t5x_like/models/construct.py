@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 from t5x_like import parameters
-from t5x_like.adapters import prefix, prefix_activations, prompt
+from t5x_like.adapters import prefix, prefix_activations, prompt, quantization
 from t5x_like.adapters.base import adapt, merged_parameters
 from t5x_like.adapters.lora_embedding import EmbeddingLoRA
 from t5x_like.errors import UserError
@@ -28,7 +28,7 @@ def make(config: ModelConfig, key: jax.Array) -> Model:
       key: random key of the initialization.
 
     Raises:
-      UserError: an adapter matches no projection or attention of the model, or a prompt does not fit it.
+      UserError: an adapter or a quantization matches no module of the model, or a prompt does not fit it.
     """
     model = config.make(key)
     if not config.adapters:
@@ -37,7 +37,9 @@ def make(config: ModelConfig, key: jax.Array) -> Model:
     for each, add, index in zip(whole, (prompt.add, prefix.add), (_PROMPT, _PREFIX), strict=True):
         if each is not None:
             add(model, each, jax.random.fold_in(own, index))
-    return adapt(model, [each for each in config.adapters if each not in whole], own)
+    quantizations = quantization.find(config.adapters)
+    adapt(model, [each for each in config.adapters if each not in (*whole, *quantizations)], own)
+    return quantization.apply(model, quantizations)
 
 
 def without_adapters(config: ModelConfig) -> ModelConfig:
@@ -47,6 +49,8 @@ def without_adapters(config: ModelConfig) -> ModelConfig:
 
 def merge(model: Model) -> Model:
     """Returns the bare model with the same outputs: the updates of its adapters are added to the parameters.
+
+    Quantized weights become the numbers that they stand for. Activations are not quantized any more.
 
     Example:
       `merge(open_model("runs/lora").read_model())` is a model without adapters.
@@ -73,7 +77,7 @@ def merge(model: Model) -> Model:
                     "EmbeddingLoRA.tied_logits=False: the logits are computed from the embeddings without the update, "
                     "so no table has the effect of the adapter. Train with tied_logits=True, or use the run itself."
                 )
-    leaves = parameters.named_leaves(model) | merged_parameters(model)
+    leaves = parameters.named_leaves(model) | quantization.dense_parameters(model) | merged_parameters(model)
     bare = jax.eval_shape(without_adapters(model.config).make, jax.random.key(0))
     return parameters.rebuild(bare, {name: leaves[name] for name in parameters.named_leaves(bare)})
 

@@ -294,7 +294,7 @@ class Deberta(Bert):
 
     def relative_table(self) -> Float[Array, "relative embed"]:
         """Returns the table of relative positions that the layers read."""
-        return self.relative_embedder.embedding[...].astype(self.config.compute_dtype)
+        return self.relative_embedder.table.astype(self.config.compute_dtype)
 
     def trunk(
         self,

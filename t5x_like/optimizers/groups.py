@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -194,12 +195,18 @@ def split(params: Tree, groups: Sequence[ParameterGroup]) -> tuple[Tree, Tree]:
       `(trainable, frozen)`.
 
     Raises:
-      UserError: A group applies to no parameter, or all parameters are frozen.
+      UserError: A group applies to no parameter, all parameters are frozen, or integers are not.
     """
     assigned = leaves(params, groups)
     if assigned and all(leaf.group.freeze for leaf in assigned.values()):
         named = ", ".join(map(str, groups))
         raise UserError(f"the parameter groups {named} freeze every parameter. Leave at least one parameter trainable.")
+    for name, array in parameters.named_leaves(params).items():
+        if not assigned[name].group.freeze and not jnp.issubdtype(array.dtype, jnp.inexact):
+            raise UserError(
+                f"{assigned[name].stored_name} is {array.dtype}: stored integers cannot be trained. Freeze them, as "
+                "compression/int8_lora.gin does, or train rounded weights with compression/int8.gin."
+            )
     trainable = parameters.map_named(lambda name, array: None if assigned[name].group.freeze else array, params)
     frozen = parameters.map_named(lambda name, array: array if assigned[name].group.freeze else None, params)
     return trainable, frozen

@@ -19,7 +19,7 @@ from t5x_like.objectives import passes
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.carry import as_features
 from t5x_like.objectives.keys import Keys, row_keys
-from t5x_like.training import gathering
+from t5x_like.training import gathering, ranges
 from t5x_like.training.gathering import Gathering
 from t5x_like.training.state import Frozen, assemble
 
@@ -238,7 +238,7 @@ def _accumulated(
     def accumulate(total, indexed):
         index, microbatch = indexed
         sums, handed = compute_microbatch(microbatch, index)
-        return jax.tree.map(jnp.add, total, sums), handed
+        return (ranges.accumulate(total[0], sums[0]), jax.tree.map(jnp.add, total[1], sums[1])), handed
 
     shapes, _ = jax.eval_shape(compute_microbatch, {name: feature[0] for name, feature in stacked.items()}, 0)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

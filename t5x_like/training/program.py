@@ -19,7 +19,7 @@ from t5x_like.objectives import carry as carrying
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.row_updates import RowObjective
 from t5x_like.runtime import hardware_files
-from t5x_like.training import flops, gathering, gradients, row_step, step
+from t5x_like.training import flops, gathering, gradients, ranges, row_step, step
 from t5x_like.training.recipe import Recipe, Update
 from t5x_like.training.stages import of_objective
 from t5x_like.training.state import Frozen, TrainState, create_state, in_frozen_dtype
@@ -124,6 +124,7 @@ def make_program(recipe: Recipe) -> Program:
     def init(key):
         params = networks.make(objective, config, key)
         trainable, frozen = optimizers.split(params, optimizer.groups)
+        ranges.check(trainable, update.gather_parameters)
         carry = carrying.initial(objective, config, batch_size) if is_continuous(recipe.data) else {}
         frozen = Frozen(in_frozen_dtype(frozen, update.frozen_dtype))
         stages, has_average = of_objective(objective, optimizer), update.ema_decay is not None

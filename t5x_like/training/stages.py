@@ -8,6 +8,7 @@ from typing import Any
 from t5x_like import optimizers, parameters
 from t5x_like.errors import UserError
 from t5x_like.objectives.base import Objective
+from t5x_like.training import ranges
 
 # Name of the stage of an objective that declares none. It trains all parameters.
 ONLY = "only"
@@ -86,7 +87,7 @@ def init_optimizers(params: Any, stages: Mapping[str, RunStage]) -> Any:
       UserError: A stage trains no parameter, or a parameter is trained by no stage or by several.
     """
     if not are_declared(stages):
-        return stages[ONLY].optimizer.init(params)
+        return stages[ONLY].optimizer.init(ranges.split(params)[0])
     owners: dict[str, str] = {}
     states = {}
     for name, stage in stages.items():
@@ -102,7 +103,7 @@ def init_optimizers(params: Any, stages: Mapping[str, RunStage]) -> Any:
                     f"stages {other!r} and {name!r} both train {each}. Change `trains` of one of them: a parameter has "
                     "one optimizer."
                 )
-        states[name] = stage.optimizer.init(own)
+        states[name] = stage.optimizer.init(ranges.split(own)[0])
     if idle := sorted(set(parameters.named_leaves(params)) - owners.keys()):
         raise UserError(
             f"no stage trains these parameters ({len(idle)}): {', '.join(idle[:3])}{', …' if len(idle) > 3 else ''}. "

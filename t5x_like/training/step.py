@@ -13,7 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.objectives import passes
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.carry import as_features
-from t5x_like.training import gradients
+from t5x_like.training import gradients, ranges
 from t5x_like.training.gathering import Gathering
 from t5x_like.training.stages import ONLY, are_declared, of_objective
 from t5x_like.training.state import Frozen, TrainState, assemble, update_average
@@ -85,12 +85,14 @@ def make_train_step(
             grads, found, handed = gradients.compute(
                 stage.objective, own, fixed, rows, keys, microbatches, normalize, state.step, gather
             )
+            (own, old_ranges), (grads, observed) = ranges.split(own), ranges.split(grads)
             norms[name] = optimizers.global_norm(grads)
             if stage.max_grad_norm is not None:
                 grads, _ = optimizers.clip_by_global_norm(grads, stage.max_grad_norm)
             opt_state = state.opt_state[name] if several else state.opt_state
             updates, opt_states[name] = stage.optimizer.update(grads, opt_state, own, step=state.step)
-            params = optimizers.merge(jax.tree.map(jnp.add, own, partitioning.shard_tree(updates)), others)
+            own = jax.tree.map(jnp.add, own, partitioning.shard_tree(updates))
+            params = optimizers.merge(optimizers.merge(own, ranges.update(old_ranges, observed)), others)
             metrics = _united(metrics, found)
             rows = {**rows, **handed}
 
@@ -98,7 +100,7 @@ def make_train_step(
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["objective"][0])
         params = _select(finite, params, state.params)
         params = pruned.update_thresholds(params, frozen.params, state.step + 1)
-        param_norm = optimizers.global_norm(params)
+        param_norm = optimizers.global_norm(ranges.split(params)[0])
         opt_state = opt_states if several else opt_states[ONLY]
         opt_state = _select(_after(param_norm, finite), opt_state, state.opt_state)
         skipped = jnp.where(finite, 0, 1)

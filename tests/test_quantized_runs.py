@@ -1,0 +1,63 @@
+"""Runs with weights in integers: conversion, the commands that read them, and the way back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small_models
+
+from t5x_like import interop, parameters
+from t5x_like.convert import convert
+from t5x_like.errors import UserError
+from t5x_like.interop import quantized
+from t5x_like.loading import open_model
+from t5x_like.models import construct
+from t5x_like.partitioning import Partitioner
+
+pytest.importorskip("qwix", reason="needs the extra `quantization`")
+# Pairs of the 8 features of small models cannot be divided among 8 devices.
+ONE = Partitioner(devices=jax.devices()[:1], ici={"data": 1})
+RECORDS = [{"inputs": "a b c"}, {"inputs": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("models") / "gpt2"
+    small_models.write_gpt2(directory)
+    return str(directory)
+
+
+@pytest.mark.parametrize(
+    "dtype, activations, share",
+    [("int8", None, 0.5), ("int4", None, 0.4), ("bfloat16", None, 0.53), ("int8", "dynamic", 0.5)],
+)
+def test_converted_run_is_small_and_generates(gpt2, tmp_path, dtype, activations, share):
+    dense, run = str(tmp_path / "dense"), str(tmp_path / "run")
+    convert(checkpoint_path=gpt2, output_path=dense)
+    convert(checkpoint_path=gpt2, output_path=run, quantization=dtype, activations=activations)
+    models = [open_model(path, partitioner=ONE).read_model() for path in (dense, run)]
+    sizes = [quantized.size(parameters.named_leaves(each)) for each in models]
+    assert sizes[1] < share * sizes[0]
+    batch = {"decoder_input_tokens": jnp.array([[5, 6, 7, 8]])}
+    one, other = (model(batch).hidden for model in models)
+    np.testing.assert_allclose(one, other, atol=0.5 if dtype == "int4" else 0.1)
+    assert np.any(one != other)
+    assert len(open_model(run, partitioner=ONE).predict(RECORDS)) == 2
+
+
+def test_quantized_run_of_a_run_keeps_its_settings_and_is_exported_dense(gpt2, tmp_path):
+    dense, run, back = (str(tmp_path / name) for name in ("dense", "run", "back"))
+    convert(checkpoint_path=gpt2, output_path=dense)
+    model = open_model(dense).config
+    convert(checkpoint_path=dense, output_path=run, model=model, quantization="int8")
+    assert (tmp_path / "run/config.gin").read_text().startswith((tmp_path / "dense/config.gin").read_text())
+    read = open_model(run)
+    assert open_model(run).predict(RECORDS)
+    convert(checkpoint_path=run, output_path=back, model=read.config)
+    expected = parameters.named_leaves(construct.merge(read.read_model()))
+    found = {name.removeprefix("model/"): leaf for name, leaf in interop.read(back, model).items()}
+    for name, leaf in parameters.stack(expected).items():
+        np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+    with pytest.raises(UserError, match="QUANTIZATION='int4': the weights are quantized already"):
+        convert(checkpoint_path=run, output_path=str(tmp_path / "again"), model=read.config, quantization="int4")
+    assert not (tmp_path / "again").exists()
