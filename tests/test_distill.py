@@ -16,6 +16,7 @@ from flax import nnx
 
 from t5x_like import ablate, cli, interop, parameters
 from t5x_like.adapters.pruned import MovementPruning
+from t5x_like.adapters.quantization import FakeQuantized, is_range
 from t5x_like.distill import distill
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
@@ -124,6 +125,16 @@ def test_other_commands_read_the_student_without_the_teacher(whole):
     assert type(loaded.objective) is SequenceToSequence
     for name, leaf in parameters.named_leaves(read["model"]).items():
         np.testing.assert_array_equal(leaf, parameters.named_leaves(result.params["model"])[name], err_msg=name)
+
+
+def test_quantized_student_learns_from_a_dense_teacher(teacher, tmp_path):
+    pytest.importorskip("qwix", reason="needs the extra `quantization`")
+    student = dataclasses.replace(copying_run.CONFIG, adapters=(FakeQuantized(),))
+    result = run(tmp_path, teacher, model=student)
+    assert loss_rows(tmp_path)[-1][1] < loss_rows(tmp_path)[0][1]
+    ranges = [leaf for name, leaf in parameters.named_leaves(result.params).items() if is_range(name)]
+    assert ranges and all(np.all(leaf > 0) for leaf in ranges)
+    assert not any("quantization" in name for name in parameters.named_leaves(open_teacher(Teacher(teacher)).shapes))
 
 
 def test_resumed_run_equals_an_uninterrupted_one(whole, teacher, tmp_path):

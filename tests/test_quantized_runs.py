@@ -1,5 +1,8 @@
 """Runs with weights in integers: conversion, the commands that read them, and the way back."""
 
+import dataclasses
+
+import copying_run
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +10,16 @@ import pytest
 import small_models
 
 from t5x_like import interop, parameters
+from t5x_like.adapters.quantization import FakeQuantized
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.interop import quantized
 from t5x_like.loading import open_model
-from t5x_like.models import construct
+from t5x_like.models import build, construct
+from t5x_like.models.base import for_platform
 from t5x_like.partitioning import Partitioner
+from t5x_like.training import warm_start
+from t5x_like.training.weight_source import InitialWeights
 
 pytest.importorskip("qwix", reason="needs the extra `quantization`")
 # Pairs of the 8 features of small models cannot be divided among 8 devices.
@@ -61,3 +68,27 @@ def test_quantized_run_of_a_run_keeps_its_settings_and_is_exported_dense(gpt2, t
     with pytest.raises(UserError, match="QUANTIZATION='int4': the weights are quantized already"):
         convert(checkpoint_path=run, output_path=str(tmp_path / "again"), model=read.config, quantization="int4")
     assert not (tmp_path / "again").exists()
+
+
+def test_run_with_integers_is_only_read_with_its_own_configuration(gpt2, tmp_path):
+    dense, run = str(tmp_path / "dense"), str(tmp_path / "run")
+    convert(checkpoint_path=gpt2, output_path=dense)
+    convert(checkpoint_path=gpt2, output_path=run, quantization="int8")
+    of_dense, of_run = open_model(dense).config, open_model(run).config
+    message = "quantized weights, such as 'model/decoder/layers/attention/key/quantization/values', but"
+    with pytest.raises(UserError, match=message):
+        open_model(run, model=of_dense).read_model()
+    with pytest.raises(UserError, match="weights that are not quantized, but the model needs .*convert --input="):
+        open_model(dense, model=of_run).read_model()
+    for source, config, expected in ((run, of_dense, message), (dense, of_run, "not quantized, but the model needs")):
+        model = for_platform(config, "cpu")
+        params = {"model": build.shapes(model), "objective": {}}
+        with pytest.raises(UserError, match=expected):
+            warm_start.check(InitialWeights(path=source), params, model, ONE)
+
+
+def test_quantized_run_is_not_resumed_densely(tmp_path):
+    quantized_model = dataclasses.replace(copying_run.CONFIG, adapters=(FakeQuantized(),))
+    copying_run.run(tmp_path, model=quantized_model, total=3)
+    with pytest.raises(UserError, match="checkpoint 3 is of a quantized run, with .* but the model is not quantized"):
+        copying_run.run(tmp_path)

@@ -326,6 +326,11 @@ def is_range(name: str) -> bool:
     return name.endswith(f"{NAME}/{RANGE}")
 
 
+def is_stored_weight(name: str) -> bool:
+    """Returns whether a parameter is a weight in few bits, by its name."""
+    return name.endswith(f"{NAME}/values")
+
+
 def dense_parameters(model: nnx.Module) -> dict[str, Float[Array, "..."]]:
     """Returns the name of each parameter that a quantization replaces or rounds -> the value that it stands for."""
     found = {}

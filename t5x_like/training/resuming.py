@@ -6,6 +6,7 @@ import os
 from absl import logging
 
 from t5x_like import optimizers, parameters, partitioning
+from t5x_like.adapters import quantization
 from t5x_like.errors import UserError
 from t5x_like.training import frozen_base, weight_source
 from t5x_like.training.checkpoints.checkpoint_layout import lay_out, stacked_shapes
@@ -73,7 +74,7 @@ def restore(
       The `Restored`.
 
     Raises:
-      UserError: The base is missing or has changed, or the checkpoint has no averages.
+      UserError: The base is missing or has changed, the checkpoint has no averages, or only it is quantized.
     """
     names = checkpointer.shapes(saved_step, verify=False)
     stored = weight_source.below(weight_source.PARAMS, names)
@@ -83,6 +84,13 @@ def restore(
         raise UserError(
             f"EMA_DECAY: checkpoint {saved_step} has no averages, because the run had none. Resume without EMA_DECAY, "
             "or start a new run from this one with INITIAL_CHECKPOINT_PATH."
+        )
+    wanted = stacked_shapes(optimizers.merge(state.params, frozen.params), partitioner)
+    if lost := sorted(name for name in stored if f"/{quantization.NAME}/" in name and name not in wanted):
+        raise UserError(
+            f"checkpoint {saved_step} is of a quantized run, with {lost[0]!r}, but the model is not quantized. Resume "
+            "with the gin files of the run, such as compression/int8.gin, or start a new run from it with "
+            "INITIAL_CHECKPOINT_PATH and INITIAL_DROPPED=('/quantization/range$',)."
         )
     own, of_base = frozen_base.split(base, optimizers.merge(state.params, frozen.params))
     restored = checkpointer.restore(saved_step, state.replace(params=own), partitioner)

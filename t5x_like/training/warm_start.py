@@ -1,13 +1,14 @@
 """Initializes a run from pretrained weights, given by INITIAL_CHECKPOINT_PATH."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 from absl import logging
 
 from t5x_like import optimizers, parameters, partitioning
+from t5x_like.adapters.quantization import is_stored_weight
 from t5x_like.errors import UserError
 from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig
@@ -204,6 +205,7 @@ def load(
     shapes, path = stacked_shapes(like, partitioner), source.path
     with weight_source.open_source(source, config, list(shapes)) as weights:
         stored = weights.shapes
+        _check_quantization(path, shapes, stored)
         for root in like:
             own = [name for name in shapes if name.startswith(f"{root}/")]
             if missing := sorted(set(own) - set(stored)):
@@ -232,6 +234,7 @@ def _fits(
       UserError: see `restore`.
     """
     here = {name: shape.shape for name, shape in target.shapes.items()}
+    _check_quantization(source.path, here, stored)
     wanted = {name: weight_source.renamed(name, source.mapping) for name in here}
     wanted |= _found_elsewhere(source.path, wanted, stored, other_names)
     fits = weight_fits.fit(source, wanted, here, target.axes, stored)
@@ -289,6 +292,22 @@ def _check_shape(path: str, name: str, shape: tuple[int, ...], stored_name: str,
         raise UserError(
             f"{path}: {stored_name} has shape {stored}, but {name} of this model has shape {shape}. Give a checkpoint "
             "of this model, change the configuration, or choose layers with INITIAL_LAYERS."
+        )
+
+
+def _check_quantization(path: str, here: Collection[str], stored: Collection[str]) -> None:
+    """Checks that both the model and its source have integers, or neither."""
+    ours, theirs = ({name for name in names if is_stored_weight(name)} for names in (here, stored))
+    if theirs and not ours:
+        raise UserError(
+            f"{path}: quantized weights, such as {sorted(theirs)[0]!r}, but the configuration of this model has none. "
+            "Use the configuration in the directory of the run, add compression/int8_lora.gin to train over them, or "
+            "make a dense model of them with t5x_like convert."
+        )
+    if ours and not theirs:
+        raise UserError(
+            f"{path}: weights that are not quantized, but the model needs {sorted(ours)[0]!r}. Write a quantized run "
+            f"first: t5x_like convert --input={path} --output=… --quantization=int8"
         )
 
 
