@@ -68,7 +68,7 @@ def convert(
     lora_pattern: str = LoralibSettings.pattern,
     long: int | None = None,
     quantization: Literal["int8", "int4", "bfloat16", "float16"] | None = None,
-    activations: Literal["dynamic", "static"] | None = None,
+    quantized_inputs: Literal["dynamic"] | None = None,
     allow_nonfinite: bool = False,
 ) -> str:
     """Converts weights of other libraries to a run directory, or a run to a Hugging Face directory.
@@ -118,7 +118,7 @@ def convert(
         global tokens are copies of the others. A Longformer gets new copies, as after its pretraining.
       quantization: Type of the weights of a quantized run: `int8`, `int4`, `bfloat16` or `float16`; None for float32. A
         run of quantization-aware training has the same type.
-      activations: Whether the inputs of projections are int8 as well; see `adapters.quantization.Quantized`.
+      quantized_inputs: Whether the inputs of projections are int8 as well; see `adapters.quantization.Quantized`.
       allow_nonfinite: Whether to convert weights with infinite values or NaN, which are an error otherwise.
 
     Returns:
@@ -166,7 +166,7 @@ def convert(
         if quantization is not None:
             _check_finite(leaves, checkpoint_path, allow_nonfinite)
             text = paths.read_text(paths.join(_run(checkpoint_path), run_files.CONFIG))
-            return _write_quantized(leaves, model, text, (quantization, activations), checkpoint_path, output_path)
+            return _write_quantized(leaves, model, text, (quantization, quantized_inputs), checkpoint_path, output_path)
         if not merge:
             _check_finite(leaves, checkpoint_path, allow_nonfinite)
             return _write_adapters(model, leaves, checkpoint_path, base_path, output_path)
@@ -190,7 +190,9 @@ def convert(
 
     # ---- Output: a Hugging Face directory of a run, and a run of anything else ---------------------------------------
     if quantization is not None:
-        return _write_quantized(leaves, model, described, (quantization, activations), checkpoint_path, output_path)
+        return _write_quantized(
+            leaves, model, described, (quantization, quantized_inputs), checkpoint_path, output_path
+        )
     if is_run:
         tokenizer = _tokenizer(checkpoint_path, vocabulary_path)
         model = _with_special_tokens(model, tokenizer, bos_id)

@@ -41,7 +41,7 @@ def gpt2(tmp_path_factory):
 def test_converted_run_is_small_and_generates(gpt2, tmp_path, dtype, activations, share):
     dense, run = str(tmp_path / "dense"), str(tmp_path / "run")
     convert(checkpoint_path=gpt2, output_path=dense)
-    convert(checkpoint_path=gpt2, output_path=run, quantization=dtype, activations=activations)
+    convert(checkpoint_path=gpt2, output_path=run, quantization=dtype, quantized_inputs=activations)
     models = [open_model(path, partitioner=ONE).read_model() for path in (dense, run)]
     sizes = [quantized.size(parameters.named_leaves(each)) for each in models]
     assert sizes[1] < share * sizes[0]

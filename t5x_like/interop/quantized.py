@@ -43,7 +43,7 @@ def quantize(
     if trained := sorted({each.dtype for each in found} - {dtype}):
         raise UserError(f"QUANTIZATION={dtype!r}: the model was trained for {trained[0]}. Give {trained[0]!r}.")
     if found and activations is not None:
-        raise UserError(f"ACTIVATIONS={activations!r}: the training has set them. Omit the setting.")
+        raise UserError(f"QUANTIZED_INPUTS={activations!r}: the training has set them. Omit the setting.")
     if found and len(found) < len(config.adapters):
         raise UserError(
             "QUANTIZATION: the model has trained quantization and other adapters. Train without one of them."
@@ -69,7 +69,7 @@ def _check_ranges(leaves: Mapping[str, Any]) -> None:
         raise UserError(
             f"{len(unseen)} ranges of activations have seen no batch, such as {unseen[0]}. Calibrate them on a task "
             "first: t5x_like train --gin_file=RECIPE --gin_file=compression/calibrate.gin, and convert that run; or "
-            "give ACTIVATIONS='dynamic'."
+            "give QUANTIZED_INPUTS='dynamic'."
         )
 
 

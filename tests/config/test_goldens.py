@@ -311,6 +311,16 @@ RUNS = {
         ["models/bert/mini.gin", "runs/bert.gin", "distillation/hinton.gin", "runs/distill.gin"],
         [*TASK, ("TEACHER", "runs/1"), ("PREDICTION", "masked_lm")],
     ),
+    "calibrate": (
+        "train",
+        ["models/bert/base.gin", "runs/finetune_classification.gin", "compression/calibrate.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
+    "int8_lora": (
+        "train",
+        ["models/bert/base.gin", "runs/finetune_classification.gin", "compression/int8_lora.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "bench": ("bench", ["commands/bench.gin", SMALL, "runs/pretrain.gin"], []),
     "report": ("report", ["commands/report.gin"], [("MODEL_DIRS", "('runs/1', 'runs/2')")]),
     "plan": ("plan", ["commands/plan.gin", SMALL, "runs/pretrain.gin"], [("TOPOLOGY", "v5e:2x4")]),

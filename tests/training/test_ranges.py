@@ -22,6 +22,7 @@ from t5x_like.training import ranges, step
 from t5x_like.training.program import make_program
 from t5x_like.training.stages import of_objective
 from t5x_like.training.state import Frozen, create_state
+from t5x_like.training.weight_source import InitialWeights
 
 pytest.importorskip("qwix", reason="needs the extra `quantization`")
 DECAY = 0.75
@@ -94,3 +95,23 @@ def test_resumed_run_has_the_same_ranges(tmp_path):
     copying_run.run(resumed, model=QUANTIZED)
     assert copying_run.losses(whole)[3:] == copying_run.losses(resumed)[3:]
     assert copying_run.losses(whole)[-1] != copying_run.losses(whole)[0]
+
+
+def test_calibration_changes_ranges_alone(tmp_path):
+    """`compression/calibrate.gin` freezes everything else, and starts from a dense run."""
+    dense, calibrated = tmp_path / "dense", tmp_path / "calibrated"
+    before = copying_run.run(dense, total=2)
+    groups = (optimizers.ParameterGroup("^(?!.*/quantization/range$)", freeze=True),)
+    after = copying_run.run(
+        calibrated,
+        model=QUANTIZED,
+        total=4,
+        optimizer=optimizers.adamw(learning_rate=1e-3, groups=groups),
+        initial=InitialWeights(path=str(dense)),
+    )
+    found, expected = (parameters.named_leaves(each.params) for each in (after, before))
+    for name, leaf in expected.items():
+        np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+    seen = ranges_of(found)
+    assert seen and seen.keys() == found.keys() - expected.keys()
+    assert all(np.all(leaf[..., 0] > 0) and np.all(leaf[..., 1] == 4 * (1 - DECAY)) for leaf in seen.values())
