@@ -141,7 +141,8 @@ class Pruned(nnx.Module):
 
     def merged(self, module: Projection) -> dict[str, Float[Array, "..."]]:
         """Returns the pruned kernel; see `base.AdapterModule`."""
-        return {"kernel": self.pruned(module.kernel[...])}
+        kernel = self.pruned(module.kernel[...])
+        return {"kernel": kernel if module.quantization is None else module.quantization.weight(module, kernel)}
 
 
 class PrunedByMovement(Pruned):

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_like import parameters
 from t5x_like.adapters.base import modules_by_name, named_modules, stacked_layers
+from t5x_like.adapters.pruned import Pruned
 from t5x_like.errors import UserError
 from t5x_like.kernels import quantization as numerics
 from t5x_like.kernels.quantization import LEVELS
@@ -107,13 +108,19 @@ class StoredWeight(_Quantization):
         return jnp.where(is_known[..., None], rows.astype(jnp.float32), jnp.nan)
 
     def product(
-        self, x: Float[Array, "batch length ..."], projection: Projection, *, copies: int = 1
+        self,
+        x: Float[Array, "batch length ..."],
+        projection: Projection,
+        *,
+        copies: int = 1,
+        kernel: Float[Array, "..."] | None = None,
     ) -> Float[Array, "batch length ..."]:
         """Returns the output of the projection; see `Projection.product`.
 
         With quantized activations, the product is of integers, with a sum in int32. A bias is added as an integer of
         the product's scale where the range is static, which is a constant, and as a float otherwise.
         """
+        del kernel  # `apply` refuses the adapters that replace it
         if self.activations is None:
             return projection.linear(x, self.weight(projection), _bias(projection), copies=copies)
         batch, num_inputs = x.ndim - projection.num_inputs, projection.num_inputs
@@ -137,10 +144,10 @@ class RoundedWeight(_Quantization):
         super().__init__(module, settings)
         self.scales, self.rate = settings.scales, 1 - settings.decay
 
-    def weight(self, module: Projection | Embedder) -> Float[Array, "..."]:
-        """Returns the rounded weight."""
+    def weight(self, module: Projection | Embedder, replaced: Float[Array, "..."] | None = None) -> Float[Array, "..."]:
+        """Returns the rounded weight, or the rounded weight that an adapter replaces it by."""
         weight, _, reduced = _weight(module, self.scales)
-        return self._round(weight, reduced)[0]
+        return self._round(weight if replaced is None else replaced, reduced)[0]
 
     def lookup(self, ids: Int[Array, "batch length"], embedder: Embedder) -> Float[Array, "batch length embed"]:
         """Returns the rounded vectors of ids; see `Embedder.lookup`."""
@@ -152,14 +159,19 @@ class RoundedWeight(_Quantization):
         return jnp.where(jnp.isnan(rows), rows, self._round(rows, (rows.ndim - 1,))[0])
 
     def product(
-        self, x: Float[Array, "batch length ..."], projection: Projection, *, copies: int = 1
+        self,
+        x: Float[Array, "batch length ..."],
+        projection: Projection,
+        *,
+        copies: int = 1,
+        kernel: Float[Array, "..."] | None = None,
     ) -> Float[Array, "batch length ..."]:
         """Returns the output of the projection; see `Projection.product`.
 
         Inputs are not rounded before a static range has seen a batch.
         """
-        kernel, _, reduced = _weight(projection, self.scales)
-        kernel, kernel_scale = self._round(kernel, reduced)
+        own, _, reduced = _weight(projection, self.scales)
+        kernel, kernel_scale = self._round(own if kernel is None else kernel, reduced)
         bias = _bias(projection)
         if self.activations is None:
             return projection.linear(x, kernel, bias, copies=copies)
@@ -307,6 +319,11 @@ def apply(model: nnx.Module, settings: Sequence[Settings]) -> nnx.Module:
         unused = [each for each in unused if each is not chosen]
         make = functools.partial(chosen.make, name=name)
         for _, module in layers:
+            if isinstance(chosen, Quantized) and isinstance(module.adapter, Pruned):
+                raise UserError(
+                    f"Quantized.pattern={chosen.pattern!r} matches {name}, whose kernel is pruned while it is trained. "
+                    "Train it with FakeQuantized, or quantize the pruned run with t5x_like convert."
+                )
             made = (make if stacked_layers(module) is None else jax.vmap(make))(module)
             if made.activations == "static" and module.quantization is not None:
                 made.range = module.quantization.range

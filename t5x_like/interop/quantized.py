@@ -9,6 +9,8 @@ import numpy as np
 
 from t5x_like import parameters
 from t5x_like.adapters import quantization
+from t5x_like.adapters.base import merged_parameters
+from t5x_like.adapters.pruned import Pruning
 from t5x_like.adapters.quantization import Quantized
 from t5x_like.errors import UserError
 from t5x_like.models import build, construct
@@ -22,8 +24,8 @@ def quantize(
 ) -> tuple[ModelConfig, dict[str, Any]]:
     """Quantizes the weights of a model.
 
-    A model of quantization-aware training keeps its patterns, scales and ranges. The updates of its other adapters are
-    added to the kernels first.
+    A model of quantization-aware training keeps its patterns, scales and ranges, and its pruned kernels. The updates of
+    the adapters of other models are added to the kernels first.
 
     Args:
       config: configuration of the model.
@@ -44,9 +46,11 @@ def quantize(
         raise UserError(f"QUANTIZATION={dtype!r}: the model was trained for {trained[0]}. Give {trained[0]!r}.")
     if found and activations is not None:
         raise UserError(f"QUANTIZED_INPUTS={activations!r}: the training has set them. Omit the setting.")
-    if found and len(found) < len(config.adapters):
+    rest = [each for each in config.adapters if each not in found]
+    if found and (unknown := [type(each).__name__ for each in rest if not isinstance(each, Pruning)]):
         raise UserError(
-            "QUANTIZATION: the model has trained quantization and other adapters. Train without one of them."
+            f"QUANTIZATION={dtype!r}: the model has the adapter {unknown[0]} beside FakeQuantized, whose update is not "
+            "rounded. Use the run itself."
         )
     stored = tuple(each.stored() for each in found) or (Quantized(dtype=dtype, activations=activations),)
     of_model = {name.removeprefix(_MODEL): leaf for name, leaf in leaves.items() if name.startswith(_MODEL)}
@@ -54,6 +58,10 @@ def quantize(
     model = parameters.rebuild(build.stacked_shapes(config), of_model)
     if not found:
         model, config = construct.merge(model), construct.without_adapters(config)
+    elif rest:
+        merged = parameters.named_leaves(model) | merged_parameters(model)
+        config = dataclasses.replace(config, adapters=found)
+        model = parameters.map_named(lambda name, _: merged[name], build.stacked_shapes(config))
     made = jax.jit(lambda model: quantization.apply(model, stored))(model)
     of_model = {name: np.asarray(leaf) for name, leaf in parameters.named_leaves(made).items()}
     _check_ranges(of_model)

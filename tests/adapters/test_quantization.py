@@ -13,6 +13,7 @@ from flax import nnx
 from t5x_like import optimizers, parameters
 from t5x_like.adapters import quantization
 from t5x_like.adapters.lora import LoRA
+from t5x_like.adapters.pruned import MagnitudePruning
 from t5x_like.adapters.quantization import FakeQuantized, Quantized
 from t5x_like.errors import UserError
 from t5x_like.interop import quantized
@@ -186,14 +187,17 @@ def test_integers_must_be_frozen():
         optimizers.split({"model": construct.make(config, jax.random.key(0))}, ())
 
 
-def test_trained_model_becomes_integers_with_the_same_output():
+@pytest.mark.parametrize("others", [(), (MagnitudePruning(pattern="mlp", total_steps=10),)], ids=["alone", "pruned"])
+def test_trained_model_becomes_integers_with_the_same_output(others):
     family = FAMILIES["bert"]
-    config = dataclasses.replace(family.config, adapters=(FakeQuantized(),))
+    config = dataclasses.replace(family.config, adapters=(*others, FakeQuantized()))
     model, batch = construct.make(scanned(config), jax.random.key(0)), example_batch(family)
     seen = jnp.array([4.0, 1.0])
     model = parameters.map_named(
         lambda name, leaf: jnp.broadcast_to(seen, leaf.shape) if quantization.is_range(name) else leaf, model
     )
+    # Half of the elements of a kernel of uniform numbers are pruned.
+    model = parameters.map_named(lambda name, leaf: leaf + 0.02 if name.endswith("/threshold") else leaf, model)
     leaves = {f"model/{name}": leaf for name, leaf in parameters.named_leaves(model).items()}
     stored, integers = quantized.quantize(scanned(config), leaves, "int8")
     assert stored.adapters == (Quantized(activations="static"),)
