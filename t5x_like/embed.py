@@ -188,7 +188,7 @@ def _expanded_table(loaded: Loaded, vocabulary: Any, given: word_vectors.Vectors
             f"WORD_VECTORS: the tokens of {type(vocabulary).__name__} are not words, so that no word can be added. "
             "Remove it."
         )
-    table = np.asarray(loaded.read_model().token_embedder.embedding[...])
+    table = np.asarray(loaded.read_model().token_embedder.table)
     return vocabulary_expansion.expand(table, vocabulary.pieces, given.words, given.vectors)
 
 
@@ -221,11 +221,11 @@ def _static_neighbors(loaded: Loaded, word: str, count: int) -> list[str]:
     vocabulary = loaded.tokenizer or loaded.data.vocabularies()["targets"]
     vocabulary = getattr(vocabulary, "vocabulary", vocabulary)
     first, words = vocabulary.num_special, vocabulary.pieces
-    table = np.asarray(_model(loaded).token_embedder.embedding[...])[: len(words)]
+    table = np.asarray(_model(loaded).token_embedder.table)[: len(words)]
     index = vocabulary.find(word)
     query = None if index is None else table[index]
     if index is None and isinstance(loaded.objective, SubwordSkipGram):
-        query = loaded.objective.compose(word, loaded.params["model"].token_embedder.embedding[...])
+        query = loaded.objective.compose(word, loaded.params["model"].token_embedder.table)
     if query is None:
         raise UserError(
             f"NEIGHBOURS={word}: not among the {len(words) - first:,} words. Give a word of the vocabulary."
