@@ -16,6 +16,7 @@ from t5x_like.data import batches, cached
 from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
 from t5x_like.inference.progress import Progress
+from t5x_like.objectives.row_updates import RowObjective
 from t5x_like.planning.compilation import peak_memory
 from t5x_like.runtime import console_log, cpu, distributed
 from t5x_like.training.loaded_teachers import LoadedTeacher
@@ -76,7 +77,7 @@ def bench(
     # Reported before other programs run, because the devices report a maximum since the start.
     device_peak = metrics.peak_memory(partitioner.mesh.devices.flat)
     measured: dict[str, Callable[[], Any]] = {parts.STEP: running}
-    if measure_parts:
+    if measure_parts and not isinstance(objective, RowObjective):  # it updates rows without a backward pass
         loss = parts.LossOfRun(
             objective,
             update.microbatches,
@@ -152,7 +153,7 @@ def _matrix_rate(running: parts.RunningStep, partitioner: Any) -> matrix_product
         return None
     logging.info("measuring the matrix products of the step")
     products = matrix_products.count_products(running.jaxpr)
-    return matrix_products.measure_rate(products, partitioner.mesh.local_devices[0])
+    return matrix_products.measure_rate(products, partitioner.mesh.local_devices[0]) if products else None
 
 
 def _memory(running: parts.RunningStep, platform: str) -> tuple[float, float | None]:

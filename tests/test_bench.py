@@ -64,6 +64,19 @@ def test_measures_the_step_and_its_parts(tmp_path, capsys):
     assert "forward and backward" in capsys.readouterr().out
 
 
+def test_updates_of_rows_have_no_backward_pass(tmp_path, capsys):
+    (tmp_path / "vocab.txt").write_text("".join(f"{word} 9\n" for word in "abcdef"))
+    files = ("models/word_vectors/base.gin", "runs/word2vec.gin")
+    settings = {"VOCABULARY_PATH": tmp_path / "vocab.txt", "WordVectorsConfig.vocab_size": 9}
+    settings |= {"TRAIN_STEPS": 2, "BATCH_SIZE": 8}
+    arguments = [*(f"--gin_file={file}" for file in files), *(f"--gin.{name}={x}" for name, x in settings.items())]
+    lengths = "--gin.TASK_FEATURE_LENGTHS={'targets': 20}"
+    assert cli.main(["bench", *arguments, lengths, "--steps=1", "--warmup_steps=1"]) == 0
+    written = capsys.readouterr().out
+    assert "step" in written and "backward" not in written
+    assert "MFU                     not computed, because the model has no layers" in written
+
+
 @pytest.mark.full
 def test_parts_compute_the_loss_and_the_gradient_of_the_step():
     given = recipe(model=T5Config(**vars(copying_run.CONFIG) | {"dropout_rate": 0.1}))

@@ -29,7 +29,7 @@ class Benchmark:
         the teachers.
       peak_flops: FLOP/s of all devices that the MFU refers to: their bfloat16 peak, or on CPU the rate at which this
         machine computes the products of the step alone. None if unknown.
-      matrix_rate: The measured rate on CPU; None on other platforms.
+      matrix_rate: The measured rate on CPU; None on other platforms, and for a step without matrix products.
       peak_bytes: Peak memory of a device in the step, which the compiler computes.
       temporary_bytes: The temporaries in it; None on TPU, where the compiler does not report them.
       device_peak_bytes: Peak memory that the devices report after the step; None if they do not.
@@ -153,7 +153,7 @@ def text(found: Benchmark) -> str:
         [
             *lines,
             "",
-            _row("tokens/s", f"{found.tokens_per_second:,.0f}"),
+            *([_row("tokens/s", f"{found.tokens_per_second:,.0f}")] if found.tokens else []),
             *_utilization(found),
             _row("peak memory", f"{_gib(found.peak_bytes)} per device{temporaries}, computed by the compiler")
             + (f"; {_gib(reported)} reported by the device" if reported else ""),
@@ -163,6 +163,8 @@ def text(found: Benchmark) -> str:
 
 
 def _utilization(found: Benchmark) -> list[str]:
+    if not found.model_flops:  # a table of vectors
+        return [_row("MFU", "not computed, because the model has no layers")]
     flops = f"{found.model_flops / 1e12:,.3f} TFLOP"
     if found.mfu is None:
         return [_row("MFU", f"unknown, because the peak of {found.environment['device']} is; {flops} per step")]

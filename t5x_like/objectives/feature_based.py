@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -37,7 +38,9 @@ class FeatureBased(Objective):
 
     def __init__(self, objective: Objective, *, features: Features = ScalarMix()):  # noqa: B008 (frozen)
         self.objective, self.mixture = objective, features
-        self.features, self.coefficients = objective.features, objective.coefficients
+        self.features = objective.features
+        penalty = getattr(features, "penalty", 0.0)
+        self.coefficients = {**objective.coefficients, **({NAME: penalty} if penalty else {})}
         self.other_names, self.labels = objective.other_names, objective.labels
         self.prepare, self.draws = objective.prepare, objective.draws
 
@@ -52,12 +55,12 @@ class FeatureBased(Objective):
         return self.objective.init(key, view) | ({} if weights is None else {NAME: weights})
 
     def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns `weights` of the other objective."""
-        return self.objective.weights(rows)
+        """Returns `weights` of the other objective, and of the penalty of the mixture."""
+        return self.objective.weights(rows) | ({NAME: _ones(rows)} if NAME in self.coefficients else {})
 
     def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        """Returns `target_weights` of the other objective."""
-        return self.objective.target_weights(rows)
+        """Returns `target_weights` of the other objective, and of the penalty of the mixture."""
+        return self.objective.target_weights(rows) | ({NAME: _ones(rows)} if NAME in self.coefficients else {})
 
     def run(
         self,
@@ -75,7 +78,11 @@ class FeatureBased(Objective):
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns what the heads predict from the features; see `Objective.read`."""
-        return self.objective.read(self._viewed(params), outputs, rows, keys=keys)
+        found = self.objective.read(self._viewed(params), outputs, rows, keys=keys)
+        if NAME not in self.coefficients:
+            return found
+        squares = jnp.sum(jnp.square(params["objective"][NAME].weights.get_value()))
+        return dataclasses.replace(found, sums={**found.sums, NAME: squares * jnp.sum(_ones(rows))})
 
     def predict(self, found: Pass) -> dict[str, Array]:
         """Predicts the targets from the features; see `Objective.predict`."""
@@ -84,6 +91,10 @@ class FeatureBased(Objective):
     def _viewed(self, params: Params) -> dict[str, Any]:
         heads = dict(params["objective"])
         return {**params, "model": _View(params["model"], heads.pop(NAME, None), self.mixture), "objective": heads}
+
+
+def _ones(rows: Batch) -> Float[Array, "batch 1"]:
+    return jnp.ones((next(iter(rows.values())).shape[0], 1), jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,4 +150,6 @@ class _View:
         outputs = self._model(batch, capture=(*capture, *names.values()), edits=edits, **carry)
         states = {number: prompt.remove(self._model.config, outputs.captured[name]) for number, name in names.items()}
         states |= {self._last: outputs.hidden}
-        return outputs.replace(hidden=self._features.mix(self._weights, [states[number] for number in self.states]))
+        mixed = [states[number] for number in self.states]
+        tokens = batch.get(f"{self._stack}_segment_ids", jnp.ones(mixed[0].shape[:2], jnp.int32)) != 0
+        return outputs.replace(hidden=self._features.mix(self._weights, mixed, tokens))

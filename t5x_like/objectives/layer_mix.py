@@ -12,12 +12,14 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from t5x_like.errors import UserError
 
 Hidden = Float[Array, "batch length embed"]
+Tokens = Bool[Array, "batch length"]
 _LAST_FOUR = (-4, -3, -2, -1)
+_EPSILON = 1e-12  # of bilm-tf
 
 
 class Features(Protocol):
@@ -35,8 +37,10 @@ class Features(Protocol):
     def init(self, count: int) -> nnx.Module | None:
         """Returns the parameters of the mixture, or None if there are none."""
 
-    def mix(self, parameters: nnx.Module | None, states: Sequence[Hidden]) -> Float[Array, "batch length mixed"]:
-        """Mixes states in the order of `states`."""
+    def mix(
+        self, parameters: nnx.Module | None, states: Sequence[Hidden], tokens: Tokens
+    ) -> Float[Array, "batch length mixed"]:
+        """Mixes states in the order of `states`; `tokens` is False for padding."""
 
 
 class MixWeights(nnx.Module):
@@ -61,6 +65,15 @@ class ScalarMix:
 
     # Numbers of the states; None for all, with the embeddings.
     states: tuple[int, ...] | None = None
+    # Whether each state is normalized first: mean 0 and variance 1 over the tokens and features of a row. The released
+    # code takes both over all rows of a batch, so that a text depends on the others.
+    normalize: bool = False
+    # λ of the penalty λ · Σ weights², which draws the mixture to the mean of the states (section 3.2 and 5.1).
+    penalty: float = 0.0
+
+    def __post_init__(self):
+        if not self.penalty >= 0:
+            raise UserError(f"penalty={self.penalty} of ScalarMix is negative. Give 0 or more.")
 
     def size(self, embed_dim: int, count: int) -> int:
         """Returns `embed_dim`; see `Features.size`."""
@@ -70,8 +83,10 @@ class ScalarMix:
         """Returns equal weights and the scale 1; see `Features.init`."""
         return MixWeights(count)
 
-    def mix(self, parameters: MixWeights, states: Sequence[Hidden]) -> Hidden:
+    def mix(self, parameters: MixWeights, states: Sequence[Hidden], tokens: Tokens) -> Hidden:
         """Returns the weighted sum; see `Features.mix`."""
+        if self.normalize:
+            states = [_normalized(state, tokens) for state in states]
         shares = parameters.scale * jax.nn.softmax(parameters.weights.get_value())
         return sum(share * state for share, state in zip(shares, states, strict=True)).astype(states[0].dtype)
 
@@ -90,7 +105,7 @@ class Sum:
     def init(self, count: int) -> None:
         """Returns None; see `Features.init`."""
 
-    def mix(self, parameters: None, states: Sequence[Hidden]) -> Hidden:
+    def mix(self, parameters: None, states: Sequence[Hidden], tokens: Tokens) -> Hidden:
         """Returns the sum; see `Features.mix`."""
         return sum(states[1:], states[0])
 
@@ -109,9 +124,18 @@ class Concatenation:
     def init(self, count: int) -> None:
         """Returns None; see `Features.init`."""
 
-    def mix(self, parameters: None, states: Sequence[Hidden]) -> Float[Array, "batch length mixed"]:
+    def mix(self, parameters: None, states: Sequence[Hidden], tokens: Tokens) -> Float[Array, "batch length mixed"]:
         """Returns the concatenation; see `Features.mix`."""
         return jnp.concatenate(states, axis=-1)
+
+
+def _normalized(state: Hidden, tokens: Tokens) -> Hidden:
+    """Returns a state with mean 0 and variance 1 over the tokens and features of each row."""
+    x, counted = state.astype(jnp.float32), jnp.broadcast_to(tokens[..., None], state.shape)
+    mean = jnp.mean(x, axis=(1, 2), keepdims=True, where=counted)
+    variance = jnp.mean(jnp.square(x - mean), axis=(1, 2), keepdims=True, where=counted)
+    found = jnp.where(counted, (x - mean) * jax.lax.rsqrt(jnp.where(variance > 0, variance, 1) + _EPSILON), 0)
+    return found.astype(state.dtype)
 
 
 def chosen_states(features: Features, num_layers: int) -> tuple[int, ...]:

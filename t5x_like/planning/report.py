@@ -227,11 +227,13 @@ def mesh_text(mesh: Mapping[str, int]) -> str:
 
 def _work_lines(plan: Plan, each: str) -> list[str]:
     work = plan.compiled.work
-    ratio = work.flops / plan.model_flops
+    executed = f"{work.flops / 1e12:,.3f} TFLOP"
+    if plan.model_flops:  # a table of vectors has none
+        executed += f", {work.flops / plan.model_flops:.3f} of the model's (remat, padding, repetition)"
     lines = [
         f"work per {each} and step",
         _row("model", f"{plan.model_flops / 1e12:,.3f} TFLOP"),
-        _row("executed", f"{work.flops / 1e12:,.3f} TFLOP, {ratio:.3f} of the model's (remat, padding, repetition)"),
+        _row("executed", executed),
         _row("HBM traffic", f"{work.hbm_bytes / 1e9:,.2f} GB"),
     ]
     for (kind, axis), sent in sorted(work.collectives.items()):

@@ -22,18 +22,38 @@ from t5x_like.objectives.token_classification import TokenClassification
 BERT = dataclasses.replace(FAMILIES["bert"].config, num_layers=3)
 STATES = [np.random.default_rng(number).normal(size=(2, 3, 4)).astype(np.float32) for number in range(3)]
 
+TOKENS = np.array([[True, True, True], [True, False, False]])
+
 
 def test_scalar_mix_by_hand():
     weights = MixWeights(3)
-    np.testing.assert_allclose(ScalarMix().mix(weights, STATES), np.mean(STATES, axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ScalarMix().mix(weights, STATES, TOKENS), np.mean(STATES, axis=0), rtol=1e-5, atol=1e-6)
     weights.weights[...], weights.scale[...] = jnp.log(jnp.array([1.0, 2.0, 5.0])), jnp.array(4.0)
     expected = 0.5 * STATES[0] + 1.0 * STATES[1] + 2.5 * STATES[2]
-    np.testing.assert_allclose(ScalarMix().mix(weights, STATES), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ScalarMix().mix(weights, STATES, TOKENS), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_normalized_mix_has_the_statistics_of_the_tokens_of_a_row():
+    found = ScalarMix((0,), normalize=True).mix(MixWeights(1), STATES[:1], TOKENS)
+    for row, tokens in enumerate(TOKENS):
+        x = STATES[0][row, tokens]
+        np.testing.assert_allclose(found[row, tokens], (x - x.mean()) / x.std(), rtol=1e-5, atol=1e-6)
+    assert not np.any(found[1, 1:])
+
+
+def test_penalty_of_the_mixture_is_a_term():
+    objective, trainable, frozen, batch = example(BERT, ScalarMix(penalty=0.25))
+    params = optimizers.merge(trainable, frozen)
+    params["objective"][NAME].weights[...] = jnp.array([1.0, 2.0, 0.0, -1.0])
+    terms = terms_of(objective, params, batch)
+    assert objective.coefficients[NAME] == 0.25
+    weight = np.sum(objective.weights(batch)[NAME])
+    np.testing.assert_allclose(terms.sums[NAME] / weight, 6.0, rtol=1e-6)
 
 
 def test_sum_and_concatenation_by_hand():
-    np.testing.assert_allclose(Sum().mix(None, STATES), np.sum(STATES, axis=0), rtol=1e-6)
-    np.testing.assert_array_equal(Concatenation().mix(None, STATES), np.concatenate(STATES, axis=-1))
+    np.testing.assert_allclose(Sum().mix(None, STATES, TOKENS), np.sum(STATES, axis=0), rtol=1e-6)
+    np.testing.assert_array_equal(Concatenation().mix(None, STATES, TOKENS), np.concatenate(STATES, axis=-1))
     assert Concatenation().size(4, 3) == 12
 
 
