@@ -163,7 +163,7 @@ def test_commands_that_compile_read_the_macro_and_do_not_store_it(tmp_path, monk
     assert len(lines) == 2
     compiling = {name for name, command in cli.COMMANDS.items() if command.compiles}
     writing = {"train", "distill", "ablate", "cache", "cache_logits"}
-    assert compiling == writing | {"eval", "infer", "embed", "analyze", "augment", "plan"}
+    assert compiling == writing | {"eval", "infer", "embed", "analyze", "augment", "plan", "prune"}
 
 
 def test_processes_share_a_cache(tmp_path, recwarn):
