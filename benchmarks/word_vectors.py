@@ -36,14 +36,14 @@ GENSIM = textwrap.dedent("""
                 epochs=int(epochs))
     seconds = time.monotonic() - start
     model.wv.save_word2vec_format(vectors)
-    counts = {word: model.wv.get_vecattr(word, "count") for word in model.wv.index_to_key}
+    counts = {word: int(model.wv.get_vecattr(word, "count")) for word in model.wv.index_to_key}
     print(json.dumps({"rate": model.corpus_total_words * int(epochs) / seconds, "counts": counts}))
 """)
 
 
 def run(*command: object) -> str:
     """Runs a command and returns its output."""
-    return subprocess.run([*map(str, command)], check=True, capture_output=True, text=True).stdout
+    return subprocess.run([*map(str, command)], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:

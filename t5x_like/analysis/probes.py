@@ -19,7 +19,7 @@ from t5x_like.analysis.probe_training import fit
 from t5x_like.analysis.subject import Row, Subject
 from t5x_like.analysis.treebank import Sentence
 from t5x_like.errors import UserError
-from t5x_like.layers.captures import EMBEDDING, OUTPUT
+from t5x_like.inference.layer_mix import ALL, LayerMix
 from t5x_like.models.base import Batch, Model
 
 # Every fifth sentence is for testing.
@@ -177,14 +177,11 @@ def word_vectors(subject: Subject, rows: Sequence[Row]) -> list[Float[np.ndarray
     An encoder-decoder has the layers of its encoder. States of another size than the output are left out: embeddings
     that a projection follows.
     """
-    stack = subject.stacks[0]
-    number = subject.loaded.resolved.stacks[stack].num_layers
-    names = [f"{stack}/{EMBEDDING}", *(f"{stack}/layers/{index}/hidden" for index in range(number - 1))]
-    names = [*names, f"{stack}/{OUTPUT}"] if number else [f"{stack}/{OUTPUT}"]
+    names = tuple(LayerMix.of(subject.model.config, ALL).weights)
 
     def compute(model: Model, batch: Batch) -> Array:
         reads = {name: x for name, x in batch.items() if name in model.config.reads}
-        captured = model(reads, capture=tuple(names)).captured
+        captured = model(reads, capture=names).captured
         states = [captured[name] for name in names]
         return jnp.stack([each for each in states if each.shape == states[-1].shape], axis=1)
 
