@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from t5x_like import parameters, partitioning
+from t5x_like.adapters.quantization import FakeQuantized
 from t5x_like.parameters import Tree
 
 M = TypeVar("M", bound=nnx.Module)
@@ -46,6 +47,8 @@ def in_compute_dtype(model: M, kinds: Collection[str]) -> M:
     Returns:
       The model.
     """
+    if any(isinstance(each, FakeQuantized) for each in getattr(model.config, "adapters", ())):
+        return model  # weights are rounded to integers from float32
     return cast_kinds(model, kinds, model.config.compute_dtype)
 
 

@@ -15,6 +15,7 @@ from t5x_like.adapters import quantization
 from t5x_like.adapters.lora import LoRA
 from t5x_like.adapters.pruned import MagnitudePruning
 from t5x_like.adapters.quantization import FakeQuantized, Quantized
+from t5x_like.decoding.parameters import in_compute_dtype
 from t5x_like.errors import UserError
 from t5x_like.interop import quantized
 from t5x_like.kernels import quantization as numerics
@@ -179,6 +180,13 @@ def test_gradients_of_lora_equal_those_over_the_dequantized_base():
     assert found.keys() == expected.keys() and all(np.any(leaf) for leaf in found.values())
     for name, leaf in found.items():
         np.testing.assert_allclose(leaf, expected[name], rtol=1e-4, atol=1e-4 * np.abs(expected[name]).max())
+
+
+def test_decoding_rounds_weights_of_float32():
+    config = dataclasses.replace(FAMILIES["llama"].config, adapters=(FakeQuantized(),), dtype="bfloat16")
+    batch = example_batch(FAMILIES["llama"])
+    model = construct.make(config, jax.random.key(0))
+    np.testing.assert_array_equal(in_compute_dtype(model, ("kernel",))(batch).hidden, model(batch).hidden)
 
 
 def test_integers_must_be_frozen():
