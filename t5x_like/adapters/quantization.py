@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -220,7 +220,7 @@ def _parameter(module: Projection | Embedder) -> str:
 class Settings:
     """The fields of both forms of quantization. A comment above each field documents it."""
 
-    known: ClassVar[tuple[str, ...]]
+    known = ()  # the types of weights
 
     # Regular expression of the names of the projections and embedding tables, such as encoder/layers/attention/query.
     pattern: str = ""
@@ -271,6 +271,7 @@ class FakeQuantized(Settings):
     """Quantization-aware training: each pass rounds weights and activations, with straight-through gradients."""
 
     known = tuple(LEVELS)
+    # Whether the inputs of projections are rounded as well; see `Quantized.activations`.
     activations: Literal["dynamic", "static"] | None = "static"
     # Weight of the old average in the moving average of a static range.
     decay: float = DECAY
