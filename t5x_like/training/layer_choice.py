@@ -40,8 +40,12 @@ def resolve(
       needed: stack -> number of its layers in this model.
 
     Raises:
-      UserError: a stack does not exist, or the indices are not one stored layer per layer of this model.
+      UserError: `choices` is no mapping, a stack does not exist, or the indices are not one stored layer per layer of this model.
     """
+    if not isinstance(choices, Mapping):
+        raise UserError(
+            f"INITIAL_LAYERS={choices!r}: is not a mapping from stacks to layers. Give such as {{'encoder': (0, 2)}}."
+        )
     found = {}
     for stack, choice in choices.items():
         setting = f"INITIAL_LAYERS={{{stack!r}: {getattr(choice, '__name__', choice)}}}"

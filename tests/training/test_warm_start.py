@@ -218,6 +218,7 @@ NARROW = dataclasses.replace(BERT, num_token_types=0)
             "INITIAL_LAYERS={'decoder': .*: this model has no such stack. Give one",
         ),
         (BERT, {"layers": {"encoder": "first"}}, "is not a sequence of integers"),
+        (BERT, {"layers": (0, 1)}, r"INITIAL_LAYERS=\(0, 1\): is not a mapping from stacks to layers"),
         (BERT, {"dropped": "token_type_embedder"}, "INITIAL_DROPPED='token_type_embedder': is not a sequence"),
         (
             NARROW,
