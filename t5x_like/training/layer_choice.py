@@ -40,7 +40,8 @@ def resolve(
       needed: stack -> number of its layers in this model.
 
     Raises:
-      UserError: `choices` is no mapping, a stack does not exist, or the indices are not one stored layer per layer of this model.
+      UserError: `choices` is no mapping, a stack does not exist, or the indices are not one stored layer per layer of
+        this model.
     """
     if not isinstance(choices, Mapping):
         raise UserError(
