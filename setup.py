@@ -77,7 +77,7 @@ EXTRAS = {
     # Metrics of the downstream tasks in data_tasks/metrics.
     "eval": ["sacrebleu>=2.4", "scikit-learn>=1.5", "scipy>=1.13"],
     # EleutherAI's tasks, run by `python -m t5x_like.analysis.lm_eval_model`.
-    "lm_eval": ["lm-eval>=0.4.13"],
+    "lm-eval": ["lm-eval>=0.4.13"],
     # Loggers of metrics besides TensorBoard, by the names that the setting LOGGERS gives them.
     "wandb": ["wandb>=0.19"],
     "mlflow": ["mlflow-skinny>=2.20"],

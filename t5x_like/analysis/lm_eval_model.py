@@ -3,7 +3,7 @@
     python -m t5x_like.analysis.lm_eval_model --model=t5x_like --model_args=path=runs/lm --tasks=lambada_openai
 
 The arguments are those of `lm_eval`; those of the model are `path`, `checkpoint` and `batch_size`. It needs the extra
-`lm_eval`. From Python, `T5XLike(path="runs/lm")` is a model for `lm_eval.simple_evaluate`.
+`lm-eval`. From Python, `T5XLike(path="runs/lm")` is a model for `lm_eval.simple_evaluate`.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from t5x_like.analysis.scorer import Scorer
 from t5x_like.loading import open_model
 
 instance, model, registry = (
-    packages.require(f"lm_eval.api.{name}", "t5x_like.analysis.lm_eval_model", extra="lm_eval")
+    packages.require(f"lm_eval.api.{name}", "t5x_like.analysis.lm_eval_model", extra="lm-eval")
     for name in ("instance", "model", "registry")
 )
 
@@ -63,4 +63,4 @@ class T5XLike(model.LM):
 
 
 if __name__ == "__main__":
-    packages.require("lm_eval.__main__", "t5x_like.analysis.lm_eval_model", extra="lm_eval").cli_evaluate()
+    packages.require("lm_eval.__main__", "t5x_like.analysis.lm_eval_model", extra="lm-eval").cli_evaluate()
