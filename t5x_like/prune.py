@@ -101,6 +101,8 @@ def prune(
     leaves, size = {name: np.asarray(leaf) for name, leaf in leaves.items()}, parameters.count(leaves)
     if layers is not None:
         config, leaves = layer_pruning.keep(config, leaves, layers)
+    for each in shares:
+        structures.check_stacks(each.setting, config, leaves)
     model = _Model(loaded, config, leaves)
     goals = {
         each: rounds.targets(each, share, next(iter(structures.count_parts(each, leaves, model.axes).values())))
@@ -157,13 +159,14 @@ class _Model:
     """The configuration of a model, and its parameters and heads by stored name.
 
     Attributes:
+      loaded: The model that is pruned.
       config: The configuration, with the fields of the platform.
       leaves: The parameters; all layers of a stack are one array.
       axes: Their logical axes.
     """
 
     def __init__(self, loaded: Loaded, config: ModelConfig, leaves: dict[str, np.ndarray]):
-        self._loaded, self.config, self.leaves = loaded, config, leaves
+        self.loaded, self.config, self.leaves = loaded, config, leaves
         bare = build.params_shapes(dataclasses.replace(config, scan_layers=True), loaded.objective, loaded.partitioner)
         self.axes: Axes = parameters.logical_axes(bare)
 
@@ -191,8 +194,8 @@ class _Model:
 
     def params(self) -> Any:
         """Returns the parameters as the objective reads them."""
-        shapes = build.params_shapes(self.config, self._loaded.objective, self._loaded.partitioner)
-        shardings = self._loaded.partitioner.shardings(shapes)
+        shapes = build.params_shapes(self.config, self.loaded.objective, self.loaded.partitioner)
+        shardings = self.loaded.partitioner.shardings(shapes)
         tree = parameters.unstack({name: jnp.asarray(leaf) for name, leaf in self.leaves.items()}, shapes)
         return jax.device_put(tree, shardings)
 
@@ -201,7 +204,7 @@ class _Measured:
     """The metric and the importances of a model over the batches of the data."""
 
     def __init__(self, model: _Model, data: DataSource, batches: int, chosen: list[Structure], metric: str):
-        loaded = model._loaded
+        loaded = model.loaded
         objective, partitioner = loaded.objective, loaded.partitioner
         data.check(objective.features)
         self._model, self._metric = model, metric

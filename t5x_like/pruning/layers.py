@@ -9,6 +9,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.models.base import ModelConfig
 from t5x_like.parameters import LAYERS
+from t5x_like.pruning import structures
 
 _MODEL = "model/"
 
@@ -16,7 +17,7 @@ _MODEL = "model/"
 def keep(
     config: ModelConfig, leaves: Mapping[str, np.ndarray], layers: int | Mapping[str, Sequence[int]]
 ) -> tuple[ModelConfig, dict[str, np.ndarray]]:
-    """Returns a model with some of its layers.
+    """Returns a model with some of its layers. Each layer keeps its attention window.
 
     Args:
       config: configuration of the model.
@@ -25,8 +26,10 @@ def keep(
         stack, which Fan et al. (2019, section 3.2) find best.
 
     Raises:
-      UserError: a stack or a layer does not exist, no layer is left, or layers share their parameters.
+      UserError: a stack or a layer does not exist, no layer is left, layers share their parameters, or the model has
+        layers outside of its stacks.
     """
+    structures.check_stacks("LAYERS", config, leaves)
     chosen = _chosen(config, layers)
     found, changes = dict(leaves), {}
     for stack, indices in chosen.items():
@@ -39,7 +42,16 @@ def keep(
                 f"LAYERS={layers}: {type(config).__name__} has no number of layers of {stack}. Omit LAYERS."
             )
         changes[field] = len(indices)
+        if windows := getattr(config, "attention_windows", ()):
+            changes["attention_windows"] = _shortest([windows[index % len(windows)] for index in indices])
     return dataclasses.replace(config, **changes), found
+
+
+def _shortest(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the shortest sequence whose repetition is a given one."""
+    number = len(values)
+    periods = (period for period in range(1, number + 1) if number % period == 0)
+    return next(tuple(values[:each]) for each in periods if list(values[:each]) * (number // each) == list(values))
 
 
 def _chosen(config: ModelConfig, layers: Any) -> dict[str, tuple[int, ...]]:

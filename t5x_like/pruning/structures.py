@@ -6,7 +6,7 @@ block of a stack, such as `model/encoder/layers/attention`, with its layers stac
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -60,6 +60,28 @@ def block_of(name: str) -> str | None:
     return found and found[1]
 
 
+def check_stacks(setting: str, config: ModelConfig, names: Iterable[str]) -> None:
+    """Checks that each layer belongs to a stack of the configuration.
+
+    Other layers may depend on a stack: ERNIE's layers of entities share the hidden units of the layers of tokens.
+
+    Args:
+      setting: the setting that removes something, for the message.
+      config: the configuration of the model.
+      names: stored names of its parameters.
+
+    Raises:
+      UserError: the model has other layers.
+    """
+    found = {block.split("/")[1] for name in names if (block := block_of(name)) is not None}
+    if others := sorted(found - set(config.stacks)):
+        raise UserError(
+            f"{setting}: {type(config).__name__} has layers outside of its stacks ({', '.join(config.stacks)}), in "
+            f"{', '.join(others)}, whose sizes depend on them. A smaller model of this family is not "
+            f"supported. Omit {setting}."
+        )
+
+
 def count_parts(structure: Structure, leaves: Mapping[str, Array], axes: Axes) -> dict[str, int]:
     """Returns block -> number of its parts that can be removed; of grouped heads, the number of groups.
 
@@ -76,7 +98,7 @@ def count_parts(structure: Structure, leaves: Mapping[str, Array], axes: Axes) -
         numbers = ", ".join(f"{block}: {number}" for block, number in found.items()) or "none"
         raise UserError(
             f"{structure.setting}: the blocks of the model do not have one number of {structure.noun} ({numbers}). "
-            "Remove the setting."
+            f"Omit {structure.setting}."
         )
     return found
 
@@ -169,8 +191,8 @@ def smaller(structure: Structure, config: ModelConfig, number: int, parts: int) 
             changes[field] = value * number // parts
     if structure.field not in changes:
         raise UserError(
-            f"{structure.setting}: {type(config).__name__} has no field {structure.field}. Remove the setting, or "
-            "keep the sizes with PER_LAYER=False."
+            f"{structure.setting}: {type(config).__name__} has no field {structure.field}. Omit "
+            f"{structure.setting}, or keep the sizes with PER_LAYER=False."
         )
     return dataclasses.replace(config, **changes)
 

@@ -176,5 +176,20 @@ def test_layers_that_are_kept():
     ):
         with pytest.raises(UserError, match=message):
             layers.keep(model.config, leaves, choice)
+    gpt = dataclasses.replace(FAMILIES["gpt2"].config, num_layers=8, attention_windows=(None, 4))
+    windows = {2: (None,), (0, 1, 3): (None, 4, 4), (0, 1, 4, 7): (None, 4)}
+    for choice, expected in windows.items():
+        config, _ = layers.keep(gpt, {}, choice if choice == 2 else {"decoder": choice})
+        assert config.attention_windows == expected
     with pytest.raises(UserError, match="the layers of encoder share their parameters"):
         layers.keep(FAMILIES["albert"].config, {}, 2)
+
+
+def test_layers_outside_of_the_stacks_raise():
+    """The hidden units of ERNIE's layers of entities are those of its layers of tokens."""
+    config = FAMILIES["ernie"].config
+    leaves, _ = stored(random_model(config))
+    with pytest.raises(UserError, match="UNITS: ErnieConfig has layers outside of its stacks .* in knowledge, mix"):
+        structures.check_stacks("UNITS", config, leaves)
+    with pytest.raises(UserError, match="LAYERS: ErnieConfig has layers outside of its stacks"):
+        layers.keep(config, leaves, 2)
