@@ -11,10 +11,13 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from t5x_like import parameters, partitioning
+from t5x_like.adapters.pruned import MagnitudePruning
 from t5x_like.adapters.quantization import FakeQuantized
 from t5x_like.parameters import Tree
 
 M = TypeVar("M", bound=nnx.Module)
+# Adapters that read kernels in float32: to round them to integers, and to compare their elements with a threshold.
+_READ_FLOAT32 = (FakeQuantized, MagnitudePruning)
 # Share of a device's memory that gathered parameters may take. The rest is for their sharded originals, which training
 # keeps, and for caches and activations.
 GATHERED_FRACTION = 0.5
@@ -45,10 +48,10 @@ def in_compute_dtype(model: M, kinds: Collection[str]) -> M:
         of an embedding is summed over tokens in the dtype of the embedding.
 
     Returns:
-      The model.
+      The model, unchanged if an adapter reads its kernels in float32.
     """
-    if any(isinstance(each, FakeQuantized) for each in getattr(model.config, "adapters", ())):
-        return model  # weights are rounded to integers from float32
+    if any(isinstance(each, _READ_FLOAT32) for each in getattr(model.config, "adapters", ())):
+        return model
     return cast_kinds(model, kinds, model.config.compute_dtype)
 
 

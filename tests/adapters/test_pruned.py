@@ -14,6 +14,7 @@ from numerics import assert_close
 from t5x_like import optimizers, parameters
 from t5x_like.adapters import pruned
 from t5x_like.adapters.pruned import MagnitudePruning, MovementPruning
+from t5x_like.decoding.parameters import in_compute_dtype
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model
 from t5x_like.metrics import read_metrics
@@ -136,6 +137,13 @@ def test_gradients_are_straight_through(method):
     assert found.adapter.threshold[...] == 0
     if method == "movement":
         np.testing.assert_allclose(found.adapter.score[...], of_product * kernel, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_decoding_in_bfloat16_has_the_same_masks(method):
+    config = dataclasses.replace(adapted("llama", method), dtype="bfloat16")
+    model, batch = with_thresholds(randomized(config), 5), example_batch(FAMILIES["llama"])
+    np.testing.assert_array_equal(in_compute_dtype(model, ("kernel",))(batch).hidden, model(batch).hidden)
 
 
 def test_invalid_settings_raise(tmp_path):
