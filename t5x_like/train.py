@@ -191,7 +191,7 @@ def train(
                 state, frozen = warm.state, warm.frozen
                 base = frozen_base.of_new_run(path, warm.exact, frozen.params, averaged=source.averaged)
             state = prefix_start.fill(state, frozen, config, data, partitioner)
-            state = pruning_start.fill(state, frozen, config, partitioner)
+            state = pruning_start.fill(state, frozen, partitioner)
         base = None if storage.store_base else base
         frozen_base.report_rounded(base, frozen.params)
         checkpointer.prepare(resuming.saved(*shapes, base), partitioner)

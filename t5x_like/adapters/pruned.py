@@ -44,7 +44,7 @@ class Pruning:
     density: float = 0.15
     # Share that is kept at the start.
     initial_density: float = 1.0
-    # Step at which pruning begins, or a fraction of total_steps.
+    # The last step that has the initial density, or a fraction of total_steps.
     begin: Warmup = 0.1
     # Number of steps at the end of the run that have the final density, or a fraction of total_steps.
     final_steps: Warmup = 0.2
@@ -86,17 +86,18 @@ class Pruning:
         return jnp.where(step >= end, int(self.density * size), between).astype(jnp.int32)
 
     def check(self, projection: Projection, name: str) -> None:
-        """Checks that an element of a projection is kept.
+        """Checks that an element of a projection is kept at all steps.
 
         Raises:
-          UserError: the density is too small.
+          UserError: a density is too small.
         """
         size = projection.kernel.size
-        if int(min(self.density, self.initial_density) * size) < 1:
-            raise UserError(
-                f"{type(self).__name__}.density={self.density}: keeps none of the {size} elements of {name}. Give a "
-                "larger density."
-            )
+        for field in ("density", "initial_density"):
+            if int((value := getattr(self, field)) * size) < 1:
+                raise UserError(
+                    f"{type(self).__name__}.{field}={value}: keeps none of the {size} elements of {name}. Give a "
+                    "larger share."
+                )
 
 
 class Pruned(nnx.Module):
@@ -207,6 +208,20 @@ class MovementPruning(Pruning):
 # ---- thresholds and densities of all parameters of a run -------------------------------------------------------------
 
 
+def pruned_projections(params: Mapping[str, Any]) -> Iterator[tuple[str, Projection]]:
+    """Yields the pruned projections of all networks of a run by name, such as `model/encoder/layers/attention/query`.
+
+    Args:
+      params: the parameters of a run, `{"model": …, "objective": …}`.
+    """
+    networks = {"model": params["model"], **{f"objective/{name}": each for name, each in params["objective"].items()}}
+    for root, network in networks.items():
+        if isinstance(network, nnx.Module):
+            for name, projection in named_modules(network, Projection, root):
+                if isinstance(projection.adapter, Pruned):
+                    yield name, projection
+
+
 def check(trainable: Any, frozen: Any) -> None:
     """Checks that thresholds can be updated.
 
@@ -218,7 +233,7 @@ def check(trainable: Any, frozen: Any) -> None:
       UserError: a parameter group freezes a threshold or scores.
     """
     trained = parameters.named_leaves(trainable).keys()
-    for name, module in _pruned_projections(optimizers.merge(trainable, frozen)):
+    for name, module in pruned_projections(optimizers.merge(trainable, frozen)):
         for leaf in parameters.named_leaves(module.adapter):
             if (full := f"{name}/{ADAPTER}/{leaf}") not in trained:
                 raise UserError(
@@ -236,21 +251,19 @@ def update_thresholds(trainable: Any, frozen: Any, step: Step) -> Any:
       step: the step that reads the thresholds, counted from 0.
     """
     found = {}
-    for name, module in _pruned_projections(optimizers.merge(trainable, frozen)):
+    for name, module in pruned_projections(optimizers.merge(trainable, frozen)):
 
         def rank(module):
             return module.adapter.rank(module.kernel[...], step)
 
-        found[f"{name}/{ADAPTER}/{_THRESHOLD}"] = (jax.vmap(rank) if stacked_layers(module) is not None else rank)(
-            module
-        )
+        found[f"{name}/{ADAPTER}/{_THRESHOLD}"] = _for_layers(rank, module)
     return parameters.map_named(lambda name, leaf: found.get(name, leaf), trainable) if found else trainable
 
 
 def density(trainable: Any, frozen: Any) -> dict[str, tuple[Float[Array, ""], Float[Array, ""]]]:
     """Returns the metric `density` as (kept elements, elements) of all pruned kernels; nothing if there are none."""
     kept, total = [], 0
-    for _, module in _pruned_projections(optimizers.merge(trainable, frozen)):
+    for _, module in pruned_projections(optimizers.merge(trainable, frozen)):
 
         def count(module):
             return jnp.sum(module.adapter.mask(module.kernel[...]), dtype=jnp.float32)
@@ -258,16 +271,6 @@ def density(trainable: Any, frozen: Any) -> dict[str, tuple[Float[Array, ""], Fl
         kept.append(jnp.sum(_for_layers(count, module)))
         total += module.kernel[...].size
     return {"density": (sum(kept), jnp.asarray(total, jnp.float32))} if kept else {}
-
-
-def _pruned_projections(params: Mapping[str, Any]) -> Iterator[tuple[str, Projection]]:
-    """Yields the pruned projections of the model and of other networks, by the names of their parameters."""
-    roots = {"model": params["model"], **{f"objective/{name}": each for name, each in params["objective"].items()}}
-    for root, module in roots.items():
-        if isinstance(module, nnx.Module):
-            for name, projection in named_modules(module, Projection, root):
-                if isinstance(projection.adapter, Pruned):
-                    yield name, projection
 
 
 def _for_layers(function: Callable[[Projection], Array], module: Projection) -> Array:

@@ -1,21 +1,19 @@
 """Thresholds of pruned kernels at the start of a run; see `adapters.pruned`."""
 
-from t5x_like import partitioning
+from t5x_like import optimizers, partitioning
 from t5x_like.adapters import pruned
-from t5x_like.models.base import ModelConfig
 from t5x_like.training.state import Frozen, TrainState, copy
 
 
-def fill(state: TrainState, frozen: Frozen, config: ModelConfig, partitioner: partitioning.Partitioner) -> TrainState:
+def fill(state: TrainState, frozen: Frozen, partitioner: partitioning.Partitioner) -> TrainState:
     """Returns the state of a new run with the thresholds of its pretrained weights.
 
     Args:
       state: the state, after pretrained weights are restored.
       frozen: the arrays that are not trained.
-      config: the configuration of the model.
       partitioner: the mesh and rules that place the arrays.
     """
-    if not config.adapters:
+    if not any(pruned.pruned_projections(optimizers.merge(state.params, frozen.params))):
         return state
     shardings = partitioner.shardings(state.params)
     start = partitioner.jit(lambda own, others: pruned.update_thresholds(own, others, 0), out_shardings=shardings)

@@ -20,7 +20,11 @@ from t5x_like.loading import open_model
 from t5x_like.metrics import read_metrics
 from t5x_like.models import construct
 from t5x_like.models.bert import BertConfig
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
+from t5x_like.training import pruning_start
+from t5x_like.training.stages import of_objective
+from t5x_like.training.state import Frozen, create_state
 
 METHODS = {"magnitude": MagnitudePruning, "movement": MovementPruning}
 SCHEDULE = {"density": 0.25, "begin": 1, "final_steps": 2, "total_steps": 6}
@@ -83,19 +87,18 @@ def test_keeps_the_largest_scores_of_each_kernel_in_both_layouts(family, method)
         assert_close({"hidden": other}, {"hidden": outputs[0]}, 5e-6)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_runs_are_equal_on_devices_in_microbatches_and_scanned(tmp_path, method):
-    pruned_run(tmp_path / "plain", method)
-    eight = Partitioner(rules="fsdp_tp", ici={"fsdp": 2, "tensor": 4})
-    changes = {"devices": {"partitioner": eight}, "microbatches": {"microbatches": 4}}
-    changes["scan"] = {"model": dataclasses.replace(CONFIG, scan_layers=True)}
-    for name, change in changes.items():
-        pruned_run(tmp_path / name, method, **change)
-        np.testing.assert_allclose(losses(tmp_path / name), losses(tmp_path / "plain"), rtol=1e-4)
-        assert column(tmp_path / name)[3:] == column(tmp_path / "plain")[3:] == [0.25] * 3
+def test_runs_are_equal_on_devices_in_microbatches_and_scanned(tmp_path):
+    both = (MagnitudePruning(pattern="query", **SCHEDULE), MovementPruning(pattern="wi_0", **SCHEDULE))
+    config, options = dataclasses.replace(CONFIG, adapters=both), {"optimizer": OPTIMIZER, "evaluations": None}
+    run(tmp_path / "plain", model=config, **options)
+    four = Partitioner(rules="fsdp_tp", ici={"fsdp": 2, "tensor": 2}, devices=jax.devices()[:4])
+    scanned_config = dataclasses.replace(config, scan_layers=True)
+    run(tmp_path / "changed", model=scanned_config, partitioner=four, microbatches=4, **options)
+    np.testing.assert_allclose(losses(tmp_path / "changed"), losses(tmp_path / "plain"), rtol=1e-4)
     densities = column(tmp_path / "plain")
+    assert column(tmp_path / "changed")[3:] == densities[3:] == [0.25] * 3
     expected = [1.0, 0.25 + 0.75 * (2 / 3) ** 3, 0.25 + 0.75 / 27, 0.25, 0.25, 0.25]
-    np.testing.assert_allclose(densities, expected, atol=1 / 64)  # of the smallest kernel, with 64 elements
+    np.testing.assert_allclose(densities, expected, atol=1 / 256)  # of the smallest kernel, with 256 elements
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -125,6 +128,18 @@ def test_starts_from_the_thresholds_of_pretrained_weights(tmp_path):
     assert after == 0.5 and losses(tmp_path / "pruned")[0] != losses(tmp_path / "dense")[0]
 
 
+def test_all_networks_of_a_run_start_from_their_thresholds():
+    generator = randomized(adapted("bert", "magnitude", initial_density=0.5))
+    params = {"model": randomized(FAMILIES["bert"].config), "objective": {"generator": generator}}
+    optimizer = optimizers.adamw(learning_rate=1e-2)
+    state = create_state(params, of_objective(SequenceToSequence(), optimizer), 0)
+    frozen = Frozen(jax.tree.map(lambda leaf: None, params))
+    filled = pruning_start.fill(state, frozen, Partitioner(devices=jax.devices()[:1], ici={"data": 1}))
+    expected = parameters.named_leaves(with_thresholds(generator, 0))
+    for name, leaf in parameters.named_leaves(filled.params["objective"]["generator"]).items():
+        np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients_are_straight_through(method):
     layer = with_thresholds(randomized(adapted("bert", method)), 5).encoder.layers[0]
@@ -151,9 +166,11 @@ def test_invalid_settings_raise(tmp_path):
         MagnitudePruning(**SCHEDULE | {"density": 1.5})
     with pytest.raises(UserError, match="MovementPruning: begin=0.5 and final_steps=0.5 leave none of the 10 steps"):
         MovementPruning(begin=0.5, final_steps=0.5, total_steps=10)
-    config = BertConfig(adapters=(MagnitudePruning(density=1e-9, total_steps=9),))
-    with pytest.raises(UserError, match="density=1e-09: keeps none of the 589824 elements of encoder/layers/attention"):
-        jax.eval_shape(lambda: construct.make(config, jax.random.key(0)))
+    for field in ("density", "initial_density"):
+        config = BertConfig(adapters=(MagnitudePruning(total_steps=9, **{field: 1e-9}),))
+        message = f"MagnitudePruning.{field}=1e-09: keeps none of the 589824 elements of encoder/layers/attention"
+        with pytest.raises(UserError, match=message):
+            jax.eval_shape(lambda config=config: construct.make(config, jax.random.key(0)))
     frozen = optimizers.adamw(learning_rate=1e-2, groups=(optimizers.ParameterGroup("^model/encoder/", freeze=True),))
     with pytest.raises(UserError, match="model/encoder/layers/0/.*adapter/threshold: frozen by a parameter group"):
         pruned_run(tmp_path, "magnitude", optimizer=frozen)
