@@ -127,12 +127,15 @@ def updated(range_: Float[Array, "... 2"], observed: Float[Array, "... 2"]) -> F
       observed: the sums of the pairs of `observe`.
 
     Returns:
-      average + Σ rate · (m - average), and the sum of the weights; the average of the first batch is its own.
+      average + min(Σ rate, 1) · (mean of m - average), and the sum of the weights; the average of the first batch is
+      its own mean. The minimum matters where an array is observed more than 1 / rate times in a batch, as in a layer
+      that is applied many times: the average would overshoot.
     """
     average, weight = range_[..., 0], range_[..., 1]
     total, rate = observed[..., 0], observed[..., 1]
-    first = total / jnp.where(rate > 0, rate, 1.0)
-    return jnp.stack([jnp.where(weight > 0, average + total - rate * average, first), weight + rate], axis=-1)
+    mean = total / jnp.where(rate > 0, rate, 1.0)
+    moved = average + jnp.minimum(rate, 1.0) * (mean - average)
+    return jnp.stack([jnp.where(weight > 0, moved, mean), weight + rate], axis=-1)
 
 
 def pack(integers: Int8[Array, "... n"]) -> UInt8[Array, "... n/2"]:

@@ -66,6 +66,19 @@ def test_moving_average_of_maxima_by_hand():
         np.testing.assert_allclose(average, [expected, len(maxima) * (1 - DECAY)], rtol=1e-6)
 
 
+def test_average_of_many_observations_in_a_batch_does_not_overshoot():
+    """A layer of ALBERT that is applied n times observes n maxima per batch, here 12 with a weight of 0.25 each."""
+    average = jnp.zeros(2)
+    for maximum in (1.0, 2.0, 4.0):
+        x = jnp.array([maximum, -0.5])
+
+        def applied(range_, x=x):
+            return sum(jnp.sum(quantization.observe(x, range_, 1 - DECAY)) for _ in range(12))
+
+        average = quantization.updated(average, jax.grad(applied)(average))
+        np.testing.assert_allclose(average[0], maximum, rtol=1e-6)
+
+
 def test_layouts_microbatches_and_devices_have_the_same_ranges():
     """In the second step, activations are rounded: where a sum has another order, single integers may differ by 1."""
     expected = trained()
