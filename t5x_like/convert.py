@@ -134,6 +134,12 @@ def convert(
         paths.check_output_file("OUTPUT_PATH", output_path, overwrite=False)
     elif paths.exists(output_path) and paths.listdir(output_path):
         raise UserError(f"OUTPUT_PATH={output_path}: exists and is not empty. Give a new directory.")
+    if quantized_inputs is not None and quantization is None:
+        raise UserError(f"QUANTIZED_INPUTS={quantized_inputs!r}: weights are not quantized. Give QUANTIZATION='int8'.")
+    if quantization is not None and not merge:
+        raise UserError(f"MERGE=False: adapters alone have no QUANTIZATION={quantization!r}. Give one of the settings.")
+    if quantization is not None and (writes_vectors or convert_vectors.is_input(checkpoint_path)):
+        raise UserError(f"QUANTIZATION={quantization!r}: not supported for files of word vectors. Omit it.")
     given = checkpoint_path.rstrip("/")
     (checkpoint_path,) = checkpoint_choice.choose(checkpoint_path, checkpoint)
 
@@ -164,6 +170,12 @@ def convert(
             return output_path
         leaves = _select(leaves, heads)
         if quantization is not None:
+            for setting, value in (("LONG", long), ("FOLD_NORMS", fold_norms)):
+                if value:
+                    raise UserError(
+                        f"{setting}={value}: not supported with QUANTIZATION of a run. Convert the run with {setting} "
+                        "first, and quantize the result."
+                    )
             _check_finite(leaves, checkpoint_path, allow_nonfinite)
             text = paths.read_text(paths.join(_run(checkpoint_path), run_files.CONFIG))
             return _write_quantized(leaves, model, text, (quantization, quantized_inputs), checkpoint_path, output_path)

@@ -67,7 +67,23 @@ def test_quantized_run_of_a_run_keeps_its_settings_and_is_exported_dense(gpt2, t
         np.testing.assert_array_equal(found[name], leaf, err_msg=name)
     with pytest.raises(UserError, match="QUANTIZATION='int4': the weights are quantized already"):
         convert(checkpoint_path=run, output_path=str(tmp_path / "again"), model=read.config, quantization="int4")
+    with pytest.raises(UserError, match="LONG=64: not supported with QUANTIZATION of a run"):
+        convert(checkpoint_path=dense, output_path=str(tmp_path / "again"), model=model, quantization="int8", long=64)
     assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"quantized_inputs": "dynamic"}, "QUANTIZED_INPUTS='dynamic': weights are not quantized. Give QUANTIZATION"),
+        ({"quantization": "int8", "merge": False}, "MERGE=False: adapters alone have no QUANTIZATION='int8'"),
+        ({"quantization": "int8", "output_path": "words.vec"}, "not supported for files of word vectors"),
+    ],
+)
+def test_settings_that_exclude_each_other_raise(gpt2, tmp_path, settings, message):
+    settings = {"output_path": "run"} | settings
+    with pytest.raises(UserError, match=message):
+        convert(checkpoint_path=gpt2, **settings | {"output_path": str(tmp_path / settings["output_path"])})
 
 
 def test_run_with_integers_is_only_read_with_its_own_configuration(gpt2, tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 from t5x_like import parameters
 from t5x_like.adapters import quantization
 from t5x_like.adapters.base import merged_parameters
+from t5x_like.adapters.layer_drop import LayerDrop
 from t5x_like.adapters.pruned import Pruning
 from t5x_like.adapters.quantization import Quantized
 from t5x_like.errors import UserError
@@ -17,6 +18,8 @@ from t5x_like.models import build, construct
 from t5x_like.models.base import ModelConfig
 
 _MODEL = "model/"
+# Adapters whose models FakeQuantized rounds as a whole: they prune kernels or have no parameters.
+_ROUNDED = (Pruning, LayerDrop)
 
 
 def quantize(
@@ -41,13 +44,16 @@ def quantize(
     """
     found = quantization.find(config.adapters)
     if any(isinstance(each, Quantized) for each in found):
-        raise UserError(f"QUANTIZATION={dtype!r}: the weights are quantized already. Give the run before.")
+        raise UserError(
+            f"QUANTIZATION={dtype!r}: the weights are quantized already. Give the dense model that they "
+            "were converted from, or a dense export of this run."
+        )
     if trained := sorted({each.dtype for each in found} - {dtype}):
         raise UserError(f"QUANTIZATION={dtype!r}: the model was trained for {trained[0]}. Give {trained[0]!r}.")
     if found and activations is not None:
         raise UserError(f"QUANTIZED_INPUTS={activations!r}: the training has set them. Omit the setting.")
     rest = [each for each in config.adapters if each not in found]
-    if found and (unknown := [type(each).__name__ for each in rest if not isinstance(each, Pruning)]):
+    if found and (unknown := [type(each).__name__ for each in rest if not isinstance(each, _ROUNDED)]):
         raise UserError(
             f"QUANTIZATION={dtype!r}: the model has the adapter {unknown[0]} beside FakeQuantized, whose update is not "
             "rounded. Use the run itself."

@@ -12,6 +12,7 @@ from flax import nnx
 
 from t5x_like import optimizers, parameters
 from t5x_like.adapters import quantization
+from t5x_like.adapters.layer_drop import LayerDrop
 from t5x_like.adapters.lora import LoRA
 from t5x_like.adapters.pruned import MagnitudePruning
 from t5x_like.adapters.quantization import FakeQuantized, Quantized
@@ -119,10 +120,10 @@ def test_merged_model_has_the_rounded_weights(family, form):
         np.testing.assert_allclose(model(batch).hidden, merged(batch).hidden, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("form", ["int8", "trained"])
-def test_every_family_can_be_quantized(form):
+def test_every_family_can_be_quantized():
+    """Modules have no kernels and tables any more, so that a family that reads them without `product` fails."""
     for name, family in FAMILIES.items():
-        config = dataclasses.replace(family.config, adapters=(FORMS[form],), scan_layers=True)
+        config = dataclasses.replace(family.config, adapters=(FORMS["int8_static"],), scan_layers=True)
         batch = example_batch(family)
 
         def hidden(key, config=config, batch=batch):
@@ -195,7 +196,9 @@ def test_integers_must_be_frozen():
         optimizers.split({"model": construct.make(config, jax.random.key(0))}, ())
 
 
-@pytest.mark.parametrize("others", [(), (MagnitudePruning(pattern="mlp", total_steps=10),)], ids=["alone", "pruned"])
+@pytest.mark.parametrize(
+    "others", [(), (MagnitudePruning(pattern="mlp", total_steps=10), LayerDrop())], ids=["alone", "pruned"]
+)
 def test_trained_model_becomes_integers_with_the_same_output(others):
     family = FAMILIES["bert"]
     config = dataclasses.replace(family.config, adapters=(*others, FakeQuantized()))
