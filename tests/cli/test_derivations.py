@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from t5x_like import cli, config, interop
-from t5x_like.cli import execute
+from t5x_like.cli import derivations, execute
+from t5x_like.cli.commands import COMMANDS
 from t5x_like.config import description
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
@@ -55,6 +56,11 @@ def built(resolved, *names):
     if resolved.root.endswith((".infer", ".evaluate")):
         found |= config.arguments(open_model, without=("partitioner", "data"))
     return [found[name] for name in names]
+
+
+@pytest.mark.parametrize("command", [name for name, each in COMMANDS.items() if "HF_PATH" in each.settings])
+def test_every_command_with_the_setting_reads_a_hugging_face_directory(command):
+    assert any("HF_PATH" in each.inputs for each in derivations.of_command(command))
 
 
 @pytest.mark.notf

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = (
     *("train", "distill", "plan", "bench", "cache", "cache_logits", "inspect", "eval", "infer", "augment", "embed"),
-    "analyze",
+    *("analyze", "prune"),
 )
 _WITH_STEPS = ("train", "distill", "plan", "bench", "cache", "cache_logits")
 
