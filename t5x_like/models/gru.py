@@ -127,6 +127,7 @@ class GRULayer(nnx.Module):
     """
 
     def __init__(self, size: int, cells: int, initializer_range: float, dtype: str, *, key: jax.Array):
+        self.cells = cells
         input_key, recurrent_key = jax.random.split(key)
         options = {"axes": ("embed", None, "mlp"), "dtype": dtype}
         uniform = initializers.uniform(initializer_range)
@@ -249,7 +250,7 @@ class GRUDirections(nnx.Module):
         for name, key in zip(self.directions, keys, strict=True):
             layer = getattr(self, name)
             read = x if name == "forward" else jnp.take_along_axis(x, _mirrored(segments)[:, :, None], axis=1)
-            zeros = jnp.zeros((x.shape[0], layer.recurrent.kernel.shape[0]), jnp.float32)
+            zeros = jnp.zeros((x.shape[0], layer.cells), jnp.float32)
             found.append(layer(read, zeros, resets, segments == 0, dropout_key=key))
         return jnp.concatenate(found, axis=-1)
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import FAMILIES, eight_rows, example_batch, loss, scanned
+from families import CONFIGS, FAMILIES, eight_rows, example_batch, loss, scanned, tokens
 from flax import nnx
 
 from t5x_like import optimizers, parameters
@@ -122,9 +122,9 @@ def test_merged_model_has_the_rounded_weights(family, form):
 
 def test_every_family_can_be_quantized():
     """Modules have no kernels and tables any more, so that a family that reads them without `product` fails."""
-    for name, family in FAMILIES.items():
-        config = dataclasses.replace(family.config, adapters=(FORMS["int8_static"],), scan_layers=True)
-        batch = example_batch(family)
+    for name, family in CONFIGS.items():
+        config = scanned(family, adapters=(FORMS["int8_static"],))
+        batch = {f"{stack}_input_tokens": tokens(2, 5) for stack in config.stacks}
 
         def hidden(key, config=config, batch=batch):
             return construct.make(config, key)(batch).hidden
