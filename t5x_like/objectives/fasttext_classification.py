@@ -256,7 +256,7 @@ class FastTextClassification(RowObjective, SequenceClassification):
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the distribution over the labels of each row; see `Objective.read`."""
-        table = params["model"].token_embedder.embedding[...]
+        table = params["model"].token_embedder.table
         ids, counted = self._bags(rows[TOKENS], table.shape[0])
         means = jnp.einsum("er,erd->ed", _mean_weights(counted), table[ids])
         logits = self.output.log_probabilities(means, params["objective"][NAME].embedding[...])[:, None]
