@@ -23,21 +23,11 @@ DRY_RUN_COMMANDS = (
     "embed",
     "analyze",
     "augment",
+    "prune",
     "ablate",
     "cache",
 )  # support --dry_run
-COMMANDS = (
-    *DRY_RUN_COMMANDS,
-    "inspect",
-    "vocabulary",
-    "clean",
-    "convert",
-    "cache_logits",
-    "bench",
-    "plan",
-    "prune",
-    "report",
-)
+COMMANDS = (*DRY_RUN_COMMANDS, "inspect", "vocabulary", "clean", "convert", "cache_logits", "bench", "plan", "report")
 DCN_FLAGS = ("--gin.DCN", "--gin.Partitioner.dcn", "--gin.partitioning.Partitioner.dcn")
 
 
