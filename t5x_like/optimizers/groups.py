@@ -259,6 +259,8 @@ def _assign_groups(params: Tree, groups: Sequence[ParameterGroup]) -> dict[str, 
 
 
 def _check_all_apply(assigned: list[Leaf], groups: Sequence[ParameterGroup]):
+    if not assigned:  # a run that only calibrates ranges, which no optimizer updates
+        return
     for group in groups:
         if any(leaf.group is group for leaf in assigned):
             continue

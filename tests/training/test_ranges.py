@@ -114,7 +114,7 @@ def test_calibration_changes_ranges_alone(tmp_path):
     """`compression/calibrate.gin` freezes everything else, and starts from a dense run."""
     dense, calibrated = tmp_path / "dense", tmp_path / "calibrated"
     before = copying_run.run(dense, total=2)
-    groups = (optimizers.ParameterGroup("^(?!.*/quantization/range$)", freeze=True),)
+    groups = optimizers.finetuning_groups(frozen="^(?!.*/quantization/range$)")
     after = copying_run.run(
         calibrated,
         model=QUANTIZED,
