@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from t5x_like.data import word_characters, word_counts
-from t5x_like.data.word_counts import EOS_ID
 from t5x_like.errors import UserError
 from t5x_like.layers.captures import Edit
 from t5x_like.models.base import ModelConfig
@@ -21,6 +20,7 @@ from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Objective, Params, Pass
 from t5x_like.objectives.carry import NO_CARRY, Carry
 from t5x_like.objectives.keys import NO_KEYS, Keys
+from t5x_like.objectives.text_numbers import text_numbers
 from t5x_like.recorded import recorded
 
 _TOKENS, _SEGMENTS = "encoder_input_tokens", "encoder_segment_ids"
@@ -164,16 +164,3 @@ class _ReadsWords:
 
         captured = {name: in_row(states) for name, states in outputs.captured.items()}
         return Outputs(hidden=in_row(outputs.hidden), captured=captured)
-
-
-def text_numbers(
-    tokens: Int[Array, "batch length"], is_token: Bool[Array, "batch length"]
-) -> Int[Array, "batch length"]:
-    """Returns the number of the text of each word, from 0; -1 for `</s>` and for padding.
-
-    Args:
-      tokens: ids of words.
-      is_token: False for padding.
-    """
-    is_end = tokens == EOS_ID
-    return jnp.where(is_token & ~is_end, jnp.cumsum(is_end, axis=1), -1)

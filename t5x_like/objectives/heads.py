@@ -63,7 +63,7 @@ class HeadForm(Protocol):
         """
 
     def read(self, hidden: Hidden, batch: Batch) -> Any:
-        """Returns what the head reads: hidden states, except for `bilstm_head.BiLSTM`.
+        """Returns what the head reads: hidden states, except for `birnn_head.BiRNN`.
 
         Args:
           hidden: last hidden states of the model.

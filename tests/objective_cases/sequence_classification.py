@@ -3,10 +3,14 @@
 from objective_case import LABELS, ROWS, Case
 
 from t5x_like.objectives import heads
-from t5x_like.objectives.bilstm_head import BiLSTM
+from t5x_like.objectives.bidirectional import GRUCells
+from t5x_like.objectives.birnn_head import BiRNN
 from t5x_like.objectives.label_gain import LabelGain
+from t5x_like.objectives.pair_attention import Enhancement
 from t5x_like.objectives.pooled_tokens import PooledTokens
 from t5x_like.objectives.sequence_classification import SequenceClassification
+from t5x_like.objectives.text_numbers import TokenTypes
+from t5x_like.objectives.text_vectors_head import TextVectors
 
 CASES = {
     "classification": Case(
@@ -18,8 +22,18 @@ CASES = {
         LabelGain(LABELS, head=heads.ReluLastToken(size=9)), "gpt2", lambda rng: rng.integers(-1, 3, (ROWS, 1))
     ),
     "classification by a BiLSTM": Case(
-        SequenceClassification(LABELS, head=BiLSTM(head=PooledTokens())),
+        SequenceClassification(LABELS, head=BiRNN(head=PooledTokens())),
         "bidirectional_gru",
+        lambda rng: rng.integers(0, 3, (ROWS, 1)),
+    ),
+    "classification of pairs by BiGRUs with ESIM's comparison": Case(
+        SequenceClassification(
+            LABELS,
+            head=TextVectors(
+                texts=2, numbers=TokenTypes(), attention=Enhancement(), cells=GRUCells(), size=4, classifier_size=6
+            ),
+        ),
+        "bert",
         lambda rng: rng.integers(0, 3, (ROWS, 1)),
     ),
     "classification with a decoder": Case(

@@ -1,4 +1,4 @@
-"""ELMo under other objectives: each text of a row is read by itself; the BiLSTM of GLUE's baselines on its states."""
+"""ELMo under other objectives: each text of a row is read by itself."""
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from t5x_like.objectives import passes
 from t5x_like.objectives.characters_of_words import CharactersOfWords
 from t5x_like.objectives.feature_based import FeatureBased
 from t5x_like.objectives.layer_mix import ScalarMix
+from t5x_like.objectives.pair_attention import Concatenation
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.text_vectors_head import TextVectors
 from t5x_like.training.program import check_inputs
@@ -23,7 +24,7 @@ CONFIG = ElmoConfig(
     vocab_size=23, filters=((1, 4), (3, 5)), character_dim=3, cell_dim=6, projection_dim=4, highway_layers=1
 )
 WORDS = ["a", "play", "naïve", "xyz"]  # ids 3 to 6
-HEAD = TextVectors(texts=2, attention=True, size=5, classifier_size=7)
+HEAD = TextVectors(texts=2, attention=Concatenation(), size=5, classifier_size=7)
 # "a play </s> naïve <unk> a", and "play" alone.
 TOKENS = np.array([[3, 4, 1, 5, 2, 3, 0], [4, 0, 0, 0, 0, 0, 0]])
 SEGMENTS = (TOKENS != 0).astype(np.int32)
@@ -69,53 +70,3 @@ def test_the_model_reads_what_the_objective_computes(objective):
         check_inputs(CONFIG, objective.objective, shapes)
     with pytest.raises(UserError, match="texts=3 of CharactersOfWords"):
         CharactersOfWords(objective.objective, vocabulary_path=None, texts=3)
-
-
-def lstm(layer, x):
-    """Returns the states of torch's LSTM cell over `[words, inputs]`, in NumPy."""
-    hidden, cell, found = np.zeros(5), np.zeros(5), []
-    for word in x:
-        gates = np.einsum("i,igh->gh", word, layer.inputs.kernel[...]) + layer.inputs.bias[...]
-        i, f, g, o = gates + np.einsum("i,igh->gh", hidden, layer.recurrent.kernel[...])
-        cell = cell / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
-        hidden = np.tanh(cell) / (1 + np.exp(-o))
-        found.append(hidden)
-    return np.stack(found)
-
-
-def bilstm(layers, x):
-    return np.concatenate([lstm(layers.forward, x), lstm(layers.backward, x[::-1])[::-1]], axis=1)
-
-
-def softmax(x):
-    return np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
-
-
-def test_attention_and_pooling_by_hand(params):
-    head, rng = params["objective"]["sequence_classification"], np.random.default_rng(1)
-    hidden = rng.normal(size=(2, 7, 8)).astype(np.float32)
-    batch = {"encoder_input_tokens": TOKENS, "encoder_segment_ids": SEGMENTS}
-    found = jax.jit(lambda hidden: head(HEAD.read(hidden, batch)))(hidden)
-    assert found.shape == (2, 1, 2)
-    u, v = (bilstm(head.encoder, hidden[0, part]) for part in (slice(0, 2), slice(3, 6)))
-    pooled = [
-        bilstm(head.composition, np.concatenate([one, softmax(one @ other.T) @ other], axis=1)).max(axis=0)
-        for one, other in ((u, v), (v, u))
-    ]
-    x = np.concatenate([*pooled, np.abs(pooled[0] - pooled[1]), pooled[0] * pooled[1]])
-    x = np.tanh(x @ head.dense.kernel[...] + head.dense.bias[...])
-    expected = x @ head.classifier.kernel[...] + head.classifier.bias[...]
-    assert_close({"logits": found[0, 0]}, {"logits": expected})
-    other = hidden.copy()
-    other[1, 1:] = 7  # padding
-    np.testing.assert_allclose(head(HEAD.read(other, batch))[1], found[1], rtol=1e-5)
-    assert np.isfinite(found).all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"attention": True}, "texts=1 of TextVectors with attention=True"), ({"size": 0}, "size=0 of TextVectors")],
-)
-def test_invalid_forms_raise(settings, message):
-    with pytest.raises(UserError, match=message):
-        TextVectors(**settings)

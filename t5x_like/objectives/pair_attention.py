@@ -1,0 +1,117 @@
+"""Attention between the two texts of a pair, whose words are compared with what they attend to.
+
+Words i and j of the two texts, with the states uᵢ and vⱼ of a recurrent network, have the score uᵢ · vⱼ, and a softmax
+over j gives the mean ṽᵢ of the other text. A form says what a second network reads of uᵢ and ṽᵢ.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from t5x_like.layers import initializers
+from t5x_like.layers.projections import Projection
+
+States = Float[Array, "batch length states"]
+Features = Float[Array, "batch length features"]
+
+_MASKED = -1e30
+
+
+class PairAttention(Protocol):
+    """What is read of the states of words and of the means of the other text."""
+
+    def size(self, states: int) -> int:
+        """Returns the size of the features, for the size of the states."""
+
+    def make(self, states: int, *, dtype: str, key: jax.Array) -> nnx.Module | None:
+        """Returns the parameters, or None if there are none.
+
+        Args:
+          states: size of the states.
+          dtype: dtype of the products.
+          key: random key for the initial values.
+        """
+
+    def features(self, parameters: nnx.Module | None, states: States, attended: States) -> Features:
+        """Returns the features of each word.
+
+        Args:
+          parameters: result of `make`.
+          states: states of the words.
+          attended: means of the other text; see `attend_to_other_text`.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Concatenation:
+    """[u; ṽ], as in GLUE's baselines (Wang et al. 2019, section 5.1 and appendix B)."""
+
+    def size(self, states: int) -> int:
+        """Returns twice the size; see `PairAttention.size`."""
+        return 2 * states
+
+    def make(self, states: int, *, dtype: str, key: jax.Array) -> None:
+        """Returns None; see `PairAttention.make`."""
+
+    def features(self, parameters: None, states: States, attended: States) -> Features:
+        """Returns the concatenation; see `PairAttention.features`."""
+        return jnp.concatenate([states, attended], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Enhancement:
+    """relu(W [u; ṽ; u - ṽ; u * ṽ] + b) of half the size of u, as in ESIM (Chen et al. 2017, arXiv:1609.06038).
+
+    Section 3.2 has the comparison, section 3.3 the projection. The kernel is drawn from Glorot's uniform distribution.
+    """
+
+    def size(self, states: int) -> int:
+        """Returns half of the size, the states of one direction; see `PairAttention.size`."""
+        return states // 2
+
+    def make(self, states: int, *, dtype: str, key: jax.Array) -> Projection:
+        """Returns the projection; see `PairAttention.make`."""
+        sizes, init = ((4 * states,), (self.size(states),)), initializers.glorot_uniform
+        return Projection(
+            *sizes, axes=("embed", "mlp"), key=key, init=init, bias=True, dtype=dtype, has_dropout_key=False
+        )
+
+    def features(self, parameters: Projection, states: States, attended: States) -> Features:
+        """Returns the projected comparison; see `PairAttention.features`."""
+        compared = [states, attended, states - attended, states * attended]
+        return jax.nn.relu(parameters(jnp.concatenate(compared, axis=-1)))
+
+
+def attend_to_other_text(states: States, numbers: Int[Array, "batch length"]) -> States:
+    """Returns for each word the mean of the words of the other text, weighted by a softmax of their inner products.
+
+    Args:
+      states: states of words.
+      numbers: number of the text of each word, 0 or 1. Other words, and words without another text, get 0.
+    """
+    return attend(states, states, states, others(numbers))
+
+
+def others(numbers: Int[Array, "batch length"]) -> Float[Array, "batch length length"]:
+    """Returns 1 where the second word belongs to the other text than the first one; see `attend_to_other_text`."""
+    is_word = numbers >= 0
+    is_other = (numbers[:, :, None] + numbers[:, None, :] == 1) & is_word[:, :, None] & is_word[:, None]
+    return is_other.astype(jnp.float32)
+
+
+def attend(queries: States, keys: States, values: Features, visible: Float[Array, "batch length length"]) -> Features:
+    """Returns the means of values, weighted by a softmax of inner products.
+
+    Args:
+      queries: a vector per word.
+      keys: a vector per attended word.
+      values: another vector per attended word.
+      visible: 1 where the second word is attended to by the first one. Words that attend to none get 0.
+    """
+    scores = jnp.einsum("bid,bjd->bij", queries, keys, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(jnp.where(visible > 0, scores, _MASKED), axis=-1) * visible
+    return jnp.einsum("bij,bjd->bid", weights.astype(values.dtype), values)
