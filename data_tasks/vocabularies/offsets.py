@@ -16,12 +16,15 @@ from data_tasks.vocabularies import wordpiece
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
 from data_tasks.vocabularies.late import LateVocabulary
 from data_tasks.vocabularies.word_bpe import END_OF_WORD, WordBPEVocabulary
+from data_tasks.vocabularies.word_counts import WordSequenceVocabulary
 from data_tasks.vocabularies.wordpiece import CONTINUATION, WordPieceVocabulary
 from t5x_like.errors import UserError
 
 # A noncharacter of Unicode and a control character, both of which WordPiece removes.
 _SEPARATOR = "\U0010ffff"
 _REMOVED = "\x00"
+# What separates words in TensorFlow's `strings.split`.
+_ASCII_SPACE = r"[ \t\n\v\f\r]"
 # Characters that WordPiece keeps, without the marks that combine with the character before them.
 _BASE = r"[\p{L}\p{N}\p{P}\p{S}\p{Z}\t\n\r]"
 _DROPPED = r"[^\p{L}\p{M}\p{N}\p{P}\p{S}\p{Z}\t\n\r\x{10FFFF}]"
@@ -47,7 +50,7 @@ def encode_with_offsets(vocabulary: seqio.Vocabulary, text: tf.Tensor) -> Encode
     """Encodes a text without special tokens.
 
     Args:
-      vocabulary: WordPiece, byte-level BPE, GPT-1's BPE, SentencePiece or bytes.
+      vocabulary: WordPiece, byte-level BPE, GPT-1's BPE, SentencePiece, bytes or words.
       text: UTF-8, scalar.
 
     Returns:
@@ -64,7 +67,7 @@ def _encode(vocabulary: seqio.Vocabulary, text: tf.Tensor) -> Encoded:
     del text
     raise UserError(
         f"{type(vocabulary).__name__}: the characters of its pieces are not known, but answers are found by them. Use "
-        "a WordPiece, BPE, SentencePiece or byte vocabulary."
+        "a WordPiece, BPE, SentencePiece, byte or word vocabulary."
     )
 
 
@@ -114,6 +117,17 @@ def _(vocabulary: WordBPEVocabulary, text: tf.Tensor) -> Encoded:
     counts = _character_counts(vocabulary.pieces, "", END_OF_WORD)
     lengths = tf.where(ids == vocabulary.unk_id, 1, tf.gather(counts, ids))
     return _of_words(text, ids, lengths, {"lower_case": True, "compose": False})
+
+
+@_encode.register
+def _(vocabulary: WordSequenceVocabulary, text: tf.Tensor) -> Encoded:
+    words, ids = vocabulary.split_tf(text)
+    characters = tf.strings.unicode_split(text, "UTF-8")
+    # The words, joined, are the characters of the text that do not separate words.
+    places = tf.cast(tf.squeeze(tf.where(~tf.strings.regex_full_match(characters, _ASCII_SPACE)), 1), tf.int32)
+    lengths = tf.strings.length(words, unit="UTF8_CHAR")
+    ends = tf.cumsum(lengths)
+    return Encoded(ids, tf.gather(places, ends - lengths), tf.gather(places, ends - 1) + 1)
 
 
 def _of_words(text: tf.Tensor, ids: tf.Tensor, lengths: tf.Tensor, options: dict) -> Encoded:

@@ -83,12 +83,19 @@ class WordSequenceVocabulary(WordCountsVocabulary):
         return found
 
     def _encode(self, s: str) -> list[int]:
-        words = (word.decode() for word in s.encode().split())
-        split = (word if word in self._ids else _split_punctuation(word) for word in words)
-        known = (word if word in self._ids else word.lower() for each in split for word in each.split())
+        split = (word if word in self._ids else _split_punctuation(word) for word in _split_space(s))
+        known = (word if word in self._ids else word.lower() for each in split for word in _split_space(each))
         return [self._ids.get(word, self.unk_id) for word in known]
 
     def _encode_tf(self, s: "tf.Tensor") -> "tf.Tensor":
+        return self.split_tf(s)[1]
+
+    def split_tf(self, s: "tf.Tensor") -> "tuple[tf.Tensor, tf.Tensor]":
+        """Splits a text, a scalar or `[texts]`, into the words that have ids.
+
+        Returns:
+          The words as they are in the text, and their ids, unknown ones too.
+        """
         import tensorflow as tf
 
         def change(words, function):
@@ -98,7 +105,12 @@ class WordSequenceVocabulary(WordCountsVocabulary):
         lower = functools.partial(change, function=lambda x: tf.strings.lower(x, encoding="utf-8"))
         words = tf.ragged.map_flat_values(split, tf.strings.split(s))
         words = tf.strings.split(tf.strings.reduce_join(words, axis=-1, separator=" "))
-        return tf.ragged.map_flat_values(lambda x: self.words_to_ids(lower(x)), words)
+        return words, tf.ragged.map_flat_values(lambda x: self.words_to_ids(lower(x)), words)
+
+
+def _split_space(text: str) -> list[str]:
+    """Splits a text at whitespace of ASCII, as TensorFlow does."""
+    return [word.decode() for word in text.encode().split()]
 
 
 def _split_punctuation(word: str) -> str:

@@ -120,20 +120,23 @@ class GRULayer(nnx.Module):
       initializer_range: bound of the uniform distribution of the kernel of the inputs.
       dtype: dtype of the activations.
       key: random key of the initialization.
+      axis: logical axis of the inputs, `embed`, or `vector` for a size that devices need not divide.
 
     Attributes:
       inputs: projection of the inputs to the gates r, u and the candidate c, with kernel `[inputs, 3, cells]` and bias.
       recurrent: projection of the hidden state to the same, with kernel `[cells, 3, cells]`.
     """
 
-    def __init__(self, size: int, cells: int, initializer_range: float, dtype: str, *, key: jax.Array):
+    def __init__(
+        self, size: int, cells: int, initializer_range: float, dtype: str, *, key: jax.Array, axis: str = "embed"
+    ):
         self.cells = cells
         input_key, recurrent_key = jax.random.split(key)
-        options = {"axes": ("embed", None, "mlp"), "dtype": dtype}
-        uniform = initializers.uniform(initializer_range)
-        self.inputs = Projection((size,), (_GATES, cells), key=input_key, init=uniform, bias=True, **options)
+        gates, uniform = (_GATES, cells), initializers.uniform(initializer_range)
+        axes = (axis, None, "mlp"), ("embed", None, "mlp")
+        self.inputs = Projection((size,), gates, axes=axes[0], key=input_key, init=uniform, bias=True, dtype=dtype)
         self.recurrent = Projection(
-            (cells,), (_GATES, cells), key=recurrent_key, init=initializers.orthogonal, **options
+            (cells,), gates, axes=axes[1], key=recurrent_key, init=initializers.orthogonal, dtype=dtype
         )
 
     def __call__(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from t5x_like.axis_rules import VECTOR
 from t5x_like.kernels.dropout import split_key
 from t5x_like.models.gru import GRULayer
 from t5x_like.models.lstm import LSTMConfig, LSTMLayer
@@ -24,7 +25,7 @@ class Cells(Protocol):
     """The cells of a recurrent network."""
 
     def make(self, inputs: int, size: int, *, dtype: str, key: jax.Array) -> nnx.Module:
-        """Creates a layer that reads rows in one direction.
+        """Creates a layer that reads rows in one direction. Devices need not divide the size of its inputs.
 
         Args:
           inputs: size of the inputs.
@@ -60,7 +61,10 @@ class LSTMCells:
     def make(self, inputs: int, size: int, *, dtype: str, key: jax.Array) -> LSTMLayer:
         """Creates a layer; see `Cells.make`."""
         return LSTMLayer(
-            LSTMConfig(embed_dim=size, initializer_range=1 / math.sqrt(size), dtype=dtype), inputs, key=key
+            LSTMConfig(embed_dim=size, initializer_range=1 / math.sqrt(size), dtype=dtype),
+            inputs,
+            key=key,
+            axis=VECTOR,
         )
 
     def states(
@@ -86,7 +90,7 @@ class GRUCells:
 
     def make(self, inputs: int, size: int, *, dtype: str, key: jax.Array) -> GRULayer:
         """Creates a layer; see `Cells.make`."""
-        return GRULayer(inputs, size, 1 / math.sqrt(size), dtype, key=key)
+        return GRULayer(inputs, size, 1 / math.sqrt(size), dtype, key=key, axis=VECTOR)
 
     def states(
         self,

@@ -3,6 +3,8 @@
 from objective_case import ROWS, Case
 
 from t5x_like.objectives import heads
+from t5x_like.objectives.bidirectional import GRUCells
+from t5x_like.objectives.drqa_head import DrQA
 from t5x_like.objectives.span_extraction import SpanExtraction
 
 CASES = {
@@ -11,5 +13,10 @@ CASES = {
         "bert",
         lambda rng: rng.integers(-1, 9, (ROWS, 2)),
         "key/bias|mlp_norm/bias|classifier/bias",
+    ),
+    "span extraction by DrQA's reader": Case(
+        SpanExtraction(head=DrQA(cells=GRUCells(), num_layers=2, size=4)),
+        "bert",
+        lambda rng: rng.integers(-1, 1, (ROWS, 2)),
     ),
 }

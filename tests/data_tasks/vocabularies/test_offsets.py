@@ -14,6 +14,7 @@ from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
 from data_tasks.vocabularies.late import LateVocabulary
 from data_tasks.vocabularies.offsets import encode_with_offsets
 from data_tasks.vocabularies.word_bpe import WordBPEVocabulary
+from data_tasks.vocabularies.word_counts import WordSequenceVocabulary
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 from t5x_like.errors import UserError
 
@@ -121,6 +122,17 @@ def test_answers_of_squad_are_found(test_data, name):
     wrong = [pair for pair in found if len(set(map(normalize_squad, pair))) > 1]
     assert len(found) > 250
     assert wrong == [("Japan", "Japanese")]
+
+
+def test_words_keep_their_characters(tmp_path):
+    (tmp_path / "vocab.txt").write_text("the 9\nu.s. 5\n. 4\nnaïve 2\nParis 1\n")
+    vocabulary = WordSequenceVocabulary(str(tmp_path / "vocab.txt"))
+    text = " \x0bThe\tu.s.\x0c(Naïve) 日本語\u2003İx\r\nParis. "
+    (pieces,) = encoded(vocabulary, [text])
+    assert pieces.ids.tolist() == vocabulary.encode(text)
+    found = [text[start:end] for start, end in zip(pieces.starts, pieces.ends, strict=True)]
+    assert found == ["The", "u.s.", "(", "Naïve", ")", "日本語\u2003İx", "Paris", "."]
+    assert encoded(vocabulary, [" "])[0].ids.tolist() == []
 
 
 def test_word_bpe_counts_characters(tmp_path):
