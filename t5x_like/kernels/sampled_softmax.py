@@ -1,8 +1,7 @@
 """Sampled softmax: the cross-entropy of a target against a sample of a large vocabulary (Jean et al. 2015).
 
-The sample is the one of TensorFlow's `log_uniform_candidate_sampler`: ids are drawn one after another with the
-probabilities p(k) = log((k + 2) / (k + 1)) / log(V + 1), and repetitions are left out, until there are n of them. For a
-vocabulary in the order of frequency, p is close to Zipf's law.
+The samples are those of TensorFlow's candidate samplers: ids are drawn one after another with given probabilities, and
+repetitions are left out, until there are n of them.
 """
 
 from typing import NamedTuple
@@ -21,20 +20,35 @@ class Samples(NamedTuple):
     Attributes:
       ids: the ids, `[samples]`.
       draws: expected number of draws until there were so many different ids.
-      vocab_size: number of ids to draw from.
+      log_probability: logarithm of the probability of each id in a draw.
     """
 
     ids: Int[Array, " samples"]
     draws: Float[Array, ""]
-    vocab_size: int
+    log_probability: Float[Array, " vocab"]
 
     def log_expected_count(self, ids: Int[Array, "..."]) -> Float[Array, "..."]:
         """Returns log(1 - (1 - p)^draws), the logarithm of the probability that an id is in such a sample."""
-        probability = jnp.exp(_log_probability(ids, self.vocab_size))
+        probability = jnp.exp(self.log_probability[ids])
         return jnp.log(-jnp.expm1(self.draws * jnp.log1p(-probability)))
 
 
 def log_uniform(key: Key[Array, ""], number: int, vocab_size: int) -> Samples:
+    """Draws different ids as TensorFlow's `log_uniform_candidate_sampler`.
+
+    The probabilities p(k) = log((k + 2) / (k + 1)) / log(V + 1) are close to Zipf's law for V ids in the order of
+    frequency.
+
+    Args:
+      key: random key.
+      number: number of ids, less than `vocab_size`.
+      vocab_size: number of ids to draw from.
+    """
+    ranks = jnp.arange(vocab_size, dtype=jnp.float32)
+    return draw(key, number, jnp.log(jnp.log1p(1 / (ranks + 1)) / jnp.log(vocab_size + 1.0)))
+
+
+def draw(key: Key[Array, ""], number: int, log_probability: Float[Array, " vocab"]) -> Samples:
     """Draws different ids, with the distribution of successive draws.
 
     Let each id k be drawn at the times of a Poisson process of rate p(k). The first times of all ids are independent
@@ -44,18 +58,13 @@ def log_uniform(key: Key[Array, ""], number: int, vocab_size: int) -> Samples:
 
     Args:
       key: random key.
-      number: number of ids, less than `vocab_size`.
-      vocab_size: number of ids to draw from.
+      number: number of ids, less than there are.
+      log_probability: logarithm of the probability of each id.
     """
-    log_probability = _log_probability(jnp.arange(vocab_size), vocab_size)
-    order, ids = jax.lax.top_k(jax.random.gumbel(key, (vocab_size,)) + log_probability, number)
+    order, ids = jax.lax.top_k(jax.random.gumbel(key, log_probability.shape) + log_probability, number)
     times = jnp.exp(-order)  # exponential with rate p
     again = jnp.sum(jnp.exp(log_probability[ids]) * (times[-1] - times))
-    return Samples(ids, number + again, vocab_size)
-
-
-def _log_probability(ids: Int[Array, "..."], vocab_size: int) -> Float[Array, "..."]:
-    return jnp.log(jnp.log1p(1 / (ids.astype(jnp.float32) + 1)) / jnp.log(vocab_size + 1.0))
+    return Samples(ids, number + again, log_probability)
 
 
 def cross_entropy(

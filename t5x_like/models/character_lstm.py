@@ -38,6 +38,11 @@ class CharacterLSTMConfig(LSTMConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.embedding_norm is not None:
+            raise UserError(
+                f"{type(self).__name__}.embedding_norm={self.embedding_norm}: a model that reads characters has no "
+                "token embeddings. Remove it."
+            )
         checks.positive_integers(self, "num_characters", "character_dim")
         checks.non_negative_integers(self, "highway_layers")
         checks.filters(self)

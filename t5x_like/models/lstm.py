@@ -10,6 +10,7 @@ where `decoder_segment_ids` are 0, does not change the state.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -24,6 +25,7 @@ from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
 from t5x_like.layers.blocks import Hidden
+from t5x_like.layers.embedding_norms import EmbeddingNorm, NormalizedEmbedder
 from t5x_like.layers.embeddings import Embedder, Unembedding
 from t5x_like.layers.projections import Projection
 from t5x_like.models import checks
@@ -52,6 +54,8 @@ class LSTMConfig(BaseConfig):
     dropout_rate: float = 0.0
     # Bound of the uniform distribution of new parameters.
     initializer_range: float = 0.1
+    # Normalization of the token embeddings over the vocabulary: `embedding_norms.FrequencyNorm()`, or None.
+    embedding_norm: EmbeddingNorm | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -115,21 +119,22 @@ class LSTMLayer(nnx.Module):
       config: configuration of the model.
       size: size of the inputs.
       key: random key of the initialization.
+      axis: logical axis of the inputs, `embed`, or `vector` for a size that devices need not divide.
 
     Attributes:
       inputs: projection of the inputs to the gates i, f, g, o, with kernel `[inputs, 4, embed]` and bias.
       recurrent: projection of the hidden state to the gates, with kernel `[embed, 4, embed]`.
     """
 
-    def __init__(self, config: LSTMConfig, size: int, *, key: jax.Array):
+    def __init__(self, config: LSTMConfig, size: int, *, key: jax.Array, axis: str = "embed"):
         input_key, recurrent_key = jax.random.split(key)
         init = initializers.uniform(config.initializer_range)
 
-        def projection(size, key, bias):
-            gates, axes = (_GATES, config.embed_dim), ("embed", None, "mlp")
+        def projection(size, key, bias, axis="embed"):
+            gates, axes = (_GATES, config.embed_dim), (axis, None, "mlp")
             return Projection((size,), gates, axes=axes, key=key, init=init, bias=bias, dtype=config.compute_dtype)
 
-        self.inputs = projection(size, input_key, bias=True)
+        self.inputs = projection(size, input_key, bias=True, axis=axis)
         self.recurrent = projection(config.embed_dim, recurrent_key, bias=False)
 
     def __call__(
@@ -187,9 +192,9 @@ class LSTM(nnx.Module):
     def __init__(self, config: LSTMConfig, *, key: jax.Array):
         token_key, layers_key, logits_key = jax.random.split(key, 3)
         self.config, init = config, initializers.uniform(config.initializer_range)
-        self.token_embedder = Embedder(
-            config.vocab_size, config.embedding_dim, key=token_key, init=init, dtype=config.compute_dtype
-        )
+        norm, sizes = config.embedding_norm, (config.vocab_size, config.embedding_dim)
+        embedder = Embedder if norm is None else functools.partial(NormalizedEmbedder, norm)
+        self.token_embedder = embedder(*sizes, key=token_key, init=init, dtype=config.compute_dtype)
         self.decoder = LSTMLayers(config, layers_key)
         self.logits = Unembedding(config.embed_dim, config.vocab_size, key=logits_key, init=init, bias=True)
 

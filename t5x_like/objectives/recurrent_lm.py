@@ -2,14 +2,19 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.data import specs
 from t5x_like.errors import UserError
+from t5x_like.kernels import sampled_softmax
 from t5x_like.kernels.cross_entropy import target_probabilities
 from t5x_like.layers.captures import Edit
+from t5x_like.layers.embeddings import Unembedding
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.lstm import RESETS
 from t5x_like.models.networks import MODEL
@@ -18,6 +23,7 @@ from t5x_like.objectives.base import Batch, Objective, Params, Pass
 from t5x_like.objectives.carry import NO_CARRY, Carry
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction
+from t5x_like.objectives.samplers import Sampler
 from t5x_like.objectives.token_prediction import METRICS, TERM
 from t5x_like.recorded import recorded
 
@@ -36,10 +42,12 @@ class RecurrentLM(Objective):
     document is predicted from this token alone. Without continuous data, each row starts from a state of zeros, from
     which its first token is predicted.
 
-    The only term is `targets`. The metrics are `loss` in nats per token, `accuracy` and `z_loss`.
+    The only term is `targets`. The metrics are `loss` in nats per token, `accuracy` and `z_loss`. With a `sampler`,
+    training has a sampled softmax (Jean et al. 2015), whose only metric is `loss`; all positions share a sample.
 
     Args:
       eos_id: id of the token that ends a document. With None, the state is never reset.
+      sampler: `samplers.Unigram()` or `samplers.LogUniform()`; None: a softmax over all tokens.
 
     Raises:
       UserError: `eos_id` is negative.
@@ -52,10 +60,29 @@ class RecurrentLM(Objective):
     )
     coefficients = {TERM: 1.0}
 
-    def __init__(self, *, eos_id: int | None = 1):
+    def __init__(self, *, eos_id: int | None = 1, sampler: Sampler | None = None):
         if eos_id is not None and eos_id < 0:
             raise UserError(f"eos_id={eos_id} is not a token id. Give an id of at least 0, or None.")
-        self.eos_id = eos_id
+        self.eos_id, self.sampler, self.draws = eos_id, sampler, sampler is not None
+
+    def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
+        """Returns no heads; see `Objective.init`.
+
+        Raises:
+          UserError: the model has no logits for the sampler, or has too few tokens.
+        """
+        if self.sampler is not None:
+            if not isinstance(getattr(model, "logits", None), Unembedding):
+                raise UserError(
+                    f"sampler={self.sampler} of RecurrentLM: {type(model.config).__name__} has no logits with a kernel "
+                    "of its own. Give None, or a model of models/lstm/."
+                )
+            if self.sampler.number >= model.config.vocab_size:
+                raise UserError(
+                    f"sampler={self.sampler} of RecurrentLM: not fewer samples than the vocab_size="
+                    f"{model.config.vocab_size} of the model. Give fewer, or None for a softmax over all tokens."
+                )
+        return super().init(key, model)
 
     def weights(self, rows: Batch) -> dict[str, Float[Array, "batch length"]]:
         """Returns 1 for tokens, 0 for padding; see `Objective.weights`."""
@@ -98,6 +125,15 @@ class RecurrentLM(Objective):
         """Returns the distributions of all tokens as `targets`; see `Objective.read`."""
         weights, tokens = self.weights(rows)[TERM], rows["decoder_input_tokens"]
         predicted = Prediction(outputs.hidden, params["model"].unembed, weights, tokens, weights)
+        # Only training has dropout keys.
+        if keys.dropout is not None and self.sampler is not None:
+            logits = params["model"].logits
+            samples = self.sampler.draw(keys.step, logits.kernel.shape[1])
+            losses = sampled_softmax.cross_entropy(
+                outputs.hidden, logits.kernel[...].T, logits.bias[...], tokens, samples
+            )
+            pair = jnp.sum(losses * weights), jnp.sum(weights)
+            return Pass(rows, outputs, {TERM: predicted}, {TERM: pair[0]}, {"loss": pair})
         return Pass(rows, outputs, {TERM: predicted.with_cross_entropy(TERM, METRICS)})
 
     def predict(self, found: Pass) -> dict[str, Array]:

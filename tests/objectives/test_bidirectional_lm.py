@@ -16,6 +16,7 @@ from t5x_like.objectives import passes
 from t5x_like.objectives.bidirectional_lm import BidirectionalLM
 from t5x_like.objectives.carry import as_features
 from t5x_like.objectives.keys import Keys
+from t5x_like.objectives.samplers import LogUniform, Unigram
 
 CONFIG = ElmoConfig(
     vocab_size=30, filters=((1, 4), (3, 5)), character_dim=3, cell_dim=6, projection_dim=4, highway_layers=1,
@@ -97,16 +98,23 @@ def test_sampled_softmax_equals_tensorflow():
     )
 
 
-def test_samples_are_those_of_successive_draws():
+def test_samples_are_those_of_successive_draws(tmp_path):
     """Frequencies of ids and numbers of draws equal those of a loop that draws until there are enough ids."""
-    number, vocab, trials = 6, 12, 4000
-    found = jax.vmap(lambda key: sampled_softmax.log_uniform(key, number, vocab)[:2])(
-        jax.random.split(jax.random.key(0), trials)
-    )
-    rng, probabilities = np.random.default_rng(0), np.log1p(1 / np.arange(1, vocab + 1)) / np.log(vocab + 1)
+    number, vocab = 6, 12
+    of_rank = np.log1p(1 / np.arange(1, vocab + 1)) / np.log(vocab + 1)
+    check_samples(LogUniform(number), of_rank)
+    counts = [1, 1, 1, 90, 60, 40, 9, 5, 5, 2, 1, 1]  # the special ids and the id after the words have the count 1
+    (tmp_path / "vocab.txt").write_text("".join(f"w{at} {count}\n" for at, count in enumerate(counts[3:-1])))
+    check_samples(Unigram(number, str(tmp_path / "vocab.txt")), np.array(counts) / sum(counts))
+
+
+def check_samples(sampler, probabilities):
+    vocab, trials, number = len(probabilities), 4000, sampler.number
+    found = jax.vmap(lambda key: sampler.draw(key, vocab)[:2])(jax.random.split(jax.random.key(0), trials))
+    rng = np.random.default_rng(0)
     included, draws = np.zeros(vocab), []
     for _ in range(trials):
-        ids = rng.choice(vocab, 200, p=probabilities)
+        ids = rng.choice(vocab, 2000, p=probabilities)
         first = np.sort(np.unique(ids, return_index=True)[1])[number - 1]
         draws.append(first + 1)
         included[np.unique(ids[: first + 1])] += 1
