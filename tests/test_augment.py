@@ -158,7 +158,7 @@ def test_nearest_words_by_cosine(tmp_path):
     for contents, message in (
         ("", "no vectors found"),
         ("a 1 2\nb 1 x\n", "glove.txt:2: not a word and its vector"),
-        ("a 1 2\nb 1\n", "glove.txt:2: 1 numbers, but the first line has 2"),
+        ("a 1 2\nb 1\n", "glove.txt:2: 1 numbers, but 2 are expected"),
     ):
         (tmp_path / "glove.txt").write_text(contents)
         with pytest.raises(UserError, match=message):

@@ -9,15 +9,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int, Int32
+from jaxtyping import Array, Int
 
-from t5x_like.axis_rules import INPUT_TOKENS_SUFFIX, NO_AXES
 from t5x_like.errors import UserError
 from t5x_like.inference import text_frames, text_vectors
 from t5x_like.inference.examples import Example
 from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.progress import Progress
 from t5x_like.inference.runner import Runner
+from t5x_like.inference.text_rows import IdRows, chosen, padded, stack_features
 from t5x_like.models.base import Batch
 
 ENCODER, DECODER = "encoder", "decoder"
@@ -179,35 +179,6 @@ class Subject:
         """The parameters of the model alone."""
         return self.loaded.read_model()
 
-    def features(
-        self, rows: Sequence[Sequence[int]], length: int, decoder: Sequence[Sequence[int]] | None = None
-    ) -> dict[str, np.ndarray]:
-        """Returns the features of rows.
-
-        Args:
-          rows: Token ids of each row.
-          length: Length of the batch.
-          decoder: Token ids of the decoder beside an encoder. None: it reads the text of the encoder after its start
-            token, as when it is trained to repeat it.
-        """
-        tokens, segments = padded(rows, length)
-        token_types = np.zeros_like(tokens)
-        token_types[np.arange(len(rows)), [len(ids) - 1 for ids in rows]] = self.frame.last_type
-        of_stacks = {self.stacks[0]: (tokens, segments)}
-        if len(self.stacks) > 1:
-            start = np.full((len(rows), 1), self.start_id, np.int32)
-            repeated = np.concatenate([start, tokens[:, :-1]], axis=1) * segments, segments
-            of_stacks[self.stacks[1]] = repeated if decoder is None else padded(decoder, length)
-        found: dict[str, np.ndarray] = {"token_types": token_types}
-        for stack, (of_stack, mask) in of_stacks.items():
-            found |= {
-                f"{stack}{INPUT_TOKENS_SUFFIX}": of_stack,
-                f"{stack}_segment_ids": mask,
-                f"{stack}_positions": np.arange(length, dtype=np.int32) * mask,
-            }
-        reads = set(self.loaded.resolved.reads)
-        return {name: array for name, array in found.items() if name in reads or name.endswith("_segment_ids")}
-
     @functools.cached_property
     def start_id(self) -> int:
         """The token before the first one of the decoder of an encoder-decoder."""
@@ -227,11 +198,12 @@ class Subject:
         """Yields the results of rows, in their order.
 
         Args:
-          compute: Computes arrays `[batch, …]` from parameters and features; see `features`.
+          compute: Computes arrays `[batch, …]` from parameters and features.
           params: Its first argument.
           rows: Token ids of each row.
           what: What the rows are, for the line of progress.
-          decoder: Token ids of the decoder beside an encoder; None: see `features`.
+          decoder: Token ids of the decoder beside an encoder. None: it reads the text of the encoder after its start
+            token, as when it is trained to repeat it.
           aligned: Further features by name: values for the tokens of each row.
           extra: Further features by name: a value per row.
         """
@@ -256,8 +228,8 @@ class _Computation:
         return self.function(params, batch)
 
 
-class _Rows:
-    """Rows of token ids as `examples.Examples`, without fields of an output."""
+class _Rows(IdRows):
+    """Rows of token ids with the rows of a decoder and further features."""
 
     def __init__(
         self,
@@ -267,33 +239,28 @@ class _Rows:
         aligned: Mapping[str, Sequence[Sequence[int]]],
         extra: Mapping[str, Sequence[int]],
     ):
-        self._subject, self._rows, self._decoder, self._aligned, self._extra = subject, rows, decoder, aligned, extra
-        self.longest, self.axes = subject.max_length, NO_AXES
+        super().__init__(subject.loaded.resolved, rows, subject.frame.last_type, subject.max_length)
+        self._subject, self._decoder, self._aligned, self._extra = subject, decoder, aligned, extra
 
-    def read(self, start: int, stop: int) -> list[Example]:
-        return [Example(index, self._length(index), {}) for index in range(start, stop)]
+    def length(self, index: int) -> int:
+        return max(super().length(index), 0 if self._decoder is None else len(self._decoder[index]))
 
-    def _length(self, index: int) -> int:
-        return max(len(self._rows[index]), 0 if self._decoder is None else len(self._decoder[index]))
+    def features(self, indices: Sequence[int], length: int) -> dict[str, np.ndarray]:
+        found = super().features(indices, length)
+        if len(self._subject.stacks) == 1:
+            return found
+        if self._decoder is None:
+            tokens, segments = padded([self._rows[index] for index in indices], length)
+            start = np.full((len(tokens), 1), self._subject.start_id, np.int32)
+            tokens = np.concatenate([start, tokens[:, :-1]], axis=1) * segments
+        else:
+            tokens, segments = padded([self._decoder[index] for index in indices], length)
+        return found | stack_features(self._subject.stacks[1], tokens, segments)
 
     def batch(self, examples: Sequence[Example], rows: int, length: int) -> dict[str, np.ndarray]:
-        chosen = [example.record for example in examples] or [0]
-        chosen += chosen[-1:] * (rows - len(chosen))
-        decoder = None if self._decoder is None else [self._decoder[index] for index in chosen]
-        batch = self._subject.features([self._rows[index] for index in chosen], length, decoder)
+        indices = chosen(examples, rows)
         aligned = {
-            name: padded([values[index] for index in chosen], length)[0] for name, values in self._aligned.items()
+            name: padded([values[index] for index in indices], length)[0] for name, values in self._aligned.items()
         }
-        extra = {name: np.array([values[index] for index in chosen], np.int32) for name, values in self._extra.items()}
-        return batch | aligned | extra
-
-    def tokens(self, results: Sequence[tuple[Example, Any]]) -> int:
-        return sum(example.length for example, _ in results)
-
-
-def padded(rows: Sequence[Sequence[int]], length: int) -> tuple[Int32[np.ndarray, "rows length"], ...]:
-    """Returns rows as an array with zeros at their ends, and 1 where they have values."""
-    values, mask = np.zeros((2, len(rows), length), np.int32)
-    for row, ids in enumerate(rows):
-        values[row, : len(ids)], mask[row, : len(ids)] = ids, 1
-    return values, mask
+        extra = {name: np.array([values[index] for index in indices], np.int32) for name, values in self._extra.items()}
+        return super().batch(examples, rows, length) | aligned | extra

@@ -10,12 +10,13 @@ import numpy as np
 from absl import logging
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-from t5x_like.axis_rules import INPUT_CHARACTERS_SUFFIX, INPUT_TOKENS_SUFFIX, NO_AXES
+from t5x_like.axis_rules import INPUT_CHARACTERS_SUFFIX, INPUT_TOKENS_SUFFIX
 from t5x_like.errors import UserError
 from t5x_like.inference.codec import check_ids
 from t5x_like.inference.examples import Example
 from t5x_like.inference.layer_mix import LayerMix
 from t5x_like.inference.open_words import OpenWords
+from t5x_like.inference.text_rows import IdRows
 from t5x_like.models.base import Batch, ModelConfig
 
 Pooling = Literal["mean", "cls", "last"]
@@ -53,7 +54,7 @@ class TokenizedText:
     tokens: Sequence[str]
 
 
-class TextRows:
+class TextRows(IdRows):
     """The rows of texts, as `examples.Examples` of the records.
 
     Args:
@@ -72,37 +73,19 @@ class TextRows:
         longest: int,
         words: OpenWords | None = None,
     ):
-        self._texts, self._last_type = texts, frame.last_type
-        self._stack = next(iter(config.stacks))
-        self._reads, self._words = set(config.reads), words
-        self._characters = f"{self._stack}{INPUT_CHARACTERS_SUFFIX}"
-        self.longest, self.axes = longest, {self._characters: ("batch", "length", None)} if words else NO_AXES
+        super().__init__(config, [text.ids for text in texts], frame.last_type, longest)
+        self._words, self._characters = words, f"{next(iter(config.stacks))}{INPUT_CHARACTERS_SUFFIX}"
+        if words is not None:
+            self.axes = {self._characters: ("batch", "length", None)}
 
-    def read(self, start: int, stop: int) -> list[Example]:
-        """Returns an example per text."""
-        return [Example(index, len(self._texts[index].ids), {}) for index in range(start, stop)]
-
-    def batch(self, examples: Sequence[Example], rows: int, length: int) -> dict[str, np.ndarray]:
-        """Returns a batch, `[rows, length]`; see `Examples`."""
-        tokens, segments, types = (np.zeros((rows, length), np.int32) for _ in range(3))
-        for row in range(rows):
-            ids = self._texts[examples[min(row, len(examples) - 1)].record].ids if examples else [0]
-            tokens[row, : len(ids)], segments[row, : len(ids)] = ids, 1
-            types[row, len(ids) - 1] = self._last_type
-        found = {
-            f"{self._stack}{INPUT_TOKENS_SUFFIX}": tokens,
-            f"{self._stack}_segment_ids": segments,
-            f"{self._stack}_positions": np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape) * segments,
-            "token_types": types,
-        }
+    def features(self, indices: Sequence[int], length: int) -> dict[str, np.ndarray]:
+        """Returns the features of texts, with the characters of their words; see `IdRows.features`."""
+        found = super().features(indices, length)
         if self._words is not None:
+            tokens, segments = found[f"{self._stack}{INPUT_TOKENS_SUFFIX}"], found[f"{self._stack}_segment_ids"]
             characters = self._words.characters(tokens.reshape(-1))
-            found[self._characters] = characters.reshape(rows, length, -1) * segments[..., np.newaxis]
-        return {name: array for name, array in found.items() if name in self._reads or name.endswith("_segment_ids")}
-
-    def tokens(self, results: Sequence[tuple[Example, Any]]) -> int:
-        """Returns the number of tokens that the model has read."""
-        return sum(example.length for example, _ in results)
+            found[self._characters] = characters.reshape(*tokens.shape, -1) * segments[..., np.newaxis]
+        return found
 
 
 @dataclasses.dataclass(frozen=True)

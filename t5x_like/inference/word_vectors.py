@@ -3,12 +3,11 @@
 import functools
 from collections.abc import Mapping
 
-import fsspec
 import numpy as np
 from jaxtyping import Float32
 
-from t5x_like import paths
 from t5x_like.errors import UserError
+from t5x_like.interop import word_vectors
 
 # The published files are ordered by frequency; TinyBERT reads as many words.
 MOST_FREQUENT = 100_000
@@ -30,41 +29,20 @@ class WordVectors:
 
     @classmethod
     def read(cls, path: str, limit: int = MOST_FREQUENT) -> "WordVectors":
-        """Reads a text file with a word and the numbers of its vector per line, separated by spaces.
+        """Reads a file of word vectors, without words whose vector is zero; see `interop.word_vectors`.
 
         Args:
           path: The file, such as `glove.6B.300d.txt`, local or in a bucket.
-          limit: Number of lines to read.
+          limit: Number of words to read.
 
         Raises:
-          UserError: The file is not found or empty, or a line is invalid.
+          UserError: The file is not found, empty or invalid.
         """
-        found: dict[str, np.ndarray] = {}
-        with (
-            paths.explain_path_errors("GLOVE_PATH", path),
-            fsspec.open(path, "rt", encoding="utf-8", newline="\n", compression="infer") as file,
-        ):
-            for number, line in enumerate(file, 1):
-                if number > limit:
-                    break
-                word, *values = line.rstrip("\r\n").split(" ")
-                try:
-                    vector = np.array(values, np.float32)
-                except ValueError as error:
-                    raise UserError(
-                        f"{path}:{number}: not a word and its vector ({error}). Give a file such as glove.6B.300d.txt."
-                    ) from None
-                size = len(next(iter(found.values()), vector))
-                if len(vector) != size or not size or not np.isfinite(vector).all():
-                    raise UserError(
-                        f"{path}:{number}: {len(vector)} numbers, but the first line has {size}, or one is not finite. "
-                        "Give a file with vectors of one size."
-                    )
-                if vector.any():
-                    found.setdefault(word, vector)
-        if not found:
+        found = word_vectors.read(path, setting="GLOVE_PATH", limit=limit)
+        vectors = {word: vector for word, vector in zip(found.words, found.vectors, strict=True) if vector.any()}
+        if not vectors:
             raise UserError(f"{path}: no vectors found. Give a file such as glove.6B.300d.txt.")
-        return cls(found)
+        return cls(vectors)
 
     def _nearest(self, word: str, count: int) -> tuple[str, ...]:
         """Returns at most `count` other words by descending cosine; none if the word has no vector.

@@ -9,8 +9,11 @@
 Source: `word2vec.c` of Mikolov et al. (2013).
 """
 
+import itertools
+from collections.abc import Iterable
 from typing import NamedTuple
 
+import fsspec
 import numpy as np
 from jaxtyping import Float32
 
@@ -40,20 +43,26 @@ def has_suffix(path: str) -> bool:
     return path.endswith(SUFFIXES)
 
 
-def read(path: str, embed_dim: int | None = None, *, setting: str = "CHECKPOINT_PATH") -> Vectors:
+def read(
+    path: str, embed_dim: int | None = None, *, setting: str = "CHECKPOINT_PATH", limit: int | None = None
+) -> Vectors:
     """Reads a file of word vectors. Of a word that occurs several times, the first vector is kept.
 
     Args:
       path: The file, local or in a bucket.
       embed_dim: Expected number of features; None for any.
       setting: The setting that names the file, for messages.
+      limit: Maximum number of words to read, the first ones; None for all.
 
     Raises:
       UserError: The file is not found, incomplete or invalid, or has another number of features.
     """
     with paths.explain_path_errors(setting, path):
-        contents = paths.read_bytes(path)
-    found = _from_binary(path, contents) if path.endswith(_BINARY) else _from_text(path, contents)
+        if path.endswith(_BINARY):
+            found = _from_binary(path, paths.read_bytes(path), limit)
+        else:
+            with fsspec.open(path, "rb", compression="infer") as file:
+                found = _from_text(path, file, limit)
     first: dict[str, int] = {}
     for index, word in enumerate(found.words):
         first.setdefault(word, index)
@@ -76,10 +85,11 @@ def _header(path: str, line: bytes) -> tuple[int, int]:
     return int(fields[0]), int(fields[1])
 
 
-def _from_binary(path: str, contents: bytes) -> Vectors:
+def _from_binary(path: str, contents: bytes, limit: int | None) -> Vectors:
     end = contents.find(b"\n")
     number, dim = _header(path, contents[: max(end, 0)])
     at, words = end + 1, []
+    number = number if limit is None else min(number, limit)
     vectors = np.zeros((number, dim), np.float32)
     for index in range(number):
         space = contents.find(b" ", at)
@@ -93,18 +103,16 @@ def _from_binary(path: str, contents: bytes) -> Vectors:
     return Vectors(tuple(words), vectors)
 
 
-def _from_text(path: str, contents: bytes) -> Vectors:
-    lines = contents.removesuffix(b"\n").split(b"\n")
-    first, number, dim = lines[0].split(), None, None
-    if len(first) == 2 and all(field.isdigit() for field in first):
-        (number, dim), lines = _header(path, lines[0]), lines[1:]
-    if number is not None and number != len(lines):
-        raise UserError(
-            f"{path}: {len(lines)} words, but its first line says {number}. The file is truncated; download it again."
-        )
+def _from_text(path: str, file: Iterable[bytes], limit: int | None) -> Vectors:
+    lines, number, dim = iter(file), None, None
+    header = next(lines, b"")
+    if len(first := header.split()) == 2 and all(field.isdigit() for field in first):
+        number, dim = _header(path, header)
+    else:
+        lines = itertools.chain([header] if header else [], lines)
     words, rows = [], []
-    for index, line in enumerate(lines, 1 if number is None else 2):
-        fields = line.rstrip(b" \r").split(b" ")
+    for index, line in enumerate(itertools.islice(lines, limit), 1 if number is None else 2):
+        fields = line.rstrip(b" \r\n").split(b" ")
         dim = len(fields) - 1 if dim is None else dim
         if len(fields) <= dim or not dim:
             raise UserError(f"{path}:{index}: {max(len(fields) - 1, 0)} numbers, but {dim} are expected. Correct it.")
@@ -113,6 +121,10 @@ def _from_text(path: str, contents: bytes) -> Vectors:
         except ValueError as error:
             raise UserError(f"{path}:{index}: not a word and its vector ({error}). Correct it.") from None
         words.append(_decoded(path, b" ".join(fields[:-dim])))
+    if number is not None and limit is None and number != len(words):
+        raise UserError(
+            f"{path}: {len(words)} words, but its first line says {number}. The file is truncated; download it again."
+        )
     return Vectors(tuple(words), np.stack(rows) if rows else np.zeros((0, dim or 1), np.float32))
 
 
