@@ -5,8 +5,10 @@ PYTHONPATH=.:gensim python benchmarks/word_vectors.py 'prepared/*.txt'
 
 The texts have words that whitespace separates, and a sentence per line. Both libraries train vectors of 100 features
 with 5 negative samples, in a new process each, and take turns. The words per second of this project are those of the
-loop without its first interval, which includes compilation; gensim's are those of `train` with two workers. Both count
-the words before subsampling. The correlation is Spearman's, of 20,000 cosines among the 3,000 most frequent words.
+loop without its first interval, which includes compilation; gensim's are those of `train`. Both count the words before
+subsampling. Each of gensim's workers computes the learning rate from its own progress over the whole text, so that the
+rate falls by half of its share in an epoch with two workers: compare vectors with `--workers=1`. The
+correlation is Spearman's, of 20,000 cosines among the 3,000 most frequent words.
 """
 
 import argparse
@@ -27,9 +29,9 @@ FREQUENT, PAIRS = 3_000, 20_000
 GENSIM = textwrap.dedent("""
     import json, sys, time
     from gensim.models import Word2Vec
-    text, vectors, seed, epochs = sys.argv[1:]
-    settings = dict(sg=1, negative=5, window=5, sample=1e-3, min_count=5, vector_size=100, workers=2)
-    model = Word2Vec(**settings, seed=int(seed), epochs=int(epochs))
+    text, vectors, seed, epochs, workers = sys.argv[1:]
+    settings = dict(sg=1, negative=5, window=5, sample=1e-3, min_count=5, vector_size=100)
+    model = Word2Vec(**settings, workers=int(workers), seed=int(seed), epochs=int(epochs))
     model.build_vocab(corpus_file=text)
     start = time.monotonic()
     model.train(corpus_file=text, total_examples=model.corpus_count, total_words=model.corpus_total_words,
@@ -87,6 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", help="pattern of text files")
     parser.add_argument("--epochs", type=int, default=5, help="passes over the text")
+    parser.add_argument("--workers", type=int, default=2, help="threads of gensim")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each library, with different seeds")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -107,7 +110,7 @@ def main() -> None:
             rates["this project"].append(ours(given.files, own, total, len(counts) + 3, given.epochs, seed))
             found[f"this project, seed {seed}"] = cosines(read(own / "vectors.vec"), frequent)
             path = root / f"gensim_{seed}.vec"
-            printed = run(sys.executable, "-c", GENSIM, root / "text.txt", path, seed, given.epochs)
+            printed = run(sys.executable, "-c", GENSIM, root / "text.txt", path, seed, given.epochs, given.workers)
             theirs = json.loads(printed.splitlines()[-1])
             rates["gensim"].append(theirs["rate"])
             found[f"gensim, seed {seed}"] = cosines(read(path), frequent)
