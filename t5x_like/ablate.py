@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import difflib
+import fnmatch
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -67,7 +68,8 @@ def ablate(
     Args:
       grid: Row -> column -> gin file, or files, of a training run, as for `t5x_like train --gin_file`. An entry with
         `=`, such as `TRAIN_STEPS=100`, is a setting, as for `--gin.TRAIN_STEPS=100`. A row may also be such files
-        alone, for all of `columns`.
+        alone, for all of `columns`. In a row, a column may be a pattern such as `MRPC*` (see `fnmatch`): a cell has
+        the files of all keys that match one of `columns`, in their order.
       output_dir: Local directory or bucket. MODEL_DIR of each cell is a directory in it.
       columns: Column -> files to read before the files of its cells.
       gin_files: Gin files to read after the files of each cell.
@@ -203,8 +205,14 @@ def _expanded(grid: Grid, columns: Mapping[str, Files]) -> dict[str, dict[str, l
                 raise UserError(
                     f"GRID={dict(grid)!r}: {row!r} is not column -> gin files. Give a grid such as {_GRID}, or COLUMNS."
                 )
-            cells = dict.fromkeys(columns, cells)
-        found[row] = {column: [*listed(columns.get(column, ())), *listed(files)] for column, files in cells.items()}
+            cells = {"*": cells}
+        found[row] = {}
+        for key, files in cells.items():
+            matching = fnmatch.filter(columns, key) or [key]
+            if matching == [key] and key not in columns and "*" in key:
+                raise UserError(f"GRID: {key!r} of {row!r} matches none of {', '.join(columns)}. Correct it.")
+            for column in matching:
+                found[row].setdefault(column, listed(columns.get(column, ()))).extend(listed(files))
     if not any(found.values()):
         raise UserError(f"GRID={dict(grid)!r}: the grid is empty. Give row -> column -> gin files, such as {_GRID}.")
     return found

@@ -1,6 +1,7 @@
 """A grid of runs is trained, resumed and compared."""
 
 import dataclasses
+import fnmatch
 import json
 import textwrap
 import types
@@ -203,6 +204,19 @@ def test_files_of_a_column_come_before_those_of_its_cells():
     assert "WARMUP_STEPS = 7" in found["fast", "more"] and "LEARNING_RATE = 0.5" in found["fast", "LM"]
 
 
+def test_patterns_of_columns_give_files_to_the_cells_that_they_match():
+    columns = {"LM": SHARED_LM, "LM, fast": (*SHARED_LM, "LEARNING_RATE=0.25")}
+    grid = {"a": {"first": SHARED_LM, "*": "WARMUP_STEPS=7", "*, fast": "SEED=3", "LM": "SEED=4"}, "b": {"L*M": ()}}
+    runs = ablate.resolve_cells(grid=grid, columns=columns, output_dir="out", settings={"TRAIN_STEPS": 1})
+    found = {(row, column): run.macros for row, column, *_, run in runs}
+    assert list(found) == [("a", "first"), ("a", "LM"), ("a", "LM, fast"), ("b", "LM")]
+    assert [found["a", column]["SEED"] for column in columns] == [4, 3]
+    assert all(found["a", column]["WARMUP_STEPS"] == 7 for column in columns)
+    assert found["a", "first"]["WARMUP_STEPS"] != 7 and found["a", "LM, fast"]["LEARNING_RATE"] == 0.25
+    with pytest.raises(UserError, match=r"'M\*' of 'a' matches none of LM, LM, fast"):
+        ablate.resolve_cells(grid={"a": {"M*": ()}}, columns=columns, output_dir="out")
+
+
 def test_columns_that_no_row_has_raise(tmp_path):
     arguments = {"grid": {"a": {"LM": SHARED_LM}}, "output_dir": str(tmp_path / "out")}
     with pytest.raises(UserError, match=r"INITIAL_COLUMN='first': not a column of the grid \(LM\)"):
@@ -236,8 +250,9 @@ def test_word_models_fine_tune_the_model_that_they_pretrained():
     )
     arguments = {name: value for name, value in study.build().items() if name not in ("metric", "title")}
     columns = ("pretraining", "STS-B, frozen", "WNUT-17")
+    arguments["columns"] = {name: files for name, files in arguments["columns"].items() if name in columns}
     arguments["grid"] = {
-        row: {column: files for column, files in cells.items() if column in columns}
+        row: {key: files for key, files in cells.items() if fnmatch.filter(columns, key)}
         for row, cells in arguments["grid"].items()
     }
     runs = ablate.resolve_cells(**arguments)
