@@ -231,6 +231,7 @@ RUNS = {
     ),
     "gpt": ("train", ["models/gpt2/small.gin", "runs/gpt.gin"], TASK),
     "recurrent_lm": ("train", ["models/lstm/base.gin", "runs/recurrent_lm.gin"], TASK),
+    "lm_lstm": ("train", ["models/lstm/imdb.gin", "runs/lm_lstm.gin"], []),
     "sequence_autoencoder": ("train", ["models/lstm/base.gin", "runs/sequence_autoencoder.gin"], []),
     "finetune_lstm": (
         "train",
@@ -243,6 +244,11 @@ RUNS = {
         "train",
         ["models/elmo/original.gin", "runs/elmo_tagging.gin"],
         [*TASK, ("LABELS", "('O', 'B-x')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
+    "elmo_span_extraction": (
+        "train",
+        ["models/elmo/original.gin", "runs/elmo_span_extraction.gin"],
+        [*TASK, ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
     "elmo_classification": (
         "train",
@@ -266,6 +272,11 @@ RUNS = {
         "train",
         ["models/word_vectors/base.gin", "runs/tag_word_vectors.gin"],
         [*TASK, ("LABELS", "('O', 'B-a')"), ("INITIAL_CHECKPOINT_PATH", "runs/1"), ("TRAIN_STEPS", "10")],
+    ),
+    "answer_word_vectors": (
+        "train",
+        ["models/word_vectors/base.gin", "runs/answer_word_vectors.gin"],
+        [*TASK, ("INITIAL_CHECKPOINT_PATH", "runs/1"), ("TRAIN_STEPS", "10")],
     ),
     "subword_cbow": (
         "train",
