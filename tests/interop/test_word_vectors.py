@@ -27,6 +27,14 @@ def test_files_keep_words_and_values(tmp_path, name):
     assert (path.read_bytes().split(b"\n")[0] == b"4 3") == (name != "v.glove.txt")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_words_are_read(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(word_vectors.to_bytes(str(path), FOUND))
+    found = word_vectors.read(str(path), limit=2)
+    assert found.words == WORDS[:2] and found.vectors.tobytes() == VALUES[:2].tobytes()
+
+
 def test_published_layouts_by_hand(tmp_path):
     path = tmp_path / "v.bin"
     # word2vec ends a vector with a line break; gensim does not.
