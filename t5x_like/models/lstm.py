@@ -25,11 +25,11 @@ from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
 from t5x_like.layers.blocks import Hidden
-from t5x_like.layers.embedding_norms import EmbeddingNorm, NormalizedEmbedder
 from t5x_like.layers.embeddings import Embedder, Unembedding
 from t5x_like.layers.projections import Projection
 from t5x_like.models import checks
 from t5x_like.models.base import BaseConfig, Batch, StackInfo
+from t5x_like.models.embedding_norms import EmbeddingNorm, NormalizedEmbedder
 from t5x_like.models.outputs import Outputs
 
 # Feature `[batch, length]`, bool: tokens before which the state becomes 0.

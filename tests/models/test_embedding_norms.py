@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 from t5x_like.errors import UserError
-from t5x_like.layers.embedding_norms import FrequencyNorm
 from t5x_like.models.character_lstm import CharacterLSTMConfig
+from t5x_like.models.embedding_norms import FrequencyNorm
 from t5x_like.models.lstm import LSTMConfig
 
 COUNTS = [50, 30, 9, 1]
