@@ -27,7 +27,18 @@ DRY_RUN_COMMANDS = (
     "ablate",
     "cache",
 )  # support --dry_run
-COMMANDS = (*DRY_RUN_COMMANDS, "inspect", "vocabulary", "clean", "convert", "cache_logits", "bench", "plan", "report")
+COMMANDS = (
+    *DRY_RUN_COMMANDS,
+    "inspect",
+    "vocabulary",
+    "clean",
+    "convert",
+    "cache_logits",
+    "bench",
+    "compare",
+    "plan",
+    "report",
+)
 DCN_FLAGS = ("--gin.DCN", "--gin.Partitioner.dcn", "--gin.partitioning.Partitioner.dcn")
 
 

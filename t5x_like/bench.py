@@ -1,7 +1,6 @@
 """`t5x_like bench`: measures the speed and the memory of the training step of a run."""
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,18 +10,16 @@ import numpy as np
 from absl import logging
 
 from t5x_like import metrics, optimizers, parameters, paths
-from t5x_like.benchmarking import matrix_products, parts, report, synthetic, timing
+from t5x_like.benchmarking import matrix_products, memory, parts, report, synthetic, timing
 from t5x_like.data import batches, cached
 from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
 from t5x_like.inference.progress import Progress
 from t5x_like.objectives.row_updates import RowObjective
-from t5x_like.planning.compilation import peak_memory
-from t5x_like.runtime import console_log, cpu, distributed
+from t5x_like.runtime import console_log, distributed
 from t5x_like.training.loaded_teachers import LoadedTeacher
 from t5x_like.training.program import Program, make_program
 from t5x_like.training.recipe import Recipe
-from t5x_like.training.runs import run_directory
 
 
 @console_log.enabled()
@@ -96,7 +93,7 @@ def bench(
     rate = _matrix_rate(running, partitioner)
 
     # ---- report ------------------------------------------------------------------------------------------------------
-    peak_bytes, temporary_bytes = _memory(running, partitioner.platform)
+    used = memory.of_program(running.compiled, partitioner.platform)
     peak = metrics.peak_flops(partitioner.mesh.devices.flat[0].device_kind)
     found = report.Benchmark(
         model=type(program.config).__name__,
@@ -110,14 +107,14 @@ def bench(
         model_flops=program.flops,
         peak_flops=rate.flops_per_second if rate else peak and peak * partitioner.mesh.size,
         matrix_rate=rate,
-        peak_bytes=peak_bytes,
-        temporary_bytes=temporary_bytes,
+        peak_bytes=used.peak,
+        temporary_bytes=used.temporaries,
         device_peak_bytes=device_peak,
         compile_seconds=running.compile_seconds,
         mesh={axis: int(size) for axis, size in partitioner.mesh.shape.items()},
         rules=partitioner.rules_name,
         platform=partitioner.platform,
-        environment=_environment(partitioner),
+        environment=report.environment(partitioner),
     )
     if is_main:
         print(report.text(found))
@@ -156,28 +153,5 @@ def _matrix_rate(running: parts.RunningStep, partitioner: Any) -> matrix_product
     return matrix_products.measure_rate(products, partitioner.mesh.local_devices[0]) if products else None
 
 
-def _memory(running: parts.RunningStep, platform: str) -> tuple[float, float | None]:
-    """Returns the peak memory of the step on a device and of its temporaries, in bytes.
-
-    On CPU and GPU the temporaries are one allocation, which `peak_memory_in_bytes` does not include. On TPU their sum
-    has temporaries that are not alive at the same time; see `planning.compilation.peak_memory`.
-    """
-    stats = running.compiled.memory_analysis()
-    if platform == "tpu":
-        return peak_memory(stats), None
-    arguments = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-    temporaries = float(stats.temp_size_in_bytes)
-    return arguments + temporaries + stats.generated_code_size_in_bytes, temporaries
-
-
 def _describe(teacher: LoadedTeacher) -> str:
     return f"{teacher}, " + ("in the step" if teacher.runs else f"cached logits in {teacher.logits}")
-
-
-def _environment(partitioner: Any) -> dict[str, Any]:
-    found = run_directory.environment(partitioner)
-    return {
-        "device": cpu.model_name() if partitioner.platform == "cpu" else found["device"],
-        "cores": os.cpu_count(),
-        **{name: found[name] for name in ("t5x_like", "jax", "python")},
-    }

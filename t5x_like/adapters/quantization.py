@@ -11,6 +11,7 @@ LoRA works on a quantized base. Norms, softmax, activation functions and logits 
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -35,6 +36,8 @@ NAME, RANGE = "quantization", "range"
 CASTS = ("bfloat16", "float16")
 # Weight of the old average in the moving average of the largest activations, of Q8BERT's published code.
 DECAY = 0.9999
+# Ends of the names of parameters that are not weights.
+_SETTINGS_OF_WEIGHTS = (f"{NAME}/scale", f"{NAME}/{RANGE}")
 
 
 class _Quantization(nnx.Module):
@@ -347,6 +350,23 @@ def is_range(name: str) -> bool:
 def is_stored_weight(name: str) -> bool:
     """Returns whether a parameter is a weight in few bits, by its name."""
     return name.endswith(f"{NAME}/values")
+
+
+def count(tree: Any) -> int:
+    """Counts parameters as in the model without quantization: a byte with two 4-bit integers is two parameters.
+
+    Scales and ranges are not counted.
+
+    Args:
+      tree: a tree of arrays or shapes, with the names of `parameters.named_leaves`.
+    """
+    total = 0
+    for name, leaf in parameters.named_leaves(tree).items():
+        if name.endswith(_SETTINGS_OF_WEIGHTS):
+            continue
+        is_packed = is_stored_weight(name) and leaf.dtype == jnp.uint8
+        total += math.prod(leaf.shape) * (2 if is_packed else 1)
+    return total
 
 
 def dense_parameters(model: nnx.Module) -> dict[str, Float[Array, "..."]]:

@@ -1,13 +1,17 @@
 """The result of `bench`, as JSON and as text."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from t5x_like.benchmarking.matrix_products import MatrixRate
 from t5x_like.benchmarking.parts import FORWARD, FORWARD_BACKWARD, STEP
 from t5x_like.benchmarking.timing import Times
+from t5x_like.partitioning import Partitioner
 from t5x_like.planning.report import mesh_text
+from t5x_like.runtime import cpu
+from t5x_like.training.runs import run_directory
 
 _GIB = 2**30  # bytes
 
@@ -186,3 +190,13 @@ def _time(seconds: float) -> str:
 
 def _gib(count: float) -> str:
     return f"{count / _GIB:.2f} GiB" if count >= _GIB / 100 else f"{count / 2**20:.2f} MiB"
+
+
+def environment(partitioner: Partitioner) -> dict[str, Any]:
+    """Returns what a measurement depends on beside the code: device, cores, and versions."""
+    found = run_directory.environment(partitioner)
+    return {
+        "device": cpu.model_name() if partitioner.platform == "cpu" else found["device"],
+        "cores": os.cpu_count(),
+        **{name: found[name] for name in ("t5x_like", "jax", "python")},
+    }

@@ -89,6 +89,11 @@ class Tensors(Mapping[str, np.ndarray]):
                 raise UserError(f"{directory}/{INDEX}: tensor {name!r} is in {self._entries[name][0]}, not in {file}")
         self.shapes = {name: entry.shape for name, (_, _, entry) in self._entries.items()}
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all tensors in the files."""
+        return sum(entry.last - entry.first for _, _, entry in self._entries.values())
+
     def __getitem__(self, name: str) -> np.ndarray:
         """Reads a tensor.
 

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from t5x_like import config
+from t5x_like.benchmarking import comparison
+from t5x_like.benchmarking.comparison import Comparison
 from t5x_like.metrics.goodput import CATEGORIES
 from t5x_like.metrics.progress import duration
 from t5x_like.metrics.starts import changes
 from t5x_like.reporting.html_document import document, image, table, text
-from t5x_like.reporting.plots import Curve, plot_curves, plot_goodput
+from t5x_like.reporting.plots import Curve, plot_curves, plot_goodput, plot_points
 from t5x_like.reporting.reader import explain
 from t5x_like.reporting.runs import Run
 
@@ -46,6 +48,7 @@ def render(runs: Sequence[Run], created: str) -> str:
         "Problems": _problems,
         "Training": _training,
         "Evaluation": _evaluation,
+        "Size and speed": _size_and_speed,
         "Goodput": _goodput,
         "Predictions": _predictions,
         "Configuration": _configuration,
@@ -129,6 +132,26 @@ def _stored_evaluations(run: Run) -> str:
         for title, values in each.evaluations.items()
     ]
     return f"<h3>t5x_like eval, {text(run.name)}</h3>" + table(["task", "checkpoint", *names], rows)
+
+
+def _size_and_speed(runs: Sequence[Run]) -> str:
+    """Returns the tables of `t5x_like compare`, and a plot of the score over the size of each."""
+    return "".join(_compared(run.comparison) for run in runs if run.comparison is not None)
+
+
+def _compared(found: Comparison) -> str:
+    head = f"<h3>{text(', '.join(each.name for each in found.models))}</h3>"
+    rows = [[name, *line] for name, line in comparison.cells(found).items()]
+    about = found.environment
+    lines = [*comparison.notes(found), f"{about['device']}, {about['cores']} cores, {found.created}"]
+    points = {
+        each.name: (each.stored_bytes / 1e6, each.score)
+        for each in found.models
+        if each.score is not None and each.problem is None
+    }
+    plot = _plots([(found.metric, plot_points(points, "weights in files (MB)", found.metric))]) if points else ""
+    notes = "".join(f"<p>{text(line)}</p>" for line in lines)
+    return head + table(["", *(each.name for each in found.models)], rows) + notes + plot
 
 
 def _goodput(runs: Sequence[Run]) -> str:

@@ -66,6 +66,26 @@ def plot_goodput(spent: Mapping[str, metrics.Goodput]) -> str:
     return svg(figure)
 
 
+def plot_points(points: Mapping[str, tuple[float, float]], xlabel: str, ylabel: str) -> str:
+    """Plots named points, as an SVG image.
+
+    Args:
+      points: Name -> position along x and y.
+      xlabel: Label of the x axis, which begins at 0.
+      ylabel: Label of the y axis.
+    """
+    figure = new_figure(_SIZE)
+    axes = figure.subplots()
+    for number, (name, position) in enumerate(points.items()):
+        axes.plot(*position, "o", color=f"C{number % 10}")
+        axes.annotate(plain(name), position, xytext=(4, 4), textcoords="offset points", fontsize="small")
+    axes.set(xlabel=plain(xlabel), ylabel=plain(ylabel))
+    axes.set_xlim(left=0)
+    axes.margins(x=0.25, y=0.15)
+    axes.grid(alpha=0.3)
+    return svg(figure)
+
+
 def plain(text: str) -> str:
     """Returns a text for a label. Text between dollar signs would be a formula."""
     return printable(text).replace("$", r"\$")

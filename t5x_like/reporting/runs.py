@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from t5x_like import metrics, paths
+from t5x_like.benchmarking import comparison
+from t5x_like.benchmarking.comparison import Comparison
 from t5x_like.metrics.checkpoint_evaluations import EVALUATION, CheckpointEvaluations
 from t5x_like.metrics.evaluation_table import EvaluationTable, Result
 from t5x_like.reporting.reader import Reader
@@ -38,6 +40,7 @@ class Run:
       starts: What each start has recorded; [] for a run of an earlier version.
       best: The step of the best checkpoint with its metric, such as `500 (accuracy 0.91)`; None without evaluations.
       evaluations: The results of `t5x_like eval` in the run directory.
+      comparison: The last result of `t5x_like compare` with this run as the first model; None without one.
       samples: File with predictions -> its first lines.
       problems: What could not be read, and why.
     """
@@ -53,6 +56,7 @@ class Run:
     starts: Sequence[Mapping[str, Any]]
     best: str | None
     evaluations: Sequence[Result]
+    comparison: Comparison | None
     samples: Mapping[str, str]
     problems: Sequence[str]
 
@@ -107,6 +111,7 @@ def _read(model_dir: str, name: str) -> Run:
         starts=read(run_files.STARTS, lambda: metrics.read_starts(model_dir), []),
         best=read(run_files.CHECKPOINTS, lambda: _best(model_dir, about), None),
         evaluations=read(_EVALUATIONS, lambda: EvaluationTable(paths.join(model_dir, _EVALUATIONS)).read(), []),
+        comparison=read(comparison.FILE, lambda: _comparison(model_dir), None),
         samples=_samples(model_dir, read),
         problems=problems,
     )
@@ -129,6 +134,11 @@ def _finite(value: int) -> int | float:
 def _read_text(model_dir: str, name: str) -> str:
     file = paths.join(model_dir, name)
     return paths.read_text(file) if paths.exists(file) else ""
+
+
+def _comparison(model_dir: str) -> Comparison | None:
+    contents = _read_text(model_dir, comparison.FILE)
+    return comparison.from_json(json.loads(contents)) if contents else None
 
 
 def _about(model_dir: str, read: Callable[..., Any]) -> dict[int, Mapping[str, Any]]:

@@ -333,6 +333,7 @@ RUNS = {
         [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
     "bench": ("bench", ["commands/bench.gin", SMALL, "runs/pretrain.gin"], []),
+    "compare": ("compare", ["commands/compare.gin"], [("MODELS", "('runs/1', 'runs/2')")]),
     "report": ("report", ["commands/report.gin"], [("MODEL_DIRS", "('runs/1', 'runs/2')")]),
     "plan": ("plan", ["commands/plan.gin", SMALL, "runs/pretrain.gin"], [("TOPOLOGY", "v5e:2x4")]),
 }

@@ -1,5 +1,6 @@
 """Step directories: Orbax writes and reads them, and each of their items has checksums."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -119,9 +120,15 @@ class CheckpointStore:
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
         """Returns the shape of every array by stored name."""
+        return {name: tuple(leaf.shape) for name, leaf in self._arrays(step).items()}
+
+    def sizes(self, step: int) -> dict[str, int]:
+        """Returns the bytes of every array before compression by stored name."""
+        return {name: math.prod(leaf.shape) * leaf.dtype.itemsize for name, leaf in self._arrays(step).items()}
+
+    def _arrays(self, step: int) -> dict[str, Any]:
         metadata = self._manager.item_metadata(step)["state"]
-        tree = getattr(metadata, "tree", metadata)
-        return {name: tuple(leaf.shape) for name, leaf in flatten_dict(tree, sep="/").items()}
+        return flatten_dict(getattr(metadata, "tree", metadata), sep="/")
 
     def verify(self, step: int, item: str) -> bool:
         """Compares the files of an item with their checksums. Processes that share the directory divide the work.

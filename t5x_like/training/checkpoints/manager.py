@@ -345,6 +345,10 @@ class Checkpoints:
             self._shapes[step] = self._store.shapes(step)
         return self._shapes[step]
 
+    def sizes(self, step: int) -> dict[str, int]:
+        """Returns the bytes of every tensor of checkpoint `step`, before compression, by stored name."""
+        return self._store.sizes(step)
+
     def _check(self, step, wanted):
         stored = self.shapes(step)
         missing = sorted(set(wanted) - set(stored))

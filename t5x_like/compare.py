@@ -1,0 +1,206 @@
+"""`t5x_like compare`: size, memory, latency and score of stored models in one table, beside the first of them."""
+
+import contextlib
+import datetime
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax
+from absl import logging
+
+from t5x_like import parameters, paths
+from t5x_like.adapters import quantization
+from t5x_like.benchmarking import comparison, prediction, report, scores, timing
+from t5x_like.benchmarking.comparison import Comparison, Measured
+from t5x_like.errors import UserError
+from t5x_like.inference.loaded import Loaded
+from t5x_like.inference.progress import Progress
+from t5x_like.loading import open_model
+from t5x_like.partitioning import Partitioner
+from t5x_like.runtime import console_log
+from t5x_like.training import weight_sizes
+from t5x_like.training.checkpoints import checkpoint_choice
+
+
+@console_log.enabled()
+def compare(
+    *,
+    models: str | Sequence[str],
+    rows: int | str | Sequence[int] = (1, 32),
+    task_feature_lengths: Mapping[str, int] | None = None,
+    metric: str | None = None,
+    rounds: int = 20,
+    warmup_rounds: int = 2,
+    max_seconds: float = 600.0,
+    json_path: str | None = None,
+) -> Comparison:
+    """Measures stored models on one device, prints a table, and stores it with the first model.
+
+    All models are in memory at the same time, and their predictions are timed in turn, so that other work on the
+    machine slows down all of them alike. A prediction is what `infer` computes: the outputs of a head, or greedily
+    generated text. Nothing is evaluated: scores are the results of `t5x_like eval` in the directory of a model, or of
+    the last evaluation during its training.
+
+    Args:
+      models: Run directories, checkpoints, or Hugging Face directories. Shares are of the first one, in whose run
+        directory `comparison.json` is written, which `t5x_like report` shows.
+      rows: Numbers of rows of the timed batches, in a list or separated by commas.
+      task_feature_lengths: Length of each task feature in tokens; by default the lengths of the first model. All rows
+        are full.
+      metric: Metric of the scores, such as `accuracy`. The default is the first metric of the task, or else of the
+        objective.
+      rounds: How often each prediction is timed.
+      warmup_rounds: Number of calls before them.
+      max_seconds: Time in seconds after which no further round starts.
+      json_path: A file to write the result to, as JSON.
+
+    Returns:
+      The `Comparison`.
+
+    Raises:
+      UserError: A number is not positive, a directory is given twice or has no model with weights, a model predicts
+        nothing, or no evaluation has the metric.
+    """
+    # ---- settings ----------------------------------------------------------------------------------------------------
+    given = [path.rstrip("/") for path in ([models] if isinstance(models, str) else models)]
+    rows = _numbers(rows)
+    _check(given, rows, rounds=rounds, warmup_rounds=warmup_rounds)
+    one_device = Partitioner(devices=jax.devices()[:1], ici={"data": 1})
+
+    # ---- models, and what is known about their scores ----------------------------------------------------------------
+    opened = []
+    for path in given:
+        with _named(path):
+            opened.append(open_model(path, partitioner=one_device))
+    found_scores = scores.choose(opened, [scores.read(each) for each in opened], metric)
+
+    # ---- weights and compiled predictions ----------------------------------------------------------------------------
+    lengths = task_feature_lengths or opened[0].task_feature_lengths
+    names, sizes, calls = _names(given), {}, {}
+    for name, path, loaded in zip(names, given, opened, strict=True):
+        with _named(path):
+            made = prediction.Prediction(loaded, {**loaded.task_feature_lengths, **lengths})
+            params = made.load()
+            compiled = {}
+            for number in rows:
+                logging.info("compiling the prediction of %s, batch size %d", name, number)
+                compiled[number] = made.compile(params, number)
+                calls[f"{name}, {number}"] = compiled[number].call
+            sizes[name] = _sizes(loaded, params) | {
+                "peak_bytes": {number: each.peak_bytes for number, each in compiled.items()},
+                "computed": made.description,
+            }
+
+    # ---- measure -----------------------------------------------------------------------------------------------------
+    for call in calls.values():
+        for _ in range(warmup_rounds):
+            timing.time_call(call)
+    times = timing.time_in_turn(calls, _with_progress(rounds), time.monotonic() + max_seconds)
+
+    # ---- report ------------------------------------------------------------------------------------------------------
+    measured = []
+    for name, path, loaded, score in zip(names, given, opened, found_scores, strict=True):
+        of_rows = {number: times[f"{name}, {number}"] for number in rows}
+        measured.append(
+            Measured(
+                name=name,
+                path=loaded.checkpoint_path,
+                seconds={number: (each.median, each.min, each.max) for number, each in of_rows.items()},
+                score=None if score is None else score.value,
+                evaluation=None if score is None else score.title,
+                problem=_unknown(path, loaded) if score is None else score.problem,
+                **sizes[name],
+            )
+        )
+    found = Comparison(
+        models=measured,
+        metric=next((score.metric for score in found_scores if score is not None), None),
+        rounds=len(next(iter(times.values())).seconds),
+        created=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        environment=report.environment(one_device),
+    )
+    print(comparison.text(found))
+    contents = json.dumps(comparison.as_json(found), indent=2) + "\n"
+    if json_path:
+        paths.write_output("JSON_PATH", json_path, contents)
+    _store(opened[0], contents)
+    return found
+
+
+def _numbers(rows: int | str | Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(rows, str):
+        return (rows,) if isinstance(rows, int) else tuple(rows)
+    try:
+        return tuple(int(number) for number in rows.split(","))
+    except ValueError as error:
+        raise UserError(f"ROWS={rows!r}: not numbers separated by commas. Give one or several, such as 1,32") from error
+
+
+def _check(models: Sequence[str], rows: Sequence[int], **numbers: int) -> None:
+    if not models:
+        raise UserError("MODELS=(): no model. Give run directories or Hugging Face directories, the dense one first.")
+    if repeated := [each for each in models if models.count(each) > 1]:
+        raise UserError(f"MODELS={repeated[0]}: given twice. Give each model once.")
+    if not rows or len(set(rows)) < len(rows):
+        raise UserError(f"ROWS={rows!r}: not different numbers of rows. Give one or several, such as (1, 32).")
+    for name, value in [("ROWS", each) for each in rows] + [(f"--{name}", value) for name, value in numbers.items()]:
+        if type(value) is not int or value < 1:
+            raise UserError(f"{name}={value!r}: not a positive integer. Give 1 or more.")
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Adds the path of a model to the messages of its errors."""
+    try:
+        yield
+    except UserError as error:
+        if path in str(error):
+            raise
+        raise UserError(f"{path}: {error}") from error
+
+
+def _names(models: Sequence[str]) -> list[str]:
+    """Returns the names of directories, or whole paths if several have the same name."""
+    names = [path.rpartition("/")[2] for path in models]
+    return names if len(set(names)) == len(names) else list(models)
+
+
+def _sizes(loaded: Loaded, params: object) -> dict[str, int]:
+    stored = parameters.stack(parameters.named_leaves(loaded.shapes))
+    return {
+        "parameters": quantization.count(loaded.shapes),
+        "stored_bytes": weight_sizes.stored_bytes(loaded.checkpoint_path, stored.keys(), averaged=loaded.averaged),
+        "held_bytes": prediction.held_bytes(params),
+    }
+
+
+def _unknown(path: str, loaded: Loaded) -> str:
+    """Returns how to get the score of a model."""
+    step = checkpoint_choice.find_step(loaded.checkpoint_path)
+    if step is None:
+        directory = f"--gin.CHECKPOINT_PATH={path} --gin.OUTPUT_DIR={path}/eval"
+    else:
+        directory = f"--gin.MODEL_DIR={checkpoint_choice.run_of(loaded.checkpoint_path)}"
+    return f"no evaluation found. Run `t5x_like eval {directory}`, with the task, and compare again"
+
+
+def _with_progress(rounds: int) -> Iterator[int]:
+    """Yields the numbers of the rounds and shows their progress."""
+    with Progress(rounds, noun="rounds") as progress:
+        for number in range(rounds):
+            yield number
+            progress.advance(1, 0)
+
+
+def _store(first: Loaded, contents: str) -> None:
+    """Writes the comparison to the run directory of the first model, which may belong to somebody else."""
+    if checkpoint_choice.find_step(first.checkpoint_path) is None:
+        logging.info("%s is not a run, so the comparison is not stored with it", first.path)
+        return
+    file = paths.join(checkpoint_choice.run_of(first.checkpoint_path), comparison.FILE)
+    try:
+        paths.write_atomic(file, contents)
+        logging.info("wrote %s, which `t5x_like report` shows", file)
+    except OSError as error:
+        logging.warning("the comparison is not stored: %s. Give --json=FILE", error)

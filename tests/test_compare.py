@@ -1,0 +1,182 @@
+"""`t5x_like compare`: sizes, times and scores of stored models, what is stored of them, and errors."""
+
+import dataclasses
+import json
+import types
+
+import copying_run
+import jax
+import pytest
+import small_models
+
+from t5x_like import cli, parameters
+from t5x_like.benchmarking import comparison, prediction, scores
+from t5x_like.benchmarking.scores import Evaluated
+from t5x_like.compare import compare
+from t5x_like.convert import convert
+from t5x_like.errors import UserError
+from t5x_like.interop import quantized
+from t5x_like.loading import open_model
+from t5x_like.metrics.evaluation_table import EvaluationTable, Result
+from t5x_like.partitioning import Partitioner
+from t5x_like.reporting import page, runs
+from t5x_like.training import frozen_base, weight_sizes
+from t5x_like.training.frozen_base import BaseLeaf, FrozenBase
+
+LENGTHS = {"inputs": 8}
+OPTIONS = {"task_feature_lengths": LENGTHS, "rounds": 2, "warmup_rounds": 1}
+TITLE = "sst2, split validation"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A classifier as a Hugging Face directory, and as runs in float32, int8 and int4."""
+    pytest.importorskip("qwix", reason="needs the extra `quantization`")
+    directory = tmp_path_factory.mktemp("models")
+    small_models.write_bert(directory / "bert", labels=("no", "yes"))
+    found = {"bert": str(directory / "bert")}
+    for name, dtype in (("dense", None), ("int8", "int8"), ("int4", "int4")):
+        found[name] = str(directory / name)
+        convert(checkpoint_path=found["bert"], output_path=found[name], quantization=dtype)
+    for name, accuracy in (("dense", 0.9), ("int8", 0.81)):
+        evaluated = {TITLE: {"loss": 0.3, "accuracy": accuracy}}
+        EvaluationTable(f"{found[name]}/eval").add(Result(f"{found[name]}/checkpoints/0", 0, None, None, evaluated, {}))
+    return found
+
+
+def test_table_has_sizes_times_and_scores_beside_the_first_model(models, tmp_path, capsys):
+    names = ("dense", "int8", "int4", "bert")
+    words = [models[name] for name in names]
+    lengths = f"--gin.TASK_FEATURE_LENGTHS={LENGTHS}"
+    json_path = tmp_path / "table.json"
+    assert cli.main(["compare", *words, "--rounds=2", "--rows=1,2", f"--json={json_path}", lengths]) == 0
+    printed = capsys.readouterr().out
+    found = comparison.from_json(json.loads(json_path.read_text()))
+    dense, int8, int4, bert = found.models
+    assert [each.name for each in found.models] == list(names)
+    assert len({each.parameters for each in found.models}) == 1
+    assert dense.stored_bytes == dense.held_bytes == bert.stored_bytes == 4 * dense.parameters
+    for name, each in (("int8", int8), ("int4", int4)):
+        leaves = parameters.named_leaves(open_model(models[name]).shapes)
+        assert each.stored_bytes == each.held_bytes == quantized.size(leaves)
+    assert int4.stored_bytes < int8.stored_bytes < dense.stored_bytes / 2
+    for each in found.models:
+        assert each.held_bytes < each.peak_bytes[1] < each.peak_bytes[2]
+        assert all(0 < least <= median <= most for median, least, most in each.seconds.values())
+    assert f"{dense.parameters:,} (100 %)" in printed and "0.81 (90 %)" in printed
+    assert "int4: no evaluation found. Run `t5x_like eval --gin.MODEL_DIR=" in printed
+    assert "predictions of SequenceClassification for rows of 8 inputs" in printed
+
+    # The page of the first model shows the table, and the models with a score that can be compared.
+    (run,) = runs.read_runs([models["dense"]])
+    assert run.comparison == found and run.problems == []
+    shown = page.render([run], "today")
+    assert "Size and speed" in shown and "0.81 (90 %)" in shown and 'alt="accuracy"' in shown
+    (other,) = runs.read_runs([models["int8"]])
+    assert other.comparison is None and "Size and speed" not in page.render([other], "today")
+
+
+def test_text_is_generated_up_to_the_length_of_targets(tmp_path):
+    small_models.write_gpt2(tmp_path / "gpt2")
+    loaded = open_model(str(tmp_path / "gpt2"), partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}))
+    lengths = {"inputs": 6, "targets": 5}
+    made = prediction.Prediction(loaded, lengths)
+    assert made.description == "greedy generation of 5 tokens for 6 tokens of input"
+    texts = made.compile(made.load(), 2).call()
+    assert texts.tokens.shape[0] == 2 and (texts.lengths == 5).all()
+
+
+def test_a_training_run_has_its_own_evaluation_and_no_optimizer_in_its_size(tmp_path):
+    directory = tmp_path / "trained"
+    copying_run.run(directory, total=2, evaluate=1, save=2)
+    found = compare(models=str(directory), rows=1, **OPTIONS | {"task_feature_lengths": {"inputs": 4, "targets": 2}})
+    (measured,) = found.models
+    assert measured.stored_bytes == 4 * measured.parameters == 4 * parameters.count(open_model(str(directory)).shapes)
+    assert measured.evaluation == "validation, during training"
+    assert found.metric == "accuracy" and 0 <= measured.score <= 1
+
+    # Frozen parameters that are read from a base count as well.
+    own = weight_sizes.stored_bytes(str(directory))
+    copying_run.run(tmp_path / "base", total=1, evaluations=None)
+    leaves = {"model/frozen": BaseLeaf("model/token_embedder/embedding", (32, 16))}
+    frozen_base.store(str(directory), FrozenBase(str(tmp_path / "base"), "digest", leaves))
+    assert weight_sizes.stored_bytes(str(directory)) == own + weight_sizes.stored_bytes(str(tmp_path / "base"))
+
+
+def of(directory, objective=None):
+    return types.SimpleNamespace(path=str(directory), checkpoint_path=str(directory), objective=objective)
+
+
+def test_scores_are_compared_if_they_are_of_the_same_rows(models, tmp_path):
+    first, second = of(models["bert"], "classes"), of(models["bert"], "classes")
+    own = Evaluated(TITLE, {"loss": 0.5, "accuracy": 0.8, "sst2/f1": 0.7})
+
+    def problem(other, metric=None, model=second, reference=own):
+        pair = scores.choose([first, model], [[reference], other], metric)
+        return None if pair[1] is None else pair[1].problem
+
+    assert scores.choose([first, second], [[own], [own]])[0].metric == "sst2/f1"
+    assert problem([own]) is None
+    assert problem([]) is None and scores.choose([first, second], [[own], []])[1] is None
+    other_title = dataclasses.replace(own, title="mrpc, split validation")
+    assert "its score is of mrpc" in problem([other_title])
+    assert problem([other_title, own]) is None, "the evaluation that both have is chosen"
+    assert "EVAL_STEPS=5, and EVAL_STEPS=None" in problem([dataclasses.replace(own, rows={"EVAL_STEPS": "5"})])
+    assert "loss of int differs from loss of str" in problem([own], "loss", of(models["bert"], 3))
+    assert problem([own], "sst2/f1", of(models["bert"], 3)) is None, "metrics of a task compare texts or labels"
+    small_models.write_gpt2(tmp_path / "gpt2")
+    assert "its vocabulary differs" in problem([own], "accuracy", of(tmp_path / "gpt2", "classes"))
+    with pytest.raises(UserError, match="METRIC='bleu': no evaluation has this metric. Give one of accuracy, loss"):
+        problem([own], "bleu")
+    assert scores.choose([first, second], [[], [own]])[1].problem == "the first model has no score"
+
+
+def test_cells_show_shares_of_the_first_model_only_if_they_can_be_compared():
+    shared = {"path": "", "computed": "x", "peak_bytes": {1: 2e6}, "evaluation": TITLE}
+    sizes = {"parameters": 100, "stored_bytes": 4_000_000, "held_bytes": 400, "seconds": {1: (2.0, 1.0, 3.0)}}
+    first = comparison.Measured(name="a", score=0.5, problem=None, **sizes, **shared)
+    second = dataclasses.replace(
+        first, name="b", parameters=50, seconds={1: (0.5, 0.4, 0.6)}, score=0.25, problem="of other rows"
+    )
+    found = comparison.Comparison([first, second], "f1", 3, "now", {})
+    cells = comparison.cells(found)
+    assert cells["parameters"] == ["100", "50 (50 %)"]
+    assert cells["weights in files"][0] == "4.00 MB" and cells["time, 1 row"] == ["2.00 s", "500.00 ms (25 %)"]
+    assert cells["f1"] == ["0.5", "0.25"] and comparison.notes(found)[-1] == "b: of other rows"
+    found = dataclasses.replace(found, models=[first, dataclasses.replace(second, score=None)])
+    assert comparison.cells(found)["f1"] == ["0.5", "–"]
+    assert comparison.from_json(json.loads(json.dumps(comparison.as_json(found)))) == dataclasses.replace(
+        found, models=list(found.models)
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"models": ()}, "MODELS=\\(\\): no model"),
+        ({"models": ("a", "a/")}, "MODELS=a: given twice"),
+        ({"rows": -1}, "ROWS=-1: not a positive integer"),
+        ({"rows": "1;2"}, "ROWS='1;2': not numbers separated by commas"),
+        ({"rows": (2, 2)}, "ROWS=\\(2, 2\\): not different numbers"),
+        ({"rounds": 0}, "--rounds=0: not a positive integer"),
+        ({"models": "nowhere/run"}, "nowhere/run: not found. Give a run directory"),
+    ],
+)
+def test_invalid_settings_raise(settings, message):
+    with pytest.raises(UserError, match=message):
+        compare(**{"models": "a"} | settings)
+
+
+def test_directory_without_a_model_or_weights_raises(models, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="empty: no checkpoint found. Give a run directory"):
+        compare(models=str(tmp_path / "empty"))
+    (tmp_path / "no_weights").mkdir()
+    config = open(f"{models['int8']}/config.gin").read()
+    (tmp_path / "no_weights" / "config.gin").write_text(config)
+    with pytest.raises(UserError, match="no_weights: no checkpoint found"):
+        compare(models=[models["dense"], str(tmp_path / "no_weights")])
+    with pytest.raises(
+        UserError, match=f"{models['dense']}: TASK_FEATURE_LENGTHS=.*'inputs' is not a positive integer"
+    ):
+        compare(models=models["dense"], task_feature_lengths={"inputs": -8})
