@@ -9,7 +9,8 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import metrics, optimizers, parameters, paths
+from t5x_like import metrics, optimizers, paths
+from t5x_like.adapters import quantization
 from t5x_like.data import provenance as data_provenance
 from t5x_like.runtime import console_log, distributed, provenance
 from t5x_like.runtime.background import Background
@@ -212,7 +213,7 @@ def train(
         # ---- Reports: metrics, progress, description -----------------------------------------------------------------
         info = run_directory.model_info(all_shapes, partitioner)
         logging.info("%s", info.splitlines()[-1])
-        if num_trained < (total := parameters.count(all_shapes)):
+        if num_trained < (total := quantization.count(all_shapes)):
             logging.info("%s of them are trained, %.3g %%", f"{num_trained:,}", 100 * num_trained / total)
         rows = metrics.MetricsWriter(model_dir, enabled=is_main, logger_names=storage.loggers)
         writer = stack.enter_context(run_directory.closing(rows))

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 
-from t5x_like import ablate, config, parameters, partitioning, paths
+from t5x_like import ablate, config, partitioning, paths
+from t5x_like.adapters import quantization
 from t5x_like.cli.commands import Command
 from t5x_like.data.source import DataSource
 from t5x_like.inference.codec import has_task
@@ -147,10 +148,10 @@ def _vocabulary_of_run(arguments: Mapping[str, Any]) -> Any:
 def _parameters(model: ModelConfig, objective: Objective | None) -> str:
     config_here = for_platform(model, "cpu")
     if objective is None:
-        return f"{parameters.count(build.shapes(config_here)):,} parameters"
+        return f"{quantization.count(build.shapes(config_here)):,} parameters"
     shapes = build.params_shapes(config_here, objective)
-    heads = f"heads of {type(objective).__name__} {parameters.count(shapes['objective']):,}"
-    return f"{parameters.count(shapes['model']):,} parameters, {heads}"
+    heads = f"heads of {type(objective).__name__} {quantization.count(shapes['objective']):,}"
+    return f"{quantization.count(shapes['model']):,} parameters, {heads}"
 
 
 def _initial_weights(model: ModelConfig, arguments: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import parameters, partitioning, paths
+from t5x_like import partitioning, paths
+from t5x_like.adapters import quantization
 from t5x_like.axis_rules import Rules
 from t5x_like.errors import UserError
 from t5x_like.inference.loaded import Loaded
@@ -74,7 +75,9 @@ class LoadedTeacher(Loaded):
             yield
 
     def __str__(self):
-        return f"{self.path}: {type(self.config).__name__}, {parameters.count(build.shapes(self.config)):,} parameters"
+        return (
+            f"{self.path}: {type(self.config).__name__}, {quantization.count(build.shapes(self.config)):,} parameters"
+        )
 
 
 def check(model_dir: str, teachers: Mapping[str, LoadedTeacher], run_config: run_directory.RunConfig | None) -> None:

@@ -1,6 +1,7 @@
 """Quantization: integer arithmetic by hand, stored and rounded weights, layouts and devices, and bases of LoRA."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -103,6 +104,18 @@ def test_pairs_of_four_bits_take_one_byte():
     assert packed.shape == (4, 2) and packed.dtype == jnp.uint8
     assert packed[2, 0] == 0 | (1 << 4)  # integers 0 and 1
     np.testing.assert_array_equal(numerics.unpack(packed), integers)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_parameters_are_counted_as_before_quantization(form):
+    dense = FAMILIES["bert"].config
+    settings = dataclasses.replace(FORMS[form], pattern="mlp|_embedder$" if FORMS[form].dtype == "int4" else "")
+    quantized_model = scanned(dense, adapters=(settings,))
+    key = jax.random.key(0)
+    found, expected = (
+        jax.eval_shape(functools.partial(construct.make, each), key) for each in (quantized_model, dense)
+    )
+    assert quantization.count(found) == quantization.count(expected) == parameters.count(expected)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -16,6 +16,7 @@ from absl import logging
 
 import t5x_like
 from t5x_like import metrics, parameters, partitioning, paths
+from t5x_like.adapters import quantization
 from t5x_like.errors import UserError
 from t5x_like.metrics.checkpoint_evaluations import Best
 from t5x_like.runtime.run_files import CONFIG, MODEL_INFO, STATUS, has_checkpoints, is_missing, read_status
@@ -135,7 +136,7 @@ def model_info(tree: Any, partitioner: partitioning.Partitioner) -> str:
     lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
     ]
-    return "\n".join([*lines, "", f"{parameters.count(tree):,} parameters in {len(rows) - 1} arrays"]) + "\n"
+    return "\n".join([*lines, "", f"{quantization.count(tree):,} parameters in {len(rows) - 1} arrays"]) + "\n"
 
 
 def _listed(entries) -> str:
