@@ -1,34 +1,29 @@
 """`t5x_like prune`: writes a smaller model, without the least important heads, feed-forward units or layers."""
 
-import contextlib
 import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import logging
 
-from t5x_like import interop, parameters, paths
+from t5x_like import parameters, paths
 from t5x_like.config.derived import derive
 from t5x_like.data import tokenizer_files
 from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
 from t5x_like.inference.loaded import Loaded
-from t5x_like.models import build
-from t5x_like.models.base import ModelConfig
+from t5x_like.metrics.best import BestMetric
 from t5x_like.pruning import layers as layer_pruning
 from t5x_like.pruning import rounds, structures
-from t5x_like.pruning.importance import Gradients, Importance, importance
+from t5x_like.pruning.importance import Importance
+from t5x_like.pruning.model import Measurement, PrunableModel, merged
 from t5x_like.pruning.structures import HEADS, UNITS, Axes, Structure
 from t5x_like.runtime import run_files
 from t5x_like.training import weight_files
 from t5x_like.training.checkpoints import checkpoint_choice
-from t5x_like.training.checkpoints.manager import Checkpoints
-from t5x_like.training.evaluation import Evaluator
+from t5x_like.training.runs import weights_run
 
 # File in the output directory: the rounds, with importances and metrics.
 RECORD = "pruning.json"
@@ -70,8 +65,9 @@ def prune(
       batches: Maximum number of batches.
       accumulated: See `pruning.importance.importance`.
       metric: Metric of the objective that rounds report.
-      min_score: Pruning ends before the round whose metric is below this share of the metric of the whole model; None
-        for no limit. Published: 0.9.
+      min_score: Pruning ends before the round whose metric is below this share of the metric of the whole model or, for
+        metrics whose smaller values are better, such as the loss, above the metric of the whole model divided by it.
+        None for no limit. Published: 0.9.
 
     Returns:
       `output_path`.
@@ -81,150 +77,150 @@ def prune(
         no batch, or the family cannot have fewer heads, units or layers.
     """
     # ---- Settings ----------------------------------------------------------------------------------------------------
-    if paths.exists(output_path) and paths.listdir(output_path):
-        raise UserError(f"OUTPUT_PATH={output_path}: exists and is not empty. Give a new directory.")
+    weights_run.check_new(output_path)
     shares = {each: share for each, share in ((HEADS, heads), (UNITS, units)) if share is not None}
-    if not shares and layers is None:
-        raise UserError(
-            "HEADS, UNITS and LAYERS are not set, so nothing is removed. Give one of them, such as HEADS=0.5."
-        )
-    if not 0 < round_share <= 1:
-        raise UserError(f"ROUND_SHARE={round_share}: not above 0 and at most 1. Give a share, such as 0.1.")
-    if shares and (type(batches) is not int or batches < 1):
-        raise UserError(f"BATCHES={batches!r}: not a positive integer. Give a number of batches.")
-    if shares and data is None:
-        raise UserError("HEADS and UNITS need data. Give MIXTURE_OR_TASK_NAME.")
+    plan = Plan(per_layer, round_share, accumulated, BestMetric(metric), min_score)
+    _check(shares, layers, data, batches)
 
     # ---- Model: without adapters, and with the layers that are kept --------------------------------------------------
-    whole = parameters.stack(parameters.named_leaves(loaded.read()))
-    config, leaves = interop.merge_adapters(loaded.resolved, whole)
-    leaves, size = {name: np.asarray(leaf) for name, leaf in leaves.items()}, parameters.count(leaves)
+    config, leaves = merged(loaded)
+    size = parameters.count(leaves)
     if layers is not None:
         config, leaves = layer_pruning.keep(config, leaves, layers)
     for each in shares:
         structures.check_stacks(each.setting, config, leaves)
-    model = _Model(loaded, config, leaves)
-    goals = {
-        each: rounds.targets(each, share, next(iter(structures.count_parts(each, leaves, model.axes).values())))
-        for each, share in shares.items()
-    }
+    model = PrunableModel(loaded, config, leaves)
 
     # ---- Rounds ------------------------------------------------------------------------------------------------------
     record: list[dict[str, Any]] = []
-    if goals:
-        measured = _Measured(model, data, batches, list(goals), metric)
-        left = {each: model.all_parts(each) for each in goals}
-        first = score = measured.score()
-        record.append({"score": first, **_shares(left)})
-        logging.info("%s %.4f with all of them", metric, first)
-        while any(_number(left[each]) > _goal(left[each], goal) for each, goal in goals.items()):
-            found = measured.importance(accumulated)
-            reduced = {}
-            for each, goal in goals.items():
-                parts = next(iter(left[each].values())).shape[1]
-                count = max(1, math.ceil(round_share * parts - 1e-9))
-                if per_layer:
-                    tied = structures.tied_blocks(each, model.axes)
-                    options = {"count": count, "least": goal, "tied": tied}
-                    reduced[each] = rounds.per_layer(left[each], found[each], **options)
-                else:
-                    total = sum(of.size for of in left[each].values())
-                    surplus = _number(left[each]) - _goal(left[each], goal)
-                    count = min(surplus, max(1, int(round_share * total)))
-                    reduced[each] = rounds.over_all(left[each], found[each], count=count, structure=each)
-            before = model.leaves
-            model.leaves = model.zeroed(reduced)
-            score = measured.score()
-            importances = {each.noun: {b: x.tolist() for b, x in of.items()} for each, of in found.items()}
-            record.append({"score": score, "importance_before": importances, **_shares(reduced)})
-            logging.info("%s %.4f with %s", metric, score, _describe(reduced))
-            if min_score is not None and score < min_score * first:
-                logging.info("MIN_SCORE=%s: the last round is undone", min_score)
-                model.leaves = before
-                record.append({"score": record[-2]["score"], "undone": True, **_shares(left)})
-                break
-            left = reduced
+    if shares:
+        goals = {each: _target(model, each, share) for each, share in shares.items()}
+        left = _prune_in_rounds(model, Measurement(model, data, batches, list(goals), metric), goals, plan, record)
         if per_layer:
             model.cut(left)
 
     # ---- Output ------------------------------------------------------------------------------------------------------
-    with paths.explain_storage_errors("OUTPUT_PATH", output_path):
-        _write(loaded, model, record, output_path, data)
+    _write(model, record, output_path, data)
     kept = parameters.count(model.leaves)
     logging.info("%s -> %s: %s of %s parameters", loaded.checkpoint_path, output_path, f"{kept:,}", f"{size:,}")
     return output_path
 
 
-class _Model:
-    """The configuration of a model, and its parameters and heads by stored name.
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a round removes, and when the rounds end; see `prune`.
 
     Attributes:
-      loaded: The model that is pruned.
-      config: The configuration, with the fields of the platform.
-      leaves: The parameters; all layers of a stack are one array.
-      axes: Their logical axes.
+      per_layer: Whether each layer loses the same number.
+      round_share: Share of all parts that a round removes.
+      accumulated: How importances are computed.
+      metric: The metric that rounds report.
+      min_score: Limit of the metric as a share of the metric of the whole model.
+
+    Raises:
+      UserError: A share is invalid.
     """
 
-    def __init__(self, loaded: Loaded, config: ModelConfig, leaves: dict[str, np.ndarray]):
-        self.loaded, self.config, self.leaves = loaded, config, leaves
-        bare = build.params_shapes(dataclasses.replace(config, scan_layers=True), loaded.objective, loaded.partitioner)
-        self.axes: Axes = parameters.logical_axes(bare)
+    per_layer: bool
+    round_share: float
+    accumulated: bool
+    metric: BestMetric
+    min_score: float | None
 
-    def all_parts(self, structure: Structure) -> rounds.Left:
-        """Returns block -> True for each part of each layer."""
-        counts = structures.count_parts(structure, self.leaves, self.axes)
-        depth = {structures.block_of(n): len(self.leaves[n]) for n in self.leaves if structures.block_of(n) in counts}
-        return {block: np.ones((depth[block], parts), bool) for block, parts in counts.items()}
+    def __post_init__(self):
+        if not 0 < self.round_share <= 1:
+            raise UserError(f"ROUND_SHARE={self.round_share}: not above 0 and at most 1. Give a share, such as 0.1.")
+        if self.min_score is not None and not self.min_score > 0:
+            raise UserError(f"MIN_SCORE={self.min_score}: not positive. Give a share, such as 0.9.")
 
-    def zeroed(self, left: Mapping[Structure, rounds.Left]) -> dict[str, np.ndarray]:
-        """Returns the parameters with zeros for the parts that are not left."""
-        found = self.leaves
-        for structure, blocks in left.items():
-            found = structures.zero(structure, found, self.axes, blocks)
-        return found
+    def is_too_bad(self, score: float, first: float) -> bool:
+        """Returns whether a score is beyond the limit, given the score of the whole model."""
+        if self.min_score is None:
+            return False
+        return score < self.min_score * first if self.metric.larger else self.min_score * score > first
 
-    def cut(self, left: Mapping[Structure, rounds.Left]) -> None:
-        """Removes the parts that are not left, of which each layer has the same number."""
-        for structure, blocks in left.items():
-            kept = {block: np.nonzero(of)[1].reshape(len(of), -1) for block, of in blocks.items()}
-            parts = next(iter(blocks.values())).shape[1]
-            number = next(iter(kept.values())).shape[1]
-            self.leaves = structures.cut(structure, self.leaves, self.axes, kept)
-            self.config = structures.smaller(structure, self.config, number, parts)
+    def reduce(
+        self, structure: Structure, left: rounds.Left, importances: Importance, goal: int, axes: Axes
+    ) -> rounds.Left:
+        """Returns the parts that are left after a round.
 
-    def params(self) -> Any:
-        """Returns the parameters as the objective reads them."""
-        shapes = build.params_shapes(self.config, self.loaded.objective, self.loaded.partitioner)
-        shardings = self.loaded.partitioner.shardings(shapes)
-        tree = parameters.unstack({name: jnp.asarray(leaf) for name, leaf in self.leaves.items()}, shapes)
-        return jax.device_put(tree, shardings)
+        Args:
+          structure: The kind of the parts.
+          left: The parts before the round.
+          importances: Their importance.
+          goal: Number of parts of a layer to keep in the end.
+          axes: Logical axes of the parameters.
+        """
+        if self.per_layer:
+            parts = next(iter(left.values())).shape[1]
+            count = max(1, math.ceil(self.round_share * parts - 1e-9))
+            tied = structures.tied_blocks(structure, axes)
+            return rounds.per_layer(left, importances, count=count, least=goal, tied=tied)
+        total = sum(of.size for of in left.values())
+        count = min(_number(left) - _goal(left, goal), max(1, int(self.round_share * total)))
+        return rounds.over_all(left, importances, count=count, structure=structure)
 
 
-class _Measured:
-    """The metric and the importances of a model over the batches of the data."""
+def _check(
+    shares: Mapping[Structure, float],
+    layers: int | Mapping[str, Sequence[int]] | None,
+    data: DataSource | None,
+    batches: int,
+) -> None:
+    if not shares and layers is None:
+        raise UserError(
+            "HEADS, UNITS and LAYERS are not set, so nothing is removed. Give one of them, such as HEADS=0.5."
+        )
+    if shares and (type(batches) is not int or batches < 1):
+        raise UserError(f"BATCHES={batches!r}: not a positive integer. Give a number of batches.")
+    if shares and data is None:
+        raise UserError("HEADS and UNITS need data. Give MIXTURE_OR_TASK_NAME.")
 
-    def __init__(self, model: _Model, data: DataSource, batches: int, chosen: list[Structure], metric: str):
-        loaded = model.loaded
-        objective, partitioner = loaded.objective, loaded.partitioner
-        data.check(objective.features)
-        self._model, self._metric = model, metric
-        self._evaluate = Evaluator(objective, data, partitioner, batches, model.config.vocab_size)
-        self._gradients, self._chosen = Gradients(objective, partitioner, chosen), chosen
-        read = data.eval_batches(objective.features, batches, process_index=0, process_count=1)
-        self._batches = [partitioner.put_batch(batch, objective.features.axes) for batch in read]
 
-    def score(self) -> float:
-        """Returns the metric of the model."""
-        found = self._evaluate(self._model.params())
-        if self._metric not in found:
-            raise UserError(f"METRIC={self._metric!r}: unknown. Give one of {', '.join(found)}.")
-        return found[self._metric]
+def _target(model: PrunableModel, structure: Structure, share: float) -> int:
+    """Returns the number of parts of a layer to keep."""
+    parts = next(iter(structures.count_parts(structure, model.leaves, model.axes).values()))
+    return rounds.targets(structure, share, parts)
 
-    def importance(self, accumulated: bool) -> dict[Structure, Importance]:
-        """Returns the importance of each part."""
-        params, leaves, axes = self._model.params(), self._model.leaves, self._model.axes
-        gradients = [self._gradients(params, batch) for batch in self._batches]
-        return {each: importance(gradients, each, leaves, axes, accumulated=accumulated) for each in self._chosen}
+
+def _prune_in_rounds(
+    model: PrunableModel,
+    measured: Measurement,
+    goals: Mapping[Structure, int],
+    plan: Plan,
+    record: list[dict[str, Any]],
+) -> dict[Structure, rounds.Left]:
+    """Sets the least important parts of a model to zero, round by round.
+
+    Args:
+      model: The model, whose parameters are changed.
+      measured: Its metric and importances.
+      goals: Structure -> number of parts of a layer to keep.
+      plan: What a round removes.
+      record: The rounds, to which it appends.
+
+    Returns:
+      The parts that are left.
+    """
+    left = {each: model.all_parts(each) for each in goals}
+    first = measured.score()
+    record.append({"score": first, **_parts(left)})
+    logging.info("%s %.4f with all of them", plan.metric.name, first)
+    while any(_number(left[each]) > _goal(left[each], goal) for each, goal in goals.items()):
+        found, before = measured.importance(plan.accumulated), model.leaves
+        reduced = {each: plan.reduce(each, left[each], found[each], goal, model.axes) for each, goal in goals.items()}
+        model.leaves = model.zeroed(reduced)
+        score = measured.score()
+        importances = {each.noun: {b: x.tolist() for b, x in of.items()} for each, of in found.items()}
+        record.append({"score": score, "importance_before": importances, **_parts(reduced)})
+        logging.info("%s %.4f with %s", plan.metric.name, score, _describe(reduced))
+        if plan.is_too_bad(score, first):
+            logging.info("MIN_SCORE=%s: the last round is undone", plan.min_score)
+            model.leaves = before
+            record.append({"score": record[-2]["score"], "undone": True, **_parts(left)})
+            break
+        left = reduced
+    return left
 
 
 def _number(left: rounds.Left) -> int:
@@ -235,7 +231,7 @@ def _goal(left: rounds.Left, kept: int) -> int:
     return sum(len(of) * kept for of in left.values())
 
 
-def _shares(left: Mapping[Structure, rounds.Left]) -> dict[str, Any]:
+def _parts(left: Mapping[Structure, rounds.Left]) -> dict[str, Any]:
     return {
         each.noun: {block: of.astype(int).tolist() for block, of in blocks.items()} for each, blocks in left.items()
     }
@@ -245,23 +241,22 @@ def _describe(left: Mapping[Structure, rounds.Left]) -> str:
     return ", ".join(f"{_number(of)} of {sum(x.size for x in of.values())} {each.noun}" for each, of in left.items())
 
 
-def _write(
-    loaded: Loaded, model: _Model, record: list[dict[str, Any]], output_path: str, data: DataSource | None
-) -> None:
-    """Writes the run directory; config.gin comes last, because a directory that has it is complete."""
+def _write(model: PrunableModel, record: list[dict[str, Any]], output_path: str, data: DataSource | None) -> None:
+    loaded = model.loaded
     config = dataclasses.replace(model.config, dtype=loaded.config.dtype, scan_layers=loaded.config.scan_layers)
     arguments = {"model": config, "objective": loaded.objective, "data": data or loaded.data}
     text, unknown = derive("t5x_like.loading.open_model", arguments)
     if "model" in unknown or "objective" in unknown:
         raise UserError(f"{', '.join(unknown)}: cannot be written to config.gin. Prune a model that a command trained.")
-    checkpoint = loaded.checkpoint_path
-    with contextlib.closing(Checkpoints(paths.join(output_path, run_files.CHECKPOINTS))) as checkpoints:
-        arrays = {name: jnp.asarray(leaf) for name, leaf in model.leaves.items()}
-        checkpoints.save(0, {"params": arrays}, about={"pruned_from": checkpoint})
-        checkpoints.wait()
-    is_other = weight_files.is_huggingface(checkpoint)
-    tokenizer = checkpoint if is_other else paths.join(checkpoint_choice.run_of(checkpoint), run_files.TOKENIZER)
-    if tokenizer_files.find(tokenizer) is not None:
-        tokenizer_files.write(tokenizer_files.read(tokenizer), paths.join(output_path, run_files.TOKENIZER))
-    paths.write_atomic(paths.join(output_path, RECORD), json.dumps({"format": 1, "rounds": record}))
-    paths.write_atomic(paths.join(output_path, run_files.CONFIG), text)
+    source = loaded.checkpoint_path
+    is_other = weight_files.is_huggingface(source)
+    tokenizer = source if is_other else paths.join(checkpoint_choice.run_of(source), run_files.TOKENIZER)
+    with weights_run.removed_on_failure(output_path):
+        weights_run.write(
+            output_path,
+            model.leaves,
+            text,
+            about={"pruned_from": source},
+            tokenizer={} if tokenizer_files.find(tokenizer) is None else tokenizer_files.read(tokenizer),
+            files={RECORD: json.dumps({"format": 1, "rounds": record})},
+        )

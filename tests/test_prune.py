@@ -9,12 +9,13 @@ import pytest
 from copying_run import CONFIG, Copying, run
 
 from t5x_like import interop, parameters
-from t5x_like.errors import UserError
+from t5x_like.errors import RunFailed, UserError
 from t5x_like.loading import open_model
+from t5x_like.metrics.best import BestMetric
 from t5x_like.models import build
 from t5x_like.models.bert import BertConfig
 from t5x_like.partitioning import Partitioner
-from t5x_like.prune import RECORD, prune
+from t5x_like.prune import RECORD, Plan, prune
 
 BERT = BertConfig(vocab_size=31, embed_dim=16, mlp_dim=8, num_heads=2, head_dim=4, num_layers=2, max_length=16)
 
@@ -72,12 +73,33 @@ def test_a_low_score_ends_pruning(tmp_path, trained):
     assert json.loads((tmp_path / "same" / RECORD).read_text())["rounds"][-1]["undone"]
 
 
+def test_min_score_limits_metrics_in_their_direction(tmp_path, trained):
+    accuracy, loss = (Plan(True, 0.5, False, BestMetric(name), 0.9) for name in ("accuracy", "loss"))
+    assert accuracy.is_too_bad(0.89, 1.0) and not accuracy.is_too_bad(0.91, 1.0)
+    assert loss.is_too_bad(1.12, 1.0) and not loss.is_too_bad(1.11, 1.0) and not loss.is_too_bad(0.1, 1.0)
+    options = {"data": Copying(), "batches": 1, "metric": "loss", "heads": 0.75, "round_share": 0.25}
+    for name, min_score, num_heads in (("strict", 10.0, 4), ("lenient", 0.01, 3)):
+        prune(opened(trained), output_path=str(tmp_path / name), min_score=min_score, **options)
+        assert opened(tmp_path / name).config.num_heads == num_heads
+
+
+def test_output_is_deleted_if_it_cannot_be_written(tmp_path, trained, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("t5x_like.training.runs.weights_run.tokenizer_files.write", fail)
+    with pytest.raises(RunFailed, match="OUTPUT_PATH=.*new"):
+        prune(opened(trained), output_path=str(tmp_path / "new"), layers=2)
+    assert not (tmp_path / "new").exists()
+
+
 def test_invalid_settings_raise(tmp_path, trained):
     output = {"output_path": str(tmp_path / "new")}
     for options, message in (
         ({}, "HEADS, UNITS and LAYERS are not set, so nothing is removed"),
         ({"heads": 0.1, "data": Copying()}, "HEADS=0.1: keeps none of the 4 heads of a layer. Give at least 0.25"),
         ({"heads": 0.5}, "HEADS and UNITS need data"),
+        ({"heads": 0.5, "min_score": 0.0}, "MIN_SCORE=0.0: not positive"),
         ({"heads": 0.5, "data": Copying(), "batches": 1, "metric": "f1"}, "METRIC='f1': unknown. Give one of"),
         ({"layers": 2, "output_path": str(trained)}, "exists and is not empty"),
     ):

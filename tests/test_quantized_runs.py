@@ -1,6 +1,7 @@
 """Runs with weights in integers: conversion, the commands that read them, and the way back."""
 
 import dataclasses
+import re
 
 import copying_run
 import jax
@@ -38,11 +39,14 @@ def gpt2(tmp_path_factory):
     "dtype, activations, share",
     [("int8", None, 0.5), ("int4", None, 0.4), ("bfloat16", None, 0.53), ("int8", "dynamic", 0.5)],
 )
-def test_converted_run_is_small_and_generates(gpt2, tmp_path, dtype, activations, share):
+def test_converted_run_is_small_and_generates(gpt2, tmp_path, dtype, activations, share, caplog):
+    caplog.set_level("INFO", "absl")
     dense, run = str(tmp_path / "dense"), str(tmp_path / "run")
     convert(checkpoint_path=gpt2, output_path=dense)
     convert(checkpoint_path=gpt2, output_path=run, quantization=dtype, quantized_inputs=activations)
     models = [open_model(path, partitioner=ONE).read_model() for path in (dense, run)]
+    counts = re.findall(r"model with (\S+) parameters", caplog.text)
+    assert len(counts) == 2 and len(set(counts)) == 1
     sizes = [quantized.size(parameters.named_leaves(each)) for each in models]
     assert sizes[1] < share * sizes[0]
     batch = {"decoder_input_tokens": jnp.array([[5, 6, 7, 8]])}

@@ -1,0 +1,1 @@
+"""What `convert` reads and writes: weights of other libraries, runs, and Hugging Face directories."""

@@ -1,0 +1,210 @@
+"""What `convert` writes: runs, Hugging Face directories, published formats and files of adapters."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import logging
+
+from t5x_like import convert_vectors, interop
+from t5x_like.adapters import quantization
+from t5x_like.adapters.bottleneck import BottleneckAdapter
+from t5x_like.config import description
+from t5x_like.config.stored import StoredSettings
+from t5x_like.conversion import tokenizers
+from t5x_like.conversion.sources import Weights
+from t5x_like.data import tokenizer_files
+from t5x_like.errors import UserError
+from t5x_like.interop import adapter_hub, peft, quantized
+from t5x_like.interop.formats import Format
+from t5x_like.models.base import ModelConfig
+from t5x_like.objectives.heads import HeadForm
+from t5x_like.objectives.sequence_regression import SequenceRegression
+from t5x_like.reporting import model_card
+from t5x_like.training import frozen_base, weight_files, weight_source
+from t5x_like.training.checkpoints import checkpoint_choice
+from t5x_like.training.runs import weights_run
+
+
+def write_run(weights: Weights, path: str, output_path: str) -> None:
+    """Writes a run with weights of another library.
+
+    Args:
+      weights: The weights.
+      path: Where they come from, with the files of their tokenizer.
+      output_path: The run directory.
+    """
+    with weights_run.removed_on_failure(output_path):
+        if weights.words is not None:
+            reads_texts = convert_vectors.LABEL_VECTORS in weights.leaves
+            convert_vectors.store_vocabulary(output_path, weights.words, reads_texts=reads_texts)
+        tokenizer = {} if weights.words is not None else tokenizers.read_source(path, weights.model)
+        about = {"converted_from": path}
+        weights_run.write(output_path, weights.leaves, weights.config, about=about, tokenizer=tokenizer)
+    report(weights.leaves, path, output_path)
+
+
+def write_quantized(weights: Weights, path: str, output_path: str, dtype: str, inputs: str | None) -> None:
+    """Writes a run with quantized weights, whose config.gin has another model than that of their source.
+
+    Args:
+      weights: The weights, with the text of the config.gin of their source.
+      path: Where they come from.
+      output_path: The run directory.
+      dtype: Type of the weights; see `interop.quantized.quantize`.
+      inputs: How the inputs of projections are quantized.
+    """
+    model, leaves = quantized.quantize(weights.model, weights.leaves, dtype, inputs)
+    config = f"{weights.config}\n{description.describe_model(model)}"
+    write_run(dataclasses.replace(weights, model=model, leaves=leaves, config=config), path, output_path)
+    before, after = quantized.size(weights.leaves), quantized.size(leaves)
+    shown = output_path, after / 1e6, before / 1e6, 100 * after / before
+    logging.info("%s: %.2f MB of weights instead of %.2f MB (%.0f %%)", *shown)
+
+
+def write_adapters(weights: Weights, path: str, base_path: str | None, output_path: str) -> None:
+    """Writes the adapters of a run, and the head of its task.
+
+    Args:
+      weights: The weights of the run.
+      path: Its checkpoint.
+      base_path: Hugging Face directory of the base model; None for the one that the run states, if any.
+      output_path: The directory.
+    """
+    model, leaves = weights.model, weights.leaves
+    base = frozen_base.of_run(checkpoint_choice.run_of(path))
+    base_path = base_path or (base.path if base is not None and weight_files.is_huggingface(base.path) else None)
+    if base_path is None:
+        logging.warning(
+            "%s: no Hugging Face directory of its base model is known. Convert the base model, and give it with "
+            "--gin.BASE_PATH=…",
+            path,
+        )
+    has_blocks = any(isinstance(adapter, BottleneckAdapter) for adapter in model.adapters)
+    written = {name for name in leaves if "/adapter/" in name}
+    if not has_blocks:
+        written |= {name for name in leaves if not name.startswith(weight_source.MODEL)}
+    trained = sorted(set(leaves) - written - set(base.leaves if base is not None else leaves))
+    if trained:
+        logging.warning(
+            "%s: the files of adapters do not have %d other parameters that were trained, such as %s. Use the run "
+            "itself, or train the adapters alone, with FROZEN='^model/(?!.*/adapter/)'",
+            *(path, len(trained), trained[0]),
+        )
+    with weights_run.removed_on_failure(output_path):
+        if has_blocks:
+            adapter_hub.write(model, leaves, output_path)
+        else:
+            peft.write(model, leaves, output_path, base_path)
+    report({name: leaves[name] for name in sorted(written)}, path, output_path)
+
+
+def write_published(published: Format, weights: Weights, path: str, output_path: str) -> None:
+    """Writes the files of a published format.
+
+    Args:
+      published: The format.
+      weights: The weights of a run.
+      path: Its checkpoint.
+      output_path: The directory.
+    """
+    with weights_run.removed_on_failure(output_path):
+        published.write(weights.model, weights.leaves, output_path)
+    of_model = {name: leaf for name, leaf in weights.leaves.items() if name.startswith(weight_source.MODEL)}
+    report(of_model, path, output_path)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """What the files of an export state beside the weights; see `convert.convert`.
+
+    Attributes:
+      labels: Names of the labels or scores of the head.
+      head: Form of the head.
+      vocabulary_path: The vocabulary; None for its copy in the run directory.
+      bos_id: First input of the decoder.
+      choice: Which checkpoint of the run was chosen, for the model card.
+      network: Name of the network of the run.
+    """
+
+    labels: Sequence[str]
+    head: HeadForm | None
+    vocabulary_path: str | None
+    bos_id: int | None
+    choice: str
+    network: str | None
+
+
+def write_huggingface(weights: Weights, path: str, output_path: str, settings: ExportSettings) -> None:
+    """Writes a run as a Hugging Face directory, with tokenizer and model card.
+
+    Args:
+      weights: The weights of the run.
+      path: Its checkpoint.
+      output_path: The directory.
+      settings: What its files state.
+
+    Raises:
+      UserError: The other format does not support the model.
+    """
+    tokenizer = tokenizers.find_for_export(path, settings.vocabulary_path)
+    model = tokenizers.with_special_tokens(weights.model, tokenizer, settings.bos_id)
+    files = tokenizers.exported_files(tokenizer, model, settings.bos_id)
+    stored = StoredSettings.read(checkpoint_choice.run_of(path))
+    with weights_run.removed_on_failure(output_path):
+        interop.to_huggingface(
+            weights.leaves,
+            model,
+            output_path,
+            labels=settings.labels,
+            regression=stored.has_objective(SequenceRegression.__name__),
+            dropout_rate=getattr(settings.head, "dropout_rate", None),
+            padding_id=tokenizers.padding_id(tokenizer, model),
+            generation_settings=tokenizers.generation_settings(path),
+        )
+        tokenizer_files.write(files, output_path)
+        run = model_card.ExportedRun.read(path, settings.choice, settings.network)
+        model_card.write(output_path, run, model, count(weights.leaves))
+    report(weights.leaves, path, output_path)
+
+
+def exportable(leaves: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
+    """Leaves out the heads that no class of transformers has beside the others, with a warning."""
+    heads = sorted({name.split("/")[1] for name in leaves if not name.startswith(weight_source.MODEL)})
+    problem = None
+    for left_out in itertools.chain.from_iterable(itertools.combinations(heads, n) for n in range(len(heads) + 1)):
+        prefixes = tuple(f"objective/{head}/" for head in left_out)
+        kept = {name: leaf for name, leaf in leaves.items() if not name.startswith(prefixes)}
+        try:
+            interop.exported_class(model, kept)
+        except UserError as error:
+            problem = problem or error
+            continue
+        if left_out:
+            shown = ", ".join(heads), ", ".join(left_out)
+            logging.warning("no class of transformers has the heads %s: exported without %s", *shown)
+        return kept
+    raise problem  # without its heads, the model is not supported either
+
+
+def count(leaves: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the number of parameters of the model and of the heads; see `adapters.quantization.count`."""
+    return {
+        root: quantization.count({name: leaf for name, leaf in leaves.items() if name.startswith(f"{root}/")})
+        for root in ("model", "objective")
+    }
+
+
+def report(leaves: Mapping[str, Any], path: str, output_path: str) -> None:
+    """Logs what was converted."""
+    counts = count(leaves)
+    heads = sorted({name.split("/")[1] for name in leaves if name.startswith("objective/")})
+    logging.info(
+        "%s -> %s: %d tensors, model with %s parameters, %s",
+        path,
+        output_path,
+        len(leaves),
+        f"{counts['model']:,}",
+        f"heads with {counts['objective']:,}: {', '.join(heads)}" if heads else "no heads",
+    )

@@ -1,0 +1,216 @@
+"""Weights that `convert` reads: the formats of other libraries, and runs."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+
+from t5x_like import convert_vectors, interop, partitioning, paths
+from t5x_like.config.description import describe
+from t5x_like.errors import UserError
+from t5x_like.interop import (
+    adapter_files,
+    generation,
+    json_files,
+    long_rows,
+    quantized,
+    registry,
+    t5x,
+    tensorflow_checkpoints,
+)
+from t5x_like.interop.adapter_files import LoralibSettings
+from t5x_like.models import networks
+from t5x_like.models.base import ModelConfig
+from t5x_like.models.networks import MODEL
+from t5x_like.runtime import run_files
+from t5x_like.training import weight_files, weight_source
+from t5x_like.training.checkpoints import checkpoint_choice
+from t5x_like.training.network_weights import RunModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Weights to convert.
+
+    Attributes:
+      model: Configuration of the model.
+      leaves: Stored name, `model/…` or `objective/…` -> array. Layers are stacked.
+      config: Text of the config.gin of a run with these weights; None for the weights of a run, which has its own.
+      words: The vocabulary file of word vectors; None for other weights.
+    """
+
+    model: ModelConfig
+    leaves: Mapping[str, Any]
+    config: str | None = None
+    words: bytes | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How weights of other libraries are read; see `convert.convert`.
+
+    Attributes:
+      model: Configuration of the model, which some formats do not have.
+      heads: `all`, or `none` for the bare model.
+      long: Number of positions of a Longformer to make of a RoBERTa.
+      base_path: Hugging Face directory of the base model of adapters.
+      lora: Settings of files of microsoft/LoRA.
+    """
+
+    model: ModelConfig | None
+    heads: str
+    long: int | None
+    base_path: str | None
+    lora: LoralibSettings
+
+
+def read_other(path: str, options: Options) -> Weights | None:
+    """Reads weights of another library.
+
+    Args:
+      path: The weights.
+      options: How they are read.
+
+    Returns:
+      The weights; None if they are not of another library, but of a run.
+
+    Raises:
+      UserError: The files are invalid, or do not describe their model and none is given.
+    """
+    if convert_vectors.is_input(path):
+        return Weights(*convert_vectors.read(path, options.model))
+    if (published := registry.find_format(path)) is not None:
+        model, leaves, objective = published.read(path)
+        return Weights(model, leaves, describe(model, objective=objective))
+    if weight_files.is_huggingface(path):
+        return _read_huggingface(path, options)
+    if weight_files.is_adapter(path):
+        return _read_adapters(path, options)
+    if (index := weight_files.find_t5x(path)) is not None:
+        return _read_t5x(index, path, options.model)
+    if (prefix := weight_files.find_tensorflow(path)) is not None:
+        return _read_tensorflow(prefix, options)
+    return None
+
+
+def _read_huggingface(path: str, options: Options) -> Weights:
+    stored = interop.config_from_huggingface(path)
+    config = options.model or stored
+    leaves = select(interop.read(path, config), options.heads)
+    config = dataclasses.replace(
+        config, vocab_size=stored.vocab_size, special_tokens=config.special_tokens or stored.special_tokens
+    )
+    _log_class(path, config, leaves)
+    if options.long is not None:
+        config, leaves = long_rows.lengthen(config, leaves, options.long)
+    return Weights(config, leaves, describe(config, interop.task_head(path) if options.heads == "all" else None))
+
+
+def _read_adapters(path: str, options: Options) -> Weights:
+    """Reads a base model with the adapters of another library."""
+    base = options.base_path or adapter_files.base(path)
+    if base is None or not weight_files.is_huggingface(base):
+        raise UserError(
+            f"{path}: the base model {base!r} is not a Hugging Face directory with safetensors. Give its directory "
+            "with --gin.BASE_PATH=…"
+        )
+    config = interop.config_from_huggingface(base)
+    leaves = select(interop.read(base, config), "none")
+    adapters, added, head = adapter_files.read(path, config, leaves, options.lora)
+    config = dataclasses.replace(config, adapters=adapters)
+    described = describe(config, head if options.heads == "all" else None)
+    return Weights(config, leaves | select(added, options.heads), described)
+
+
+def _read_t5x(index: str, path: str, model: ModelConfig | None) -> Weights:
+    if model is None:
+        raise UserError(
+            f"{path}: missing model: a T5X checkpoint does not describe it. Give the model of the checkpoint, such as "
+            "--gin_file=models/t5_1_1/base.gin"
+        )
+    return Weights(model, t5x.read(index, model), describe(model))
+
+
+def _read_tensorflow(prefix: str, options: Options) -> Weights:
+    found = tensorflow_checkpoints.read(prefix, options.model)
+    objective = found.objective if options.heads == "all" else None
+    return Weights(found.config, select(found.leaves, options.heads), describe(found.config, objective=objective))
+
+
+def read_run(path: str, model: ModelConfig | None, network: str | None, averaged: bool) -> Weights:
+    """Reads a network of a run, with its heads.
+
+    Args:
+      path: The run directory, or one of its checkpoints.
+      model: Configuration of the model of the run.
+      network: Name of the network; None for the model.
+      averaged: Whether to read the averages of parameters, where the run has any.
+
+    Raises:
+      UserError: The model is not given, or the checkpoint or the network is not found.
+    """
+    if model is None:
+        if checkpoint_choice.find_step(path) is None:
+            raise UserError(weight_files.explain_missing(path))
+        raise UserError(
+            f"{path}: missing model. Omit --gin_file if the run directory has a config.gin, or give the model with "
+            "--gin_file=models/…"
+        )
+    if network is not None or run_files.find_run(path) is not None:
+        run = RunModel(model, RunModel.read(path).objective)
+        network = network or (MODEL if len(networks.specs(run.objective, model)) > 1 else None)
+        if network is not None:
+            model = networks.find(run.objective, model, network, path).config
+    sharding = partitioning.Partitioner(rules="dp").replicated
+    dtypes = quantized.dtypes(model)
+    with weight_source.open_run(path, network=network, averaged=averaged) as weights:
+        wanted = {
+            name: jax.ShapeDtypeStruct(shape, dtypes.get(name, jnp.float32), sharding=sharding)
+            for name, shape in weights.shapes.items()
+        }
+        return Weights(model, weights.read(wanted))
+
+
+def select(leaves: Mapping[str, Any], heads: str) -> dict[str, Any]:
+    """Returns the parameters of the model, and of its heads if `heads` is `all`."""
+    return {name: leaf for name, leaf in leaves.items() if heads == "all" or name.startswith(weight_source.MODEL)}
+
+
+def check_finite(leaves: Mapping[str, Any], checkpoint_path: str, allow: bool) -> None:
+    """Checks that all values are finite, or logs a warning with the tensors that are not.
+
+    Args:
+      leaves: Stored name -> array.
+      checkpoint_path: Where they come from, for the message.
+      allow: Whether to log a warning.
+
+    Raises:
+      UserError: Values are not finite, and `allow` is False.
+    """
+    counts = {name: np.size(leaf) - int(np.sum(np.isfinite(leaf))) for name, leaf in leaves.items()}
+    counts = {name: count for name, count in counts.items() if count}
+    if not counts:
+        return
+    shown = ", ".join(f"{name} ({count:,} of {np.size(leaves[name]):,})" for name, count in list(counts.items())[:5])
+    problem = (
+        f"{checkpoint_path}: {len(counts)} of {len(leaves)} tensors have values that are not finite: {shown}"
+        f"{', …' if len(counts) > 5 else ''}"
+    )
+    if not allow:
+        raise UserError(f"{problem}. Give an earlier checkpoint, or --allow_nonfinite to convert them.")
+    logging.warning("%s", problem)
+
+
+def _log_class(directory: str, config: ModelConfig, leaves: Mapping[str, Any]) -> None:
+    """Logs that a bare model comes back as a language model, which has the same parameters."""
+    stored = json_files.read(paths.join(directory, generation.CONFIG)).get("architectures") or []
+    bare = [name for name in stored if name.endswith("Model")]
+    if bare and (exported := interop.exported_class(config, leaves)) not in stored:
+        logging.info(
+            "%s: a %s is read as a language model with tied embeddings. Its export is a %s with the same parameters.",
+            *(directory, bare[0], exported),
+        )

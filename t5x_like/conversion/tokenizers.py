@@ -1,0 +1,104 @@
+"""Tokenizers of converted runs and models."""
+
+import dataclasses
+from typing import Any
+
+from absl import logging
+
+from t5x_like import interop, paths
+from t5x_like.config import description
+from t5x_like.data import tokenizer_files, vocabulary_digest
+from t5x_like.data.vocabulary_digest import TextVocabulary
+from t5x_like.errors import UserError
+from t5x_like.interop import generation, tensorflow_checkpoints, tokenizer_export, tokenizer_ids
+from t5x_like.models import special_tokens
+from t5x_like.models.base import ModelConfig
+from t5x_like.runtime import run_files
+from t5x_like.training import weight_files
+from t5x_like.training.checkpoints import checkpoint_choice
+from t5x_like.training.runs import run_tokenizer
+
+
+def read_source(source: str, model: ModelConfig) -> dict[str, bytes]:
+    """Returns the files of the tokenizer of weights of another library by name, and those that describe its model."""
+    if weight_files.is_huggingface(source):
+        has_tokenizer = tokenizer_files.find(source) is not None
+        return tokenizer_files.read(
+            source, tokenizer_files.MODEL | (tokenizer_files.TOKENIZER if has_tokenizer else frozenset())
+        )
+    if run_files.find_run(source) is not None:
+        directory = directory_of_run(source)
+        return {name: paths.read_bytes(paths.join(directory, name)) for name in paths.listdir(directory)}
+    if weight_files.find_t5x(source) is None and (prefix := weight_files.find_tensorflow(source)) is not None:
+        return tensorflow_checkpoints.tokenizer(prefix, model)
+    return {}
+
+
+def find_for_export(checkpoint_path: str, vocabulary_path: str | None) -> str | None:
+    """Returns where the tokenizer of a run is, or None, with a warning, if the run has none.
+
+    Raises:
+      UserError: `vocabulary_path` is another vocabulary than that of the run.
+    """
+    path = vocabulary_path or directory_of_run(checkpoint_path)
+    if tokenizer_files.find(path) is None:
+        logging.warning(
+            "%s: no tokenizer files of the run found, exported without a tokenizer. Give --gin.VOCABULARY_PATH=… to "
+            "export one",
+            path,
+        )
+        return None
+    if vocabulary_path is None and paths.is_local(path):
+        for file in (path, *(paths.join(path, name) for name in paths.listdir(path))):
+            if paths.leaves(file, checkpoint_choice.run_of(checkpoint_path)):
+                raise UserError(
+                    f"{file}: a link that leaves the run directory, so its target is not exported. Replace it by a "
+                    "copy, or give --gin.VOCABULARY_PATH=…"
+                )
+    given = TextVocabulary(vocabulary_digest.of_path(path), path)
+    run_tokenizer.check_checkpoint(checkpoint_path, given, "omit VOCABULARY_PATH")
+    return path
+
+
+def with_special_tokens(model: ModelConfig, tokenizer: str | None, bos_id: int | None) -> ModelConfig:
+    """Returns a model with the special token ids of the run; imported ids are kept."""
+    if model.special_tokens is not None or tokenizer is None:
+        return model
+    default = interop.special_tokens(model)
+    ids = tokenizer_export.special_tokens(tokenizer, description.shape(model), default, bos_id)
+    return model if ids is None else dataclasses.replace(model, special_tokens=special_tokens.SpecialTokens(ids))
+
+
+def padding_id(tokenizer: str | None, model: ModelConfig) -> int | None:
+    """Returns the id that pads rows in transformers: the tokenizer's padding, or else the end of a text."""
+    ids = tokenizer_ids.special_ids(tokenizer) if tokenizer is not None else {}
+    candidates = [ids.get("pad"), ids.get("eos"), interop.eos_id(model)]
+    return next((index for index in candidates if index is not None and 0 <= index < model.vocab_size), None)
+
+
+def generation_settings(checkpoint_path: str) -> dict[str, Any]:
+    """Returns the settings of generation of the Hugging Face directory that a run started from."""
+    _, found = generation.read(directory_of_run(checkpoint_path))
+    return {key: value for key, value in found.items() if not key.endswith(special_tokens.SUFFIX)}
+
+
+def exported_files(tokenizer: str | None, model: ModelConfig, bos_id: int | None) -> dict[str, bytes]:
+    """Returns the files of the tokenizer of an exported run."""
+    if tokenizer is None:
+        return {}
+    sentencepiece, tokenizer_class, lowers_text = interop.sentencepiece_format(model)
+    reader = tokenizer_export.Reader(
+        shape=description.shape(model),
+        vocab_size=model.vocab_size,
+        bos_id=bos_id,
+        sentencepiece=sentencepiece,
+        tokenizer_class=tokenizer_class,
+        lowers_text=lowers_text,
+        has_token_types="token_types" in model.reads,
+    )
+    return tokenizer_export.files(tokenizer, reader)
+
+
+def directory_of_run(checkpoint_path: str) -> str:
+    """Returns the path of the copy of the tokenizer of a run, which may not exist."""
+    return paths.join(checkpoint_choice.run_of(checkpoint_path), run_files.TOKENIZER)
