@@ -188,11 +188,21 @@ def open_teacher(teacher: Teacher, student: Objective | None = None, *, weights:
     )
 
 
+def model_of_teacher(*, model: ModelConfig, objective: Objective | None = None) -> None:
+    """Does nothing. Its arguments are what a teacher needs of a configuration, which may also describe data.
+
+    Args:
+      model: The model.
+      objective: What it predicts.
+    """
+
+
 def _configured(source: str, names: Sequence[str], **read: Any) -> dict[str, Any]:
-    """Returns arguments of `open_model` that a configuration has as macros."""
-    bindings = [(f"{_ROOT}.{name}", f"%{name.upper()}") for name in names]
+    """Returns arguments of `model_of_teacher` that a configuration has as macros."""
+    root = f"{__name__}.{model_of_teacher.__name__}"
+    bindings = [(f"{root}.{name}", f"%{name.upper()}") for name in names]
     try:
-        return config.load(_ROOT, bindings=bindings, given=("path",), **read).build()
+        return config.load(root, bindings=bindings, **read).build()
     except UserError as error:
         raise UserError(f"TEACHER={source}: {error}") from error
 

@@ -15,13 +15,14 @@ import pytest
 from flax import nnx
 
 from t5x_like import ablate, cli, interop, parameters
-from t5x_like.adapters.pruned import MovementPruning
+from t5x_like.adapters.pruned import MagnitudePruning, MovementPruning
 from t5x_like.adapters.quantization import FakeQuantized, is_range
 from t5x_like.distill import distill
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
-from t5x_like.loading import open_teacher
+from t5x_like.loading import open_model, open_teacher
 from t5x_like.metrics import read_metrics
+from t5x_like.models import construct
 from t5x_like.models.base import for_platform
 from t5x_like.models.bert import BertConfig
 from t5x_like.objectives import heads
@@ -31,6 +32,7 @@ from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
 from t5x_like.planning import search, tracing
+from t5x_like.prune import prune
 from t5x_like.train import train
 from t5x_like.training import program
 from t5x_like.training.checkpoints.manager import Checkpoints
@@ -156,6 +158,30 @@ def test_a_pruned_student_has_a_dense_teacher(teacher, tmp_path):
     assert loss_rows(tmp_path / "parts") == loss_rows(tmp_path / "whole")
     densities = [row["density"] for row in read_metrics(str(tmp_path / "whole")) if row["split"] == "train"]
     assert densities[0] > densities[1] > densities[2] == densities[3] == 0.5
+
+
+@pytest.mark.parametrize("kind", ["kernels", "heads"])
+def test_a_pruned_teacher_predicts_with_what_is_left_of_it(kind, tmp_path):
+    source, path = tmp_path / "source", tmp_path / "teacher"
+    if kind == "kernels":
+        adapter = MagnitudePruning(density=0.25, begin=0, final_steps=1, total_steps=2)
+        copying_run.run(path, model=dataclasses.replace(TEACHER, adapters=(adapter,)), total=2, evaluations=None)
+    else:
+        copying_run.run(source, model=TEACHER, total=2, evaluations=None)
+        opened = open_model(str(source), partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}))
+        prune(opened, output_path=str(path), data=copying_run.Copying(), heads=0.5, batches=1)
+    result = run(tmp_path / "run", str(path))
+    assert result.step == 4 and loss_rows(tmp_path / "run")[-1][1] < loss_rows(tmp_path / "run")[0][1]
+
+    model = open_teacher(Teacher(str(path))).on(Partitioner(devices=jax.devices()[:1])).read()["model"]
+    batch = copying_run.Copying().make(0)
+    merged = construct.merge(model)
+    np.testing.assert_allclose(model(batch).hidden, merged(batch).hidden, rtol=1e-5, atol=1e-6)
+    kernel = parameters.named_leaves(merged)["encoder/layers/0/attention/query/kernel"]
+    if kind == "kernels":
+        assert np.count_nonzero(kernel) == kernel.size // 4
+    else:
+        assert kernel.shape == (24, 2, 4)
 
 
 def test_changed_teacher_is_refused_on_resume_with_both_digests(whole, teacher, tmp_path, caplog):

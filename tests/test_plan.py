@@ -90,6 +90,26 @@ def test_plan_of_a_small_model_on_a_v5e_slice(tmp_path, capsys):
 
 @needs_compiler
 @pytest.mark.notf
+def test_plan_counts_scores_and_thresholds_of_compression_files(tmp_path):
+    def planned(file, *settings):
+        if file == "int8":
+            pytest.importorskip("qwix", reason="needs the extra `quantization`")
+        files = ["models/bert/tiny.gin", "runs/finetune_classification.gin", f"compression/{file}.gin"]
+        words = [*(f"--gin_file={each}" for each in files), "--topology=v5e:2x2", f"--json={tmp_path}/plan.json"]
+        small = ("BertConfig.vocab_size=512", "BertConfig.num_layers=1", *settings)
+        assert cli.main(["plan", *words, *(f"--gin.{each}" for each in small)]) == 0
+        return json.loads((tmp_path / "plan.json").read_text())
+
+    magnitude, movement = planned("magnitude", "FROZEN=None"), planned("movement", "FROZEN=None")
+    kernels = 4 * 128 * 128 + 2 * 128 * 512
+    assert movement["parameters"] == magnitude["parameters"] + kernels
+    # Parameter, and two moments of Adam, of each score in float32 on one of four chips.
+    assert movement["hbm_bytes_per_device"] > magnitude["hbm_bytes_per_device"] + 3 * 4 * kernels / 4 * 0.99
+    assert planned("int8")["parameters"] == magnitude["parameters"] - 6  # a threshold per kernel
+
+
+@needs_compiler
+@pytest.mark.notf
 def test_plan_counts_the_state_of_a_recurrent_network():
     partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x2"))
     carried, without = (
