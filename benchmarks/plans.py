@@ -64,6 +64,22 @@ def _encoder(name, model, recipe, targets):
     return Model(name, files, 256, (("v5e:4x4", 1), ("v5p:2x2x4", 1)), (lengths,))
 
 
+_TOKENS_PER_CHIP = 2**16
+
+
+def _longformer(length):
+    """Returns Longformer base on one chip, with as many tokens per step whatever the length of a row."""
+    lengths = f"--gin.TASK_FEATURE_LENGTHS={{'inputs': {length}, 'targets': {-(-length * 15 // 100)}}}"
+    files = ("models/longformer/base.gin", "runs/longformer.gin")
+    flags = (lengths, f"--gin.MAX_LENGTH={length}")
+    return Model(f"Longformer base, {length:,}", files, _TOKENS_PER_CHIP // length, (("v5p:1x1x1", 1),), flags)
+
+
+def _etc(name, *flags):
+    files = ("models/bigbird_etc/base.gin", "runs/bigbird_etc.gin")
+    return Model(f"BigBird ETC base, {name}", files, _TOKENS_PER_CHIP // 4096, (("v5p:1x1x1", 1),), flags)
+
+
 _SIXTEEN_CHIPS = (("v5e:4x4", 2), ("v5p:2x2x4", 1))
 _SIXTEEN_CHIPS_LONG = (("v5e:4x4", 8), ("v5p:2x2x4", 1))
 
@@ -105,6 +121,8 @@ TABLES = {
         Model("XLNet large, 512", ("models/xlnet/large.gin", "runs/xlnet.gin"), 256, _SIXTEEN_CHIPS),
         Model("DeBERTa v3 large, 512", ("models/deberta_v3/large.gin", "runs/deberta_v3.gin"), 256, _SIXTEEN_CHIPS),
     ),
+    "Rows of different lengths": (_longformer(1024), _longformer(4096), _longformer(16384)),
+    "BigBird ETC": (_etc("gathered blocks", "--gin.Partitioner.attention=xla"), _etc("kernels")),
     "Distillation and MobileBERT": (
         Model(
             "MobileBERT",

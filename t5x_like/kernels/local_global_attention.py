@@ -1,17 +1,22 @@
 """Attention of a text to a window and to global tokens, with scores of relative positions (ETC).
 
 The text is divided into blocks of one more token than the window has on each side. A block of queries is multiplied
-with three blocks of keys and with the global keys, so that memory is linear in the length of the text.
+with three blocks of keys and with the global keys, so that memory is linear in the length of the text. On TPUs, the
+kernels of `fused_attention.local_global` compute both inputs without scores in memory.
 """
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from t5x_like import partitioning
+from t5x_like.kernels import attention as kernels
 from t5x_like.kernels.dropout import Dropout
-from t5x_like.kernels.masks import MASK_VALUE
+from t5x_like.kernels.masks import MASK_VALUE, Mask
+from t5x_like.kernels.relative_scores import DistanceScores
 from t5x_like.kernels.softmax import softmax
 
 
@@ -48,6 +53,86 @@ class GlobalKeys:
     is_visible: Bool[Array, "batch length globals"]
     is_own: Bool[Array, "batch length globals"]
     rows: tuple[int, int]
+
+
+@struct.dataclass
+class BetweenScores:
+    """What is added to the product of a query q and a key of the other input: scale · (q · e + b).
+
+    Attributes:
+      other: e of a key of another sentence.
+      own: e of a key of the query's own sentence.
+      other_score: b of a key of another sentence.
+      own_score: b of a key of the query's own sentence.
+    """
+
+    other: Float[Array, "heads kv"]
+    own: Float[Array, "heads kv"]
+    other_score: Float[Array, " heads"]
+    own_score: Float[Array, " heads"]
+
+
+@struct.dataclass
+class InputScores:
+    """Scores of relative positions of the queries of an input.
+
+    Attributes:
+      within: of keys of the same input.
+      between: of keys of the other input.
+    """
+
+    within: DistanceScores
+    between: BetweenScores
+
+
+@struct.dataclass
+class Inputs:
+    """What the tokens of both inputs see, the global tokens first.
+
+    Attributes:
+      segments: segment of each token, which sees its own segment alone.
+      sentence: index of the global token of each token of the text; -1 for none.
+      radius: number of tokens of the text on each side that a token of the text sees.
+      is_hard: whether a global token sees the tokens of its own sentence alone.
+    """
+
+    segments: Int[Array, "batch globals+length"]
+    sentence: Int[Array, "batch length"]
+    radius: int = struct.field(pytree_node=False)
+    is_hard: bool = struct.field(pytree_node=False)
+
+    @property
+    def number(self) -> int:
+        """Number of global tokens of a row."""
+        return self.segments.shape[1] - self.sentence.shape[1]
+
+
+def is_fused(
+    q: Float[Array, "batch globals+length heads kv"],
+    k: Float[Array, "batch globals+length heads kv"],
+    inputs: Inputs,
+    within: DistanceScores,
+    *,
+    dropout: Dropout,
+) -> bool:
+    """Returns whether the kernels for TPUs compute the attention on the bound mesh; logs the choice on TPUs.
+
+    Args:
+      q: queries of both inputs.
+      k: keys of both inputs.
+      inputs: what the tokens see.
+      within: scores of the text.
+      dropout: dropout of the attention weights.
+    """
+    mesh = partitioning.bound_mesh()
+    if mesh is None or "fused" not in kernels.BACKENDS_OF_PLATFORM.get(mesh.devices.flat[0].platform, ()):
+        return False
+    text = slice(inputs.number, None)
+    segments = inputs.segments[:, text]
+    mask = Mask(window=inputs.radius + 1, query_segments=segments, key_segments=segments)
+    options = {"mask": mask, "bias": within, "dropout": dropout}
+    found = kernels.backend_for(mesh, q[:, text], k[:, text], **options)
+    return found == "fused" and not (dropout.rate and dropout.broadcast_dims)
 
 
 def attention(

@@ -28,6 +28,41 @@ def sinusoids(distances: Float[np.ndarray, " relative"], size: int) -> Float[np.
 
 
 @struct.dataclass
+class DistanceScores:
+    """What is added to the product of a query q and a key: scale · (q · r + b). Implements `ScoreBias`.
+
+    Entry `key - query + q_len - 1` belongs to a query and a key at these indices.
+
+    Attributes:
+      vectors: r, the vector of the distance.
+      scores: b, the score of the distance.
+    """
+
+    vectors: Float[Array, "relative heads kv"]
+    scores: Float[Array, "relative heads"]
+
+    def terms(self, q: Array, k: Array, *, scale: float = 1.0, **_) -> ScoreTerms:
+        """Returns the terms of the scores; see `ScoreBias.terms`."""
+        return ScoreTerms(diagonals=scale * self.scores.T, query_table=self.vectors[None])
+
+    def materialize(
+        self,
+        q: Float[Array, "batch q_len heads kv"],
+        k: Float[Array, "batch kv_len heads kv"],
+        *,
+        query_positions: Int[Array, "rows q_len"],
+        key_positions: Int[Array, "rows kv_len"],
+        scale: float = 1.0,
+        dropout_key: jax.Array | None = None,
+    ) -> Float[Array, "batch heads q_len kv_len"]:
+        """Returns the scores of all pairs of queries and keys; see `ScoreBias.materialize`."""
+        products = jnp.einsum("bqhd,rhd->bhqr", q, self.vectors, preferred_element_type=jnp.float32)
+        entries = key_positions[:, None, :] - query_positions[:, :, None] + q.shape[1] - 1
+        entries = jnp.broadcast_to(entries[:, None], (*products.shape[:3], k.shape[1]))
+        return scale * jnp.take_along_axis(products + self.scores.T[:, None], entries, axis=-1)
+
+
+@struct.dataclass
 class RelativeScores:
     """What is added to the product of a query q and a key k. Implements `ScoreBias`.
 

@@ -200,7 +200,7 @@ class EtcAttention(MultiHeadAttention):
             options = {"mask": mask, "dropout_key": dropout_key, "capture": capture, "edits": edits}
             output, captured = self.attend(x, bias=bias, **options)
         else:
-            output, captured = self.by_blocks(x, mask.query_segments, globals_, dropout_key), {}
+            output, captured = self.linear(x, mask.query_segments, globals_, dropout_key), {}
         projections = (functools.partial(each, dropout_key=dropout_key) for each in (self.global_out, self.out))
         return by_input(globals_.number, output, *projections), captured
 
@@ -211,12 +211,39 @@ class EtcAttention(MultiHeadAttention):
         unseen, _ = bigbird_etc_inputs.other_and_own_rows(self.max_distance)
         return TableScores(vectors, biases, ids, num_global, unseen)
 
-    def by_blocks(self, x: Hidden, segments: Array, globals_: GlobalInput, dropout_key: jax.Array | None) -> Array:
+    def linear(self, x: Hidden, segments: Array, globals_: GlobalInput, dropout_key: jax.Array | None) -> Array:
         """Computes attention without the scores of tokens of the text that are far from each other."""
-        number = globals_.number
-        global_key, long_key = split_key(dropout_key, 2)
+        number, length = globals_.number, x.shape[1] - globals_.number
         query = shard_activation(self.query(x, dropout_key=dropout_key), "heads", "kv")
         key, value = self.keys_values(x, dropout_key=dropout_key)
+        inputs = local_global_attention.Inputs(segments, globals_.sentence, self.radius, self.is_hard)
+        of_globals, of_text = (
+            bigbird_etc_inputs.input_scores(table.embedding[...], table.bias[...], size, self.max_distance)
+            for table, size in ((self.global_relative, number), (self.relative, length))
+        )
+        if local_global_attention.is_fused(query, key, inputs, of_text.within, dropout=self.dropout):
+            # Importing Pallas takes as long as importing Flax, and runs on other devices do not need it.
+            from t5x_like.kernels.fused_attention import local_global
+
+            scores = {"of_globals": of_globals, "of_text": of_text}
+            options = {"scale": self.scale, "dropout": self.dropout, "dropout_key": dropout_key}
+            output = local_global.attention(query, key, value, inputs=inputs, **scores, **options)
+        else:
+            output = self.by_blocks(query, key, value, segments, globals_, dropout_key)
+        return shard_activation(output, "heads", "kv")
+
+    def by_blocks(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        segments: Array,
+        globals_: GlobalInput,
+        dropout_key: jax.Array | None,
+    ) -> Array:
+        """Computes attention with products of neighboring blocks of the text; see `linear`."""
+        number = globals_.number
+        global_key, long_key = split_key(dropout_key, 2)
         of_text, of_globals = slice(number, None), slice(0, number)
         ids = bigbird_etc_inputs.relative_ids_of_globals(globals_, self.max_distance)
         seen = bigbird_etc_inputs.visible_to_globals(globals_, is_hard=self.is_hard)
@@ -240,8 +267,7 @@ class EtcAttention(MultiHeadAttention):
             dropout_key=long_key,
             **options,
         )
-        output = jnp.concatenate([of_global_queries, of_text_queries], axis=1)
-        return shard_activation(output, "heads", "kv")
+        return jnp.concatenate([of_global_queries, of_text_queries], axis=1)
 
 
 def by_input(num_global: int, x: Array, of_global: Any, of_long: Any) -> Array:

@@ -7,6 +7,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from t5x_like.kernels.local_global_attention import BetweenScores, InputScores
+from t5x_like.kernels.relative_scores import DistanceScores
+
 GLOBAL_FEATURES = ("global_positions", "global_segment_ids", "global_tokens")
 # Id of a global token, as in the released code.
 GLOBAL_TOKEN = 1
@@ -160,6 +163,35 @@ def other_and_own_rows(max_distance: int) -> tuple[int, int]:
 def _rows_within(size: int, max_distance: int) -> Int[Array, "size size"]:
     index = jnp.arange(size)
     return rows_of_distances(index[None, :] - index[:, None], max_distance)
+
+
+def input_scores(
+    vectors: Float[Array, "rows heads kv"], scores: Float[Array, "rows heads"], length: int, max_distance: int
+) -> InputScores:
+    """Returns the scores of the queries of an input, what the kernels read, from its table.
+
+    Args:
+      vectors: a vector per row of the table.
+      scores: a score per row of the table.
+      length: number of tokens of the input.
+      max_distance: distance from which all positions on a side share a row.
+    """
+    other, own = other_and_own_rows(max_distance)
+    within = DistanceScores(*(_by_distance(x, length, max_distance) for x in (vectors, scores)))
+    return InputScores(within, BetweenScores(vectors[other], vectors[own], scores[other], scores[own]))
+
+
+def _by_distance(table: Float[Array, "rows ..."], length: int, max_distance: int) -> Float[Array, "relative ..."]:
+    """Returns the rows of the distances from 1 - length to length - 1.
+
+    The backward pass of a gather is slow, so rows that many distances share are repeated.
+    """
+    beyond = max(length - 1 - max_distance, 0)
+    before, after = table[max_distance + 1 : 2 * max_distance + 1][::-1], table[: max_distance + 1]
+    repeat = lambda row: jnp.broadcast_to(row, (beyond, *row.shape))  # noqa: E731
+    rows = jnp.concatenate([repeat(before[0]), before, after, repeat(after[-1])])
+    left_out = max_distance + beyond - (length - 1)
+    return rows[left_out : len(rows) - left_out]
 
 
 @struct.dataclass

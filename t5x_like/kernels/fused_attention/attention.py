@@ -12,7 +12,7 @@ from t5x_like import partitioning
 from t5x_like.kernels.attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.dropout import dropout as apply_dropout
-from t5x_like.kernels.fused_attention import blocks, global_keys, streams
+from t5x_like.kernels.fused_attention import blocks, distance_tables, global_keys, streams
 from t5x_like.kernels.fused_attention.backward import backward
 from t5x_like.kernels.fused_attention.forward import forward
 from t5x_like.kernels.fused_attention.geometry import Geometry
@@ -59,10 +59,10 @@ def fused_attention(
     terms = ScoreTerms() if bias is None else bias.terms(q, k, scale=scale, dropout_key=bias_key(dropout_key))
     options = {"scale": scale, "dropout": dropout, "interpret": interpret, "sizes": sizes}
     if terms.further is None:
-        return _of_terms(q, k, v, mask, terms, dropout_key=dropout_key, **options)
+        return _attention(*_problem(q, k, v, mask, terms, dropout_key=dropout_key, **options))
     second_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
     parts = [
-        _of_terms(queries, k, v, *conditions, dropout_key=key, **options)
+        _attention(*_problem(queries, k, v, *conditions, dropout_key=key, **options))
         for (queries, *conditions), key in (
             (streams.first(q, mask, terms), dropout_key), (streams.further(q, mask, terms), second_key)
         )
@@ -70,8 +70,46 @@ def fused_attention(
     return streams.join(*parts, terms.further)
 
 
-def _of_terms(q, k, v, mask: Mask, terms: ScoreTerms, *, scale, dropout, dropout_key, interpret, sizes) -> Array:
-    """Computes attention with a bias that is given by its terms; see `fused_attention`."""
+def attention_and_log_sum_exp(
+    q: Float[Array, "batch q_len heads kv"],
+    k: Float[Array, "batch kv_len kv_heads kv"],
+    v: Float[Array, "batch kv_len kv_heads kv"],
+    mask: Mask,
+    terms: ScoreTerms,
+    *,
+    scale: float,
+    dropout: Dropout = NO_DROPOUT,
+    dropout_key: jax.Array | None = None,
+    interpret: bool = False,
+    sizes: blocks.Sizes | None = None,
+) -> tuple[Float[Array, "batch q_len heads kv"], Float[Array, "batch heads 1 q_len"]]:
+    """Computes attention and the log-sum-exp of the scores, which merges it with attention to other keys.
+
+    Both have gradients. The log-sum-exp of a query that sees no key is `MASK_VALUE`.
+
+    Args:
+      q: queries.
+      k: keys.
+      v: values.
+      mask: see `fused_attention`.
+      terms: terms of the bias, without further queries.
+      scale: factor of the scores.
+      dropout: see `fused_attention`.
+      dropout_key: random key for dropout; None disables dropout.
+      interpret: whether to interpret the kernels, on any device.
+      sizes: see `fused_attention`.
+
+    Returns:
+      Averages of the values, and the log-sum-exps.
+    """
+    options = {"scale": scale, "dropout": dropout, "dropout_key": dropout_key, "interpret": interpret, "sizes": sizes}
+    return _attention_and_lse(*_problem(q, k, v, mask, terms, **options))
+
+
+def _problem(
+    q, k, v, mask: Mask, terms: ScoreTerms, *, scale, dropout, dropout_key, interpret, sizes
+) -> tuple[Inputs, "Static"]:
+    """Returns the arrays of an attention with a bias that is given by its terms; see `fused_attention`."""
     static = Static(
         causal=mask.causal,
         window=mask.window,
@@ -111,7 +149,7 @@ def _of_terms(q, k, v, mask: Mask, terms: ScoreTerms, *, scale, dropout, dropout
         query_ranks=ranks[0],
         key_ranks=ranks[1],
     )
-    return _attention(inputs if mask.global_keys is None else global_keys.add(inputs, mask), static)
+    return inputs if mask.global_keys is None else global_keys.add(inputs, mask), static
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +224,16 @@ def _attention(inputs, static: Static):
     return _forward(inputs, static)[0]
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _attention_and_lse(inputs, static: Static):
+    return _forward_with_lse(inputs, static)[0]
+
+
+def _forward_with_lse(inputs, static: Static):
+    output, residuals = _forward(inputs, static)
+    return (output, residuals[2]), residuals
+
+
 def _forward(inputs, static: Static):
     layout = Layout.of(inputs)
 
@@ -205,27 +253,35 @@ def _forward(inputs, static: Static):
     return output, (_saved(inputs), output, lse)
 
 
-def _backward(static: Static, residuals, gradient):
+def _backward_with_lse(static: Static, residuals, gradients):
+    return _backward(static, residuals, *gradients)
+
+
+def _backward(static: Static, residuals, gradient, of_lse=None):
     saved, output, lse = residuals
     inputs = _restored(saved)
     layout = Layout.of(inputs)
 
-    def local(inputs, output, lse, gradient):
+    def local(inputs, output, lse, gradient, *of_lse):
         operands, g = _operands(inputs, layout, static)
         product = output.astype(jnp.float32) * gradient.astype(jnp.float32)
         delta = jnp.moveaxis(jnp.sum(product, axis=-1), 1, 2)[:, :, None]
+        for each in of_lse:  # its gradient by a score is the weight, like that of the output by `delta`
+            delta = delta - each
         statistics = (pad(x, 3, g.padded_q) for x in (lse, delta))
         options = {"vmem_bytes": static.sizes.vmem_bytes, "interpret": static.interpret}
         found = backward(operands, *statistics, joined(gradient, g.padded_q), g, **options)
         dq, dk, dv = (separated(x, y.shape) for x, y in zip(found[:3], (inputs.q, inputs.k, inputs.v), strict=True))
         of_terms = {}
         if found.bias is not None:
-            of_terms["bias"] = layout.sum_over_rows(_relative_values(jnp.sum(found.bias, axis=(0, 2)), g))
+            of_terms["bias"] = layout.sum_over_rows(distance_tables.bias_values(jnp.sum(found.bias, axis=(0, 2)), g))
         if (table := inputs.query_table) is not None:
-            vectors = _vectors(layout.sum_over_rows(found.query_table * g.scale), g.padded_q - g.q_len, g)
+            summed = layout.sum_over_rows(found.query_table * g.scale)
+            vectors = distance_tables.vectors_of(summed, g.query_distances - g.q_len, g)
             of_terms["query_table"] = vectors.astype(table.dtype)
         if (table := inputs.key_table) is not None:
-            vectors = _vectors(layout.sum_over_rows(found.key_table * g.scale), g.padded_k - g.kv_len, g)
+            summed = layout.sum_over_rows(found.key_table * g.scale)
+            vectors = distance_tables.vectors_of(summed, g.key_distances - g.kv_len, g)
             of_terms["key_table"] = vectors[:, ::-1].astype(table.dtype)
         for name in ("content_bias", "position_bias"):
             if (given := getattr(inputs, name)) is not None:
@@ -238,12 +294,12 @@ def _backward(static: Static, residuals, gradient):
         more, *of_global = global_keys.gradients(inputs, lse, delta, gradient, operands.seeds, g)
         return Inputs(dq + more, dk, dv, **of_terms, global_k=of_global[0], global_v=of_global[1])
 
-    specs = layout.inputs
-    arguments = (specs, layout.heads, layout.statistics, layout.heads)
+    specs, of_lse = layout.inputs, () if of_lse is None else (of_lse,)
+    arguments = (specs, layout.heads, layout.statistics, layout.heads, *(layout.statistics for _ in of_lse))
     differentiable = {"q", "k", "v", "bias", "global_k", "global_v", "query_table", "key_table"}
     differentiable |= {"content_bias", "position_bias", "same_type"}
     others = dict.fromkeys(set(Inputs._fields) - differentiable)
-    return (layout.map(local, arguments, specs._replace(**others))(inputs, output, lse, gradient),)
+    return (layout.map(local, arguments, specs._replace(**others))(inputs, output, lse, gradient, *of_lse),)
 
 
 def _saved(inputs: Inputs) -> Inputs:
@@ -266,6 +322,7 @@ def _restored(saved: Inputs) -> Inputs:
 
 
 _attention.defvjp(_forward, _backward)
+_attention_and_lse.defvjp(_forward_with_lse, _backward_with_lse)
 
 
 def _operands(inputs: Inputs, layout: "Layout", static: Static) -> tuple[Operands, Geometry]:
@@ -278,7 +335,7 @@ def _operands(inputs: Inputs, layout: "Layout", static: Static) -> tuple[Operand
     dtype = inputs.q.dtype
 
     def table(vectors, before, step=1):
-        return None if vectors is None else _table(vectors[:, ::step].astype(dtype), before, g)
+        return None if vectors is None else distance_tables.table_of(vectors[:, ::step].astype(dtype), before, g)
 
     def vector(x):
         return None if x is None else x.astype(jnp.float32).reshape(-1, 1)
@@ -287,13 +344,13 @@ def _operands(inputs: Inputs, layout: "Layout", static: Static) -> tuple[Operand
         q=joined(inputs.q, g.padded_q),
         k=joined(inputs.k, g.padded_k),
         v=joined(inputs.v, g.padded_k),
-        bias=None if inputs.bias is None else _relative_vector(inputs.bias, g),
+        bias=None if inputs.bias is None else distance_tables.bias_vector(inputs.bias, g),
         query_segments=row(inputs.query_segments, g.padded_q),
         key_segments=row(inputs.key_segments, g.padded_k, NO_SEGMENT),
         prefix=row(inputs.prefix, g.padded_k),
         seeds=seeds,
-        query_table=table(inputs.query_table, g.padded_q - g.q_len),
-        key_table=table(inputs.key_table, g.padded_k - g.kv_len, -1),
+        query_table=table(inputs.query_table, g.query_distances - g.q_len),
+        key_table=table(inputs.key_table, g.key_distances - g.kv_len, -1),
         direction=inputs.direction,
         content_bias=vector(inputs.content_bias),
         position_bias=vector(inputs.position_bias),
@@ -303,32 +360,3 @@ def _operands(inputs: Inputs, layout: "Layout", static: Static) -> tuple[Operand
         query_ranks=row(inputs.query_ranks, g.padded_q),
         key_ranks=row(inputs.key_ranks, g.padded_k),
     ), g
-
-
-def _relative_vector(values, g: Geometry):
-    """Reverses the biases to the order of `query - key`, which starts at `1 - padded_k`."""
-    return _pad_distances(values[..., ::-1].astype(jnp.float32), g.padded_k - g.kv_len, g)[:, None]
-
-
-def _relative_values(vector, g: Geometry):
-    """Returns the gradient of the biases from the gradient of `_relative_vector`."""
-    before = g.padded_k - g.kv_len
-    return vector[..., before : before + g.q_len + g.kv_len - 1][..., ::-1]
-
-
-def _table(vectors, before: int, g: Geometry):
-    """Returns `[directions, relative, heads, kv]` as `[directions, heads · kv, relative]`; see `_pad_distances`."""
-    vectors = vectors.reshape(*vectors.shape[:2], -1)
-    return _pad_distances(jnp.swapaxes(vectors, 1, 2), before, g)
-
-
-def _vectors(table, before: int, g: Geometry):
-    """Returns the inverse of `_table`."""
-    vectors = jnp.swapaxes(table[..., before : before + g.q_len + g.kv_len - 1], 1, 2)
-    return vectors.reshape(*vectors.shape[:2], g.heads, g.head_dim)
-
-
-def _pad_distances(x, before: int, g: Geometry):
-    """Pads the last dimension to the distances of whole blocks, with `before` entries at the start."""
-    after = g.padded_q + g.padded_k - before - x.shape[-1]
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(before, after)])

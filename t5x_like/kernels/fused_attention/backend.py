@@ -42,7 +42,7 @@ def unsupported_reason(
         return "its global keys are not limited in number, or its mask is causal or has ranks, or it has a bias"
     if mask.global_keys is not None and dropout.rate and dropout.broadcast_dims:
         return "dropout shares its decisions, with global keys"
-    if bias is not None and (reason := _unsupported_bias(mesh, q, k, bias)):
+    if bias is not None and (reason := _unsupported_bias(mesh, q, k, mask, bias)):
         return reason
     if dropout.rate and dropout.broadcast_dims and not set(dropout.broadcast_dims) & {-2, 3}:
         return f"dropout shares its decisions along the dimensions {dropout.broadcast_dims}, not along the queries"
@@ -67,7 +67,7 @@ def _unsupported_lists(mesh: Mesh, q, k, *, mask: Mask, bias: ScoreBias | None, 
     return None
 
 
-def _unsupported_bias(mesh: Mesh, q, k, bias: ScoreBias) -> str | None:
+def _unsupported_bias(mesh: Mesh, q, k, mask: Mask, bias: ScoreBias) -> str | None:
     """Returns why the kernel does not compute a bias, or None if it does; see `unsupported_reason`."""
     terms = jax.eval_shape(bias.terms, q, k)
     if terms is None:
@@ -76,7 +76,7 @@ def _unsupported_bias(mesh: Mesh, q, k, bias: ScoreBias) -> str | None:
         return None
     from t5x_like.kernels.fused_attention import blocks
 
-    if not blocks.tables_fit(terms, q, k, blocks.sizes(mesh)):
+    if not blocks.tables_fit(terms, q, k, blocks.sizes(mesh), mask.window):
         return "the vectors of all distances do not fit into the memory of the core"
     return None
 

@@ -79,9 +79,8 @@ def backward(
     out_shape = [jax.ShapeDtypeStruct(operands.q.shape, operands.q.dtype), kv_shape, kv_shape]
     out_specs = [pl.BlockSpec((1, features, chunk), lambda h, b, c, j, visit: (b, h, c)), kv_spec, kv_spec]
     if g.biased:
-        relative = g.padded_q + g.padded_k
-        out_shape.append(jax.ShapeDtypeStruct((g.batch, g.heads, 1, relative), jnp.float32))
-        out_specs.append(pl.BlockSpec((1, g.step_heads, 1, relative), lambda h, b, c, j, visit: (b, h, 0, 0)))
+        out_shape.append(jax.ShapeDtypeStruct((g.batch, g.heads, 1, g.distances), jnp.float32))
+        out_specs.append(pl.BlockSpec((1, g.step_heads, 1, g.distances), lambda h, b, c, j, visit: (b, h, 0, 0)))
     # Summed over the rows, whose dimension of the grid is therefore sequential.
     shared = [x for x in (operands.query_table, operands.key_table) if x is not None]
     out_specs += [blocks.table] * len(shared)

@@ -6,7 +6,7 @@ from jax.experimental import pallas as pl
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from t5x_like.kernels.fused_attention.geometry import LANES, Geometry
+from t5x_like.kernels.fused_attention.geometry import LANES, Geometry, table_size
 from t5x_like.kernels.score_bias import ScoreTerms
 
 MIB = 2**20
@@ -90,6 +90,7 @@ def tables_fit(
     q: Float[Array, "batch q_len heads kv"],
     k: Float[Array, "batch kv_len kv_heads kv"],
     sizes: Sizes,
+    window: int | None = None,
 ) -> bool:
     """Returns whether the tables of a bias fit into the memory of the core, which holds all distances of a step.
 
@@ -100,13 +101,16 @@ def tables_fit(
       q: queries.
       k: keys.
       sizes: memory of the core.
+      window: see `Mask`.
     """
+    sizes = within(sizes, window)
     (_, q_len, heads, head_dim), (kv_len, kv_heads) = q.shape, k.shape[1:3]
     group = heads // kv_heads
     features = head_dim * (2 if group == 1 else group)
+    block_q, block_k = block_size(q_len, sizes.block_q), block_size(kv_len, sizes.block_k)
     relative = sum(
-        pl.cdiv(length, size) * size
-        for length, size in ((q_len, block_size(q_len, sizes.block_q)), (kv_len, block_size(kv_len, sizes.block_k)))
+        table_size(pl.cdiv(length, size) * size, block_q + block_k, window)
+        for length, size in ((q_len, block_q), (kv_len, block_k))
     )
     tables = (terms.query_table is not None) + (terms.key_table is not None)
     held = tables * 2 * (q.dtype.itemsize + 4) * features * relative

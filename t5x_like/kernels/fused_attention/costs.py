@@ -86,11 +86,11 @@ def _statistics(g: Geometry) -> int:
 
 
 def _biases(g: Geometry) -> int:
-    return g.heads * (g.padded_q + g.padded_k) if g.biased else 0
+    return g.heads * g.distances if g.biased else 0
 
 
 def _tables(g: Geometry) -> int:
-    return (g.query_table + g.key_table) * g.heads * g.head_dim * (g.padded_q + g.padded_k)
+    return (g.query_table + g.key_table) * g.heads * g.head_dim * g.distances
 
 
 def of_lists(geometry: ListGeometry, itemsize: int, *, backward: bool) -> pl.CostEstimate:

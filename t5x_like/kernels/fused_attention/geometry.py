@@ -118,6 +118,21 @@ class Geometry:
         return 0 if self.causal and not self.prefix else self._before
 
     @property
+    def query_distances(self) -> int:
+        """Entries of a table of distances up to the query's own position, a multiple of 128; see `table_size`."""
+        return table_size(self.padded_q, self.block_q + self.block_k, self.window)
+
+    @property
+    def key_distances(self) -> int:
+        """Entries of a table of distances up to the key's own position, a multiple of 128; see `table_size`."""
+        return table_size(self.padded_k, self.block_q + self.block_k, self.window)
+
+    @property
+    def distances(self) -> int:
+        """Number of entries of a table of distances."""
+        return self.query_distances + self.key_distances
+
+    @property
     def skips(self) -> bool:
         """Whether blocks of keys may be invisible to a block of queries because of their positions."""
         return self.window is not None or self._after == 0
@@ -160,6 +175,17 @@ class Geometry:
         """Number of pairs of blocks that are computed, per row and head."""
         ranges = [self.k_range(i) for i in range(self.q_blocks)]
         return sum(max(0, int(last) - int(first) + 1) for first, last in ranges)
+
+
+def table_size(padded: int, tile: int, window: int | None) -> int:
+    """Returns the number of distances to one side in a table: of all positions, or of the tiles within a window.
+
+    Args:
+      padded: number of positions in whole blocks.
+      tile: number of queries and keys of a tile.
+      window: see `Mask`.
+    """
+    return padded if window is None else min(padded, pl.cdiv(window - 1 + tile, LANES) * LANES)
 
 
 def _reach(index, block, other_block, other_blocks, before, after):

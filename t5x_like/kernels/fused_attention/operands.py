@@ -75,14 +75,14 @@ class Operands(NamedTuple):
       q: queries.
       k: keys.
       v: values.
-      bias: entry `query - key + padded_k - 1` is the bias at these positions; None without bias.
+      bias: entry `query - key + key_distances - 1` is the bias at these positions; None without bias.
       query_segments: segments of the queries; None if no key is masked by segments.
       key_segments: segments of the keys; `NO_SEGMENT` for keys that no query sees.
       prefix: 1 for keys that are visible regardless of `causal`; None without prefix.
       seeds: two words of random bits, the first row and head of this device, and the number of all heads; None without
         dropout.
-      query_table: entry `key - query + padded_q - 1` is multiplied with the query at these positions.
-      key_table: entry `query - key + padded_k - 1` is multiplied with the key at these positions.
+      query_table: entry `key - query + query_distances - 1` is multiplied with the query at these positions.
+      key_table: entry `query - key + key_distances - 1` is multiplied with the key at these positions.
       direction, content_bias, position_bias, same_type, query_types, key_types: see `ScoreTerms`.
       query_ranks, key_ranks: see `Inputs`.
     """
@@ -144,7 +144,7 @@ class Blocks:
     def table(self) -> pl.BlockSpec:
         """All distances of the heads of a step, of a table or of its gradient."""
         g = self.geometry
-        shape = (g.directions, g.step_heads * g.head_dim, g.padded_q + g.padded_k)
+        shape = (g.directions, g.step_heads * g.head_dim, g.distances)
         return self._spec(shape, lambda b, h, i, j: (0, h, 0))
 
     @property
@@ -162,7 +162,7 @@ class Blocks:
             q=self.q,
             k=self.k,
             v=self.k,
-            bias=self._spec((g.step_heads, 1, g.padded_q + g.padded_k), lambda b, h, i, j: (h, 0, 0)),
+            bias=self._spec((g.step_heads, 1, g.distances), lambda b, h, i, j: (h, 0, 0)),
             query_segments=queries,
             key_segments=keys,
             prefix=keys,

@@ -67,12 +67,12 @@ class Scores:
     def bias_start(self):
         """First entry of the biases of this tile, and of its table of keys."""
         g = self.geometry
-        return pl.multiple_of((self.i * g.block_q - self.j * g.block_k) + g.padded_k - g.block_k, tiles.LANES)
+        return pl.multiple_of((self.i * g.block_q - self.j * g.block_k) + g.key_distances - g.block_k, tiles.LANES)
 
     def query_vectors(self, head: int, ref) -> distances.Vectors:
         """Returns the vectors of the distances of this tile in the table of queries, or in its gradient."""
         g = self.geometry
-        start = (self.j * g.block_k - self.i * g.block_q) + g.padded_q - g.block_q
+        start = (self.j * g.block_k - self.i * g.block_q) + g.query_distances - g.block_q
         return distances.Vectors(ref, self.direction, self._features(head), start)
 
     def key_vectors(self, head: int, ref) -> distances.Vectors:

@@ -16,7 +16,7 @@ from t5x_like.kernels.fused_attention import blocks, distances
 from t5x_like.kernels.fused_attention.attention import fused_attention
 from t5x_like.kernels.fused_attention.blocks import Sizes
 from t5x_like.kernels.masks import Mask
-from t5x_like.kernels.relative_scores import RelativeScores
+from t5x_like.kernels.relative_scores import DistanceScores, RelativeScores
 from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
 from t5x_like.models.deberta import DisentangledBias, RelativePositions
@@ -40,6 +40,7 @@ class Case:
     valid: bool = False
     ranks: bool = False
     further: int = 0
+    window: int | None = None
     heads: int = 1
     head_dim: int = 16
     dtype: str = "float32"
@@ -74,6 +75,7 @@ class Case:
         segments[:, 0], segments[:, -1] = 1, 2
         ranks = rng.integers(0, 50, (self.batch, self.kv_len)) if self.ranks else None
         mask = Mask(
+            window=self.window,
             query_ranks=self.of_queries(ranks) if self.ranks else None,
             key_ranks=ranks,
             strict_ranks=self.further > 0,  # some queries see no key
@@ -147,12 +149,23 @@ def transformer_xl(case, draw, directions=1):
     )
 
 
+def distance_scores(case, draw):
+    """Returns vectors and scores of distances."""
+    relative = case.q_len + case.kv_len - 1
+    return DistanceScores(draw(relative, case.heads, case.head_dim), draw(relative, case.heads))
+
+
 CASES = {
     "XLNet with a memory, both directions, a permutation and targets": Case(
         functools.partial(transformer_xl, directions=2), 120, 200, valid=True, ranks=True, further=20
     ),
     "XLNet, packed, in bfloat16": Case(transformer_xl, 128, 128, heads=2, segments=True, dtype="bfloat16"),
     "buckets of distances, packed, unequal blocks": Case(disentangled, 300, 300, (256, 128), segments=True),
+    # Tables within a window have fewer distances than a row.
+    "vectors and scores of distances within a window": Case(
+        distance_scores, 521, 521, segments=True, window=40, batch=1
+    ),
+    "products with queries and keys within a window": Case(disentangled, 521, 521, window=40, batch=1),
     "two heads in bfloat16": Case(
         functools.partial(disentangled, positions=RelativePositions(20)),
         101,
@@ -208,9 +221,11 @@ def test_strided_rotations_give_the_same_results():
 def test_tables_of_long_rows_do_not_fit():
     case, draw = Case(disentangled, 128, 128, heads=2, head_dim=64), lambda *shape: jnp.zeros(shape, "bfloat16")
     terms = lambda q: jax.eval_shape(dataclasses.replace(disentangled(case, draw), length=q.shape[1]).terms, q, q)  # noqa: E731
-    for length, expected in ((512, True), (1024, True), (4096, False)):
+    for length, window, expected in (
+        (512, None, True), (1024, None, True), (4096, None, False), (4096, 300, True), (65536, 300, True)
+    ):  # fmt: skip
         q = jax.ShapeDtypeStruct((2, length, 2, 64), jnp.bfloat16)
-        assert blocks.tables_fit(terms(q), q, q, blocks.SIZES["TPU v4"]) == expected
+        assert blocks.tables_fit(terms(q), q, q, blocks.SIZES["TPU v4"], window) == expected
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, of the extra plan")

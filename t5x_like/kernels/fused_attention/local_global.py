@@ -1,0 +1,130 @@
+"""Attention of a text and its global tokens to each other (ETC, Ainslie et al. 2020), in the kernels.
+
+The queries of an input see keys of both inputs in one softmax. The kernels compute the keys of each input alone: a
+window of the text or all global tokens, with vectors of distances, and the keys of the other input, with a score of
+whether they belong to the same sentence. Log-sum-exps merge the two averages.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from t5x_like.kernels import head_exchange, local_global_attention
+from t5x_like.kernels.dropout import Dropout, split_key
+from t5x_like.kernels.fused_attention import blocks
+from t5x_like.kernels.fused_attention.attention import attention_and_log_sum_exp
+from t5x_like.kernels.local_global_attention import BetweenScores, InputScores
+from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.score_bias import ScoreTerms
+
+# Averages of values, and log-sum-exps `[batch, heads, 1, q_len]`.
+Average = tuple[Float[Array, "batch q_len heads kv"], Float[Array, "batch heads 1 q_len"]]
+
+
+def attention(
+    q: Float[Array, "batch globals+length heads kv"],
+    k: Float[Array, "batch globals+length heads kv"],
+    v: Float[Array, "batch globals+length heads kv"],
+    *,
+    inputs: local_global_attention.Inputs,
+    of_globals: InputScores,
+    of_text: InputScores,
+    scale: float,
+    dropout: Dropout,
+    dropout_key: jax.Array | None = None,
+    interpret: bool = False,
+    sizes: blocks.Sizes | None = None,
+) -> Float[Array, "batch globals+length heads kv"]:
+    """Computes the attention of both inputs without scores in memory.
+
+    Args:
+      q: queries, those of the global tokens first.
+      k: keys.
+      v: values.
+      inputs: what the tokens see.
+      of_globals: scores of relative positions of global tokens.
+      of_text: scores of relative positions of the text.
+      scale: factor of the scores.
+      dropout: dropout of the attention weights, without shared decisions.
+      dropout_key: random key for dropout; None disables dropout.
+      interpret: whether to interpret the kernels, on any device.
+      sizes: blocks and memory; by default the bound mesh's devices decide.
+
+    Returns:
+      Averages of the values. Dropout has the same distribution as in the reference and other random bits.
+    """
+    q, k, v = head_exchange.exchange(q, k, v)
+    number, segments, sentence = inputs.number, inputs.segments, inputs.sentence
+    options = {"scale": scale, "dropout": dropout, "interpret": interpret, "sizes": sizes}
+    keys = split_key(dropout_key, 4)
+
+    def within(part: slice, scores: InputScores, key, window: int | None = None) -> Average:
+        of_part = q[:, part], k[:, part], v[:, part]
+        mask = Mask(window=window, query_segments=segments[:, part], key_segments=segments[:, part])
+        terms = scores.within.terms(*of_part[:2], scale=scale)
+        return attention_and_log_sum_exp(*of_part, mask, terms, dropout_key=key, **options)
+
+    text, globals_ = slice(number, None), slice(0, number)
+    local = within(text, of_text, keys[0], inputs.radius + 1)
+    if not number:
+        return local[0]
+    index = jnp.broadcast_to(jnp.arange(number), (len(sentence), number))
+    of_both = Mask(query_segments=segments[:, text], key_segments=segments[:, globals_])
+    to_globals = _between(
+        q[:, text], k[:, globals_], v[:, globals_], of_text.between, of_both, (sentence, index), keys[1], options
+    )
+    if inputs.is_hard:  # no global token has the index -1 of tokens without a sentence
+        seen, types = Mask(query_segments=index, key_segments=sentence), None
+    else:
+        seen, types = Mask(query_segments=segments[:, globals_], key_segments=segments[:, text]), (index, sentence)
+    to_text = _between(
+        q[:, globals_], k[:, text], v[:, text], of_globals.between, seen, types, keys[2], options
+    )  # fmt: skip
+    among_globals = within(globals_, of_globals, keys[3])
+    return jnp.concatenate([_merge(among_globals, to_text), _merge(local, to_globals)], axis=1)
+
+
+def _between(
+    q: Float[Array, "batch q_len heads kv"],
+    k: Float[Array, "batch kv_len heads kv"],
+    v: Float[Array, "batch kv_len heads kv"],
+    scores: BetweenScores,
+    mask: Mask,
+    sentences: tuple[Int[Array, "batch q_len"], Int[Array, "batch kv_len"]] | None,
+    dropout_key: jax.Array | None,
+    options: dict,
+) -> Average:
+    """Computes attention to keys of the other input.
+
+    A vector that all keys have is added to them, and a score that all keys have to the log-sum-exps. What own sentences
+    have beyond other ones is a score per query.
+
+    Args:
+      q: queries.
+      k: keys.
+      v: values.
+      scores: scores of relative positions.
+      mask: which keys the queries see.
+      sentences: sentences of queries and keys; None if queries see keys of their own sentence alone.
+      dropout_key: random key for dropout; None disables dropout.
+      options: options of `attention_and_log_sum_exp`.
+    """
+    if sentences is None:
+        vector, score, terms = scores.own, scores.own_score, ScoreTerms()
+    else:
+        vector, score = scores.other, scores.other_score
+        further = (scores.own - vector).astype(q.dtype)
+        same = jnp.einsum("bqhd,hd->bhq", q, further, preferred_element_type=jnp.float32)
+        same += (scores.own_score - score)[:, None]
+        terms = ScoreTerms(same_type=same, query_types=sentences[0], key_types=sentences[1])
+    k = k + vector.astype(k.dtype)
+    output, lse = attention_and_log_sum_exp(q, k, v, mask, terms, dropout_key=dropout_key, **options)
+    return output, lse + options["scale"] * score[:, None, None]
+
+
+def _merge(first: Average, second: Average) -> Float[Array, "batch q_len heads kv"]:
+    """Returns the average over the keys of both."""
+    (one, lse), (other, other_lse) = first, second
+    total = jnp.logaddexp(lse, other_lse)
+    share, other_share = (jnp.moveaxis(jnp.exp(each - total), 3, 1)[:, :, :, 0, None] for each in (lse, other_lse))
+    return (share * one + other_share * other).astype(one.dtype)
