@@ -5,6 +5,8 @@ window of the text or all global tokens, with vectors of distances, and the keys
 whether they belong to the same sentence. Log-sum-exps merge the two averages.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -122,6 +124,8 @@ def _between(
     return output, lse + options["scale"] * score[:, None, None]
 
 
+# The backward pass reads the averages that the kernels save. Without recomputation, it would read float32 copies.
+@functools.partial(jax.checkpoint, prevent_cse=False)
 def _merge(first: Average, second: Average) -> Float[Array, "batch q_len heads kv"]:
     """Returns the average over the keys of both."""
     (one, lse), (other, other_lse) = first, second
