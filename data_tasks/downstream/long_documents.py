@@ -9,30 +9,40 @@ the document cannot know it. Label and place are functions of the text, so they 
 `text_files_hidden_pair` inserts two such sentences at random words of the whole document. The label is whether both
 name the same direction, so no part of the document with one of them is enough.
 
-A model of short rows reads a document in windows: `window` is the number of words of an example, and the label of an
-example without the sentence is `none`. The metric is the accuracy per document: the prediction for a document is the
-first prediction for its windows that is not `none`.
+A model of short rows reads a document in windows of `window` words. `text_files_hidden_sentence_windows` gives all
+windows of a document as one example (`objectives.pooled_windows`). In `text_files_hidden_sentence`, each window is an
+example of its own, whose label is `none` without the sentence. The metric is the accuracy per document: the prediction
+for a document is the first prediction for its windows that is not `none`.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import seqio
 import tensorflow as tf
 
 from data_tasks.corpora import text_files
 from data_tasks.corpora.documents import TEXT
-from data_tasks.downstream import classification, postprocessors
+from data_tasks.downstream import classification, multiple_choice, postprocessors
 from data_tasks.metrics.classification import accuracy
 from t5x_like.data import task_arguments
+from t5x_like.data.choices import choice_name
 from t5x_like.errors import UserError
 
 SENTENCE, PAIR = "text_files_hidden_sentence", "text_files_hidden_pair"
+WINDOWS = "text_files_hidden_sentence_windows"
 DIRECTIONS = ("north", "south", "east", "west")
 NONE = "none"
 SENTENCE_LABELS = (*DIRECTIONS, NONE)
 PAIR_LABELS = ("different", "same")
 
+# Largest number of windows of a document.
+MOST_WINDOWS = 8
+
 _GROUP = "document"
+# Features of a window.
+_INPUTS = ("inputs", "token_types")
 # Keys of the hashes of the text.
 _KEYS = {"label": (1, 1), "place": (2, 2), "step": (3, 3), "second place": (4, 4), _GROUP: (5, 5), "direction": (6, 6)}
 
@@ -95,6 +105,36 @@ def hidden_sentence(ds: tf.data.Dataset, *, words: int, copies: int = 1, window:
     return found.flat_map(windows)
 
 
+def windows_of_documents(ds: tf.data.Dataset, *, words: int, copies: int = 1, window: int) -> tf.data.Dataset:
+    """Hides a sentence in the second half of each document, which is cut into windows.
+
+    Args:
+      ds: examples with `text`.
+      words: number of words that are kept of a document; shorter documents are left out.
+      copies: number of times that the sentence is repeated at its place.
+      window: number of words of a window.
+
+    Returns:
+      Examples with `text_0`, `text_1`, …, one per window, and `label`, the index of the direction.
+
+    Raises:
+      UserError: `words` is not a multiple of `window`, or has fewer than two or more than `MOST_WINDOWS` windows.
+    """
+    number = words // max(window, 1)
+    if not 2 <= number <= MOST_WINDOWS:
+        raise UserError(
+            f"words={words} and window={window} in TASK_ARGUMENTS of {WINDOWS}: a document has 2 to {MOST_WINDOWS} "
+            "windows. Change one of them."
+        )
+    parts = hidden_sentence(ds, words=words, copies=copies, window=window).batch(number, drop_remainder=True)
+
+    def joined(example):
+        texts = {choice_name(TEXT, index): example[TEXT][index] for index in range(number)}
+        return {**texts, "label": tf.reduce_min(example["label"])}  # that of the sentence: `none` is the last label
+
+    return parts.map(joined)
+
+
 def hidden_pair(ds: tf.data.Dataset, *, words: int, copies: int = 1) -> tf.data.Dataset:
     """Hides two sentences in each document.
 
@@ -147,7 +187,8 @@ def _of_document(values: Sequence[int], *, example: Mapping[str, Any], is_target
     return postprocessors.grouped(int(values[0]), int(example[_GROUP]) if is_target else None, is_target)
 
 
-def _add(name: str, hide, labels: Sequence[str], metric_fn, postprocess_fn=None, **arguments: Any) -> None:
+def _add(name: str, hide, labels: Sequence[str], metric_fn, postprocess_fn=None, **arguments: Any) -> Mapping[str, Any]:
+    """Registers a task, and returns its arguments."""
     values = task_arguments.declare(
         name,
         **text_files.FILES_ARGUMENTS,
@@ -170,9 +211,10 @@ def _add(name: str, hide, labels: Sequence[str], metric_fn, postprocess_fn=None,
         prepare=[lambda ds: hide(ds, **{each: values[each] for each in hidden})],
         postprocess_fn=postprocess_fn,
     )
+    return values
 
 
-_add(
+_OF_SENTENCE = _add(
     SENTENCE,
     hidden_sentence,
     SENTENCE_LABELS,
@@ -182,3 +224,37 @@ _add(
     window=0,
 )
 _add(PAIR, hidden_pair, PAIR_LABELS, accuracy)
+
+
+def _fill(ds, sequence_length, output_features, *, arguments: Mapping[str, Any]) -> tf.data.Dataset:
+    """Replaces the text of each window by token ids, none for further windows; see `multiple_choice.fill_choices`."""
+    number = arguments["words"] // arguments["window"]
+    names = [(choice_name(TEXT, index),) for index in range(number)]
+    filled = multiple_choice.fill_choices(ds, sequence_length, output_features, choices=names)
+    # SeqIO's evaluation reads all features of a task.
+    further = {choice_name(name, index) for name in _INPUTS for index in range(number, MOST_WINDOWS)}
+    return filled.map(lambda example: example | {name: tf.zeros([0], tf.int32) for name in further})
+
+
+def _add_windows() -> None:
+    """Registers the task whose examples have all windows of a document."""
+    arguments = _OF_SENTENCE
+    task_arguments.share(SENTENCE, WINDOWS)
+    one = classification.output_features(classification.late_vocabulary(arguments), SENTENCE_LABELS)
+    features = {choice_name(name, index): one[name] for index in range(MOST_WINDOWS) for name in _INPUTS}
+    hidden = ("words", "copies", "window")
+    seqio.TaskRegistry.add(
+        WINDOWS,
+        source=text_files.source(arguments),
+        preprocessors=[
+            lambda ds: windows_of_documents(ds, **{each: arguments[each] for each in hidden}),
+            functools.partial(classification.targets_of_label, dtype=tf.int32),
+            functools.partial(_fill, arguments=arguments),
+        ],
+        output_features={**features, "targets": one["targets"]},
+        postprocess_fn=postprocessors.label_index,
+        metric_fns=[accuracy],
+    )
+
+
+_add_windows()

@@ -8,6 +8,7 @@ from t5x_like.objectives.birnn_head import BiRNN
 from t5x_like.objectives.label_gain import LabelGain
 from t5x_like.objectives.pair_attention import Enhancement
 from t5x_like.objectives.pooled_tokens import PooledTokens
+from t5x_like.objectives.pooled_windows import PooledWindows
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.text_numbers import TokenTypes
 from t5x_like.objectives.text_vectors_head import TextVectors
@@ -33,6 +34,11 @@ CASES = {
                 texts=2, numbers=TokenTypes(), attention=Enhancement(), cells=GRUCells(), size=4, classifier_size=6
             ),
         ),
+        "bert",
+        lambda rng: rng.integers(0, 3, (ROWS, 1)),
+    ),
+    "classification of windows": Case(
+        SequenceClassification(LABELS, head=PooledWindows(form=heads.PooledFirstToken(), windows=2)),
         "bert",
         lambda rng: rng.integers(0, 3, (ROWS, 1)),
     ),

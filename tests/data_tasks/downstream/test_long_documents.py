@@ -66,6 +66,20 @@ def test_one_window_of_a_document_has_the_sentence_and_the_others_have_the_label
             hide(tf.data.Dataset.from_tensor_slices({"text": TEXTS}), words=1)
 
 
+def test_an_example_has_all_windows_of_a_document():
+    windows = examples(long_documents.hidden_sentence, window=10)
+    ds = long_documents.windows_of_documents(
+        tf.data.Dataset.from_tensor_slices({"text": TEXTS}), words=WORDS, window=10
+    )
+    for number, each in enumerate(ds.as_numpy_iterator()):
+        parts = windows[4 * number : 4 * number + 4]
+        assert [each[f"text_{index}"].decode() for index in range(4)] == [part["text"] for part in parts]
+        assert each["label"] == min(part["label"] for part in parts) < SENTENCE_LABELS.index(NONE)
+    for window in (0, 40, 1):
+        with pytest.raises(UserError, match=f"words=40 and window={window} in TASK_ARGUMENTS of text_files_hidden"):
+            long_documents.windows_of_documents(ds, words=WORDS, window=window)
+
+
 def test_the_label_of_a_pair_is_whether_both_directions_are_the_same():
     labels = collections.Counter()
     for each, text in zip(examples(long_documents.hidden_pair), TEXTS, strict=True):

@@ -1,0 +1,80 @@
+"""A wrapper of heads for texts that are longer than the rows of a model: the text is read in windows."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.data import choices
+from t5x_like.data.features import FeatureSpec
+from t5x_like.errors import UserError
+from t5x_like.layers.blocks import Hidden
+from t5x_like.objectives.base import Batch, HeadConfig
+from t5x_like.objectives.head_modules import States
+from t5x_like.objectives.heads import HeadForm, check_form
+from t5x_like.objectives.labels import real_choices
+
+Pooling = Literal["max", "mean"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PooledWindows:
+    """Any head that reads one state per row, on the pooled states of the windows of a text.
+
+    The hierarchical method of Sun et al. (2019, arXiv:1905.05583): the model reads each window as a row of its own, and
+    the states of the windows, such as those of [CLS], are combined by their maximum or mean, per feature. The task
+    gives the windows as `inputs_0`, `inputs_1`, …; windows without tokens are left out.
+    """
+
+    each_token = False
+
+    # The head.
+    form: HeadForm
+    # Number of windows of a text; shorter texts have windows without tokens.
+    windows: int
+    # How states are combined.
+    pooling: Pooling = "max"
+
+    def __post_init__(self):
+        check_form(self.form, each_token=False)
+        if self.pooling not in get_args(Pooling):
+            raise UserError(
+                f"pooling={self.pooling!r} of PooledWindows: unknown. Give one of {', '.join(get_args(Pooling))}."
+            )
+        if isinstance(self.windows, bool) or not isinstance(self.windows, int) or self.windows < 2:
+            raise UserError(
+                f"windows={self.windows!r} of PooledWindows is not an integer of at least 2. Give the number of "
+                "windows of a text."
+            )
+
+    @property
+    def inputs(self) -> FeatureSpec:
+        """The features that the model reads of all windows."""
+        return choices.with_choices(self.form.inputs, self.windows)
+
+    @property
+    def pretrained(self) -> Mapping[str, tuple[str, ...]]:
+        """See `HeadForm`."""
+        return self.form.pretrained
+
+    @property
+    def dropout_rate(self) -> float | None:
+        """Dropout rate of the head."""
+        return getattr(self.form, "dropout_rate", None)
+
+    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> Any:
+        """Creates the head; see `HeadForm.make`."""
+        return self.form.make(config, outputs, key=key)
+
+    def read(self, hidden: Hidden, batch: Batch) -> States:
+        """Returns the pooled state of each text; see `HeadForm.read`."""
+        states = self.form.read(hidden, batch)
+        states = states.reshape(-1, self.windows, *states.shape[1:])
+        real = real_choices(batch, self.windows)[:, :, None, None]
+        count = jnp.sum(real, axis=1)
+        if self.pooling == "mean":
+            return jnp.sum(jnp.where(real, states, 0), axis=1) / jnp.maximum(count, 1).astype(states.dtype)
+        largest = jnp.max(states, axis=1, initial=jnp.finfo(states.dtype).min, where=real)
+        return jnp.where(count > 0, largest, 0)
