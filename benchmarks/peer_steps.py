@@ -2,7 +2,8 @@
 
 Each measurement is a process of its own, which has the memory of the machine to itself: `Script.measure` starts it, and
 `Script.answer` runs in it. Random tokens fill all rows, there is no dropout, and the optimizer is AdamW. BERT of this
-library predicts `targets` of its tokens; transformers computes the logits of all of them.
+library predicts `targets` of its tokens, as do the encoders like it; transformers computes the logits of all of them.
+XLNet predicts as many targets in both libraries, without a memory. DeBERTa has no mask decoder, as in transformers.
 """
 
 import dataclasses
@@ -28,10 +29,10 @@ class Sizes:
     """Sizes of a model and of its batch.
 
     Attributes:
-      family: `t5`, `bert`, `longformer`, `gpt` or `llama`.
+      family: `t5`, `bert`, `longformer`, `bigbird`, `deberta`, `xlnet`, `gpt` or `llama`.
       rows: Rows of a batch.
       inputs: Tokens of a row.
-      targets: Tokens of T5's targets, or masked tokens of BERT.
+      targets: Tokens of T5's targets, masked tokens of BERT, or a sixth of XLNet's tokens.
       width: Size of a hidden state.
       mlp: Size within a feed-forward block.
       heads: Query heads of 64.
@@ -146,12 +147,16 @@ class _Shapes:
 def _our_model(sizes: Sizes) -> tuple[Any, Any]:
     """Returns the configuration and the objective."""
     from t5x_like.models.bert import BertConfig
+    from t5x_like.models.bigbird import BigBirdConfig
+    from t5x_like.models.deberta import DebertaConfig
     from t5x_like.models.gpt import GPTConfig
     from t5x_like.models.llama import LlamaConfig
     from t5x_like.models.longformer import LongformerConfig
     from t5x_like.models.t5 import T5Config
+    from t5x_like.models.xlnet import XLNetConfig
     from t5x_like.objectives.causal_lm import CausalLM
     from t5x_like.objectives.masked_lm import MaskedLM
+    from t5x_like.objectives.permutation_lm import PermutationLM
     from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 
     shared = {
@@ -164,11 +169,16 @@ def _our_model(sizes: Sizes) -> tuple[Any, Any]:
     }
     if sizes.family == "t5":
         return T5Config(**shared, encoder_layers=sizes.layers, decoder_layers=sizes.layers), SequenceToSequence()
-    shared |= {"num_layers": sizes.layers, "max_length": sizes.inputs, "attention_dropout_rate": 0.0}
+    shared |= {"num_layers": sizes.layers, "attention_dropout_rate": 0.0}
+    if sizes.family == "xlnet":
+        return XLNetConfig(**shared, memory_length=0, reuse_length=0), PermutationLM()
+    shared["max_length"] = sizes.inputs
     if sizes.family == "llama":
         return LlamaConfig(**shared, num_kv_heads=sizes.kv_heads, tied_embeddings=True), CausalLM()
     if sizes.family == "longformer":
         return LongformerConfig(**shared, window=WINDOW), MaskedLM()
+    if sizes.family in ("bigbird", "deberta"):
+        return (BigBirdConfig if sizes.family == "bigbird" else DebertaConfig)(**shared), MaskedLM()
     return (GPTConfig(**shared), CausalLM()) if sizes.family == "gpt" else (BertConfig(**shared), MaskedLM())
 
 
@@ -250,6 +260,8 @@ def _their_model(sizes: Sizes) -> tuple[Any, dict[str, Any]]:
             use_cache=False,
         )  # fmt: skip
         return transformers.GPT2LMHeadModel(gpt), {"input_ids": inputs, "labels": inputs}
+    if sizes.family == "xlnet":
+        return _their_xlnet(sizes, inputs)
     shared = {
         "vocab_size": sizes.vocabulary,
         "hidden_size": sizes.width,
@@ -270,8 +282,34 @@ def _their_model(sizes: Sizes) -> tuple[Any, dict[str, Any]]:
     if sizes.family == "longformer":
         shared |= {"max_position_embeddings": sizes.inputs + 2, "type_vocab_size": 1, "attention_window": 2 * WINDOW}
         return transformers.LongformerForMaskedLM(transformers.LongformerConfig(**shared, **dropout)), batch
+    if sizes.family == "bigbird":
+        return transformers.BigBirdForMaskedLM(transformers.BigBirdConfig(**shared, **dropout)), batch
+    if sizes.family == "deberta":
+        relative = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+        deberta = transformers.DebertaConfig(**shared, **dropout, **relative, type_vocab_size=0, layer_norm_eps=1e-7)
+        return transformers.DebertaForMaskedLM(deberta), batch
     bert = transformers.BertConfig(**shared, hidden_act="gelu_new", **dropout)
     return transformers.BertForMaskedLM(bert), batch
+
+
+def _their_xlnet(sizes: Sizes, inputs: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns XLNet, and a batch of random permutations, whose first targets are predicted by the second stream."""
+    import torch
+    import transformers
+
+    config = transformers.XLNetConfig(
+        vocab_size=sizes.vocabulary, d_model=sizes.width, d_inner=sizes.mlp, n_layer=sizes.layers,
+        n_head=sizes.heads, dropout=0.0, mem_len=None, use_mems_eval=False, use_mems_train=False,
+    )  # fmt: skip
+    ranks = torch.argsort(torch.rand(inputs.shape), dim=1)
+    positions = torch.argsort(torch.rand(inputs.shape), dim=1)[:, : sizes.targets]
+    batch = {
+        "input_ids": inputs,
+        "perm_mask": (ranks[:, None, :] >= ranks[:, :, None]).float(),
+        "target_mapping": torch.nn.functional.one_hot(positions, sizes.inputs).float(),
+        "labels": torch.gather(inputs, 1, positions),
+    }
+    return transformers.XLNetLMHeadModel(config), batch
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------

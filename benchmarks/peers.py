@@ -1,20 +1,24 @@
-"""Compares the training step of four models on CPU with transformers, eager and compiled.
+"""Compares the training step of seven models on CPU with transformers, eager and compiled.
 
 python benchmarks/peers.py
 python benchmarks/peers.py --write docs/performance.md
 python benchmarks/peers.py --levanter ENVIRONMENT/bin/python
+taskset -c 0 python benchmarks/peers.py --models bigbird xlnet --libraries t5x_like transformers --clock cpu
 
-The models have equal sizes, float32, no dropout, and AdamW: T5 1.1 small, a decoder like GPT-2, and encoders like BERT
-and Longformer. Each library runs alone, in a new process with the memory of the machine to itself. The libraries take
-turns for several rounds, so that slow phases of the machine affect all of them. Compilation and warm-up are not part of
-the time; compiled programs are kept between the rounds. Levanter is compared where an environment of its own has it
-(`levanter_step.py`), and only for the decoder. The floor is the time of the model's FLOPs at the rate of the
-step's matrix products, each measured alone by both libraries in every round; the shortest time counts.
+The models have equal sizes, float32, no dropout, and AdamW: T5 1.1 small, a decoder like GPT-2, and encoders like BERT,
+Longformer, BigBird, DeBERTa and XLNet. Each library runs alone, in a new process with the memory of the machine to
+itself. The libraries take turns for several rounds, so that slow phases of the machine affect all of them. Compilation
+and warm-up are not part of the time; compiled programs are kept between the rounds. Levanter is compared where an
+environment of its own has it (`levanter_step.py`), and only for the decoder. The floor is the time of the model's FLOPs
+at the rate of the step's matrix products, each measured alone by both libraries in every round; the shortest time
+counts.
 
-Random tokens fill all rows. BERT predicts 77 of 512 tokens, Longformer 615 of 4,096; transformers computes the logits
-of all of them. `--write` replaces the table of this machine in a page, or adds it. With
-`LD_PRELOAD=libtcmalloc_minimal.so.4`, all libraries allocate memory with tcmalloc, and the table is a separate one. The
-full comparison takes 20 to 40 minutes on 2 cores, `--sizes tiny` less than two.
+Random tokens fill all rows. BERT and DeBERTa predict 77 of 512 tokens, Longformer 615 and BigBird 75 of 4,096;
+transformers computes the logits of all of them. XLNet predicts 85 of 512 in both. `--clock cpu` counts CPU seconds of
+the process, for one core of a machine with other work; `taskset` gives all libraries the same core. `--write` replaces
+the table of this machine in a page, or adds it. With `LD_PRELOAD=libtcmalloc_minimal.so.4`, all libraries allocate
+memory with tcmalloc, and the table is a separate one. The comparison of T5, GPT-2, BERT and Longformer takes 20 to 40
+minutes on 2 cores, `--sizes tiny` less than two.
 """
 
 import argparse
@@ -36,12 +40,16 @@ from levanter_step import LEVANTER, make_levanter
 from peer_steps import COMPILED, EAGER, OURS, Script, Sizes, Step, make_ours, make_theirs
 
 LIBRARIES = (OURS, EAGER, COMPILED)
-NAMES = {"t5": "T5 1.1 small", "gpt": "like GPT-2", "bert": "like BERT", "longformer": "like Longformer"}
+NAMES = {"t5": "T5 1.1 small", "gpt": "like GPT-2", "bert": "like BERT"}
+NAMES |= {"longformer": "like Longformer", "bigbird": "like BigBird", "deberta": "like DeBERTa", "xlnet": "like XLNet"}
 MODELS = {
     "t5": Sizes("t5", 8, 512, 114, 512, 1024, 6, 6, 8, 32128),
     "gpt": Sizes("gpt", 8, 512, 0, 512, 2048, 8, 8, 6, 50257),
     "bert": Sizes("bert", 8, 512, 77, 512, 2048, 8, 8, 6, 30522),
     "longformer": Sizes("longformer", 1, 4096, 615, 512, 2048, 8, 8, 6, 50265),
+    "bigbird": Sizes("bigbird", 1, 4096, 75, 512, 2048, 8, 8, 6, 50358),
+    "deberta": Sizes("deberta", 2, 512, 77, 512, 2048, 8, 8, 6, 50265),
+    "xlnet": Sizes("xlnet", 2, 512, 85, 512, 2048, 8, 8, 6, 32000),
 }
 MAKERS: dict[str, Callable[[Sizes], Step]] = {
     OURS: lambda sizes: make_ours(sizes, attention="auto"),
@@ -49,6 +57,8 @@ MAKERS: dict[str, Callable[[Sizes], Step]] = {
     COMPILED: lambda sizes: make_theirs(sizes, compiled=True, bfloat16=False),
     LEVANTER: make_levanter,
 }
+# What measures time: elapsed seconds, or CPU seconds of the process.
+CLOCKS = {"elapsed": time.perf_counter, "cpu": time.process_time}
 WARMUP_STEPS = 3
 # The floor: products are measured from the largest share of the FLOPs to the smallest until they have this share of
 # all FLOPs, each for these seconds per round.
@@ -58,13 +68,16 @@ MARK = "<!-- peers: {} -->"
 # ---- in the process of a library -------------------------------------------------------------------------------------
 
 
-def measure_here(library: str, sizes: Sizes, *, steps: int, products: list[list[int]] | None = None) -> dict[str, Any]:
+def measure_here(
+    library: str, sizes: Sizes, *, steps: int, clock: str = "elapsed", products: list[list[int]] | None = None
+) -> dict[str, Any]:
     """Measures a library in this process.
 
     Args:
       library: Name of the library.
       sizes: Sizes of the model.
       steps: Number of measured steps.
+      clock: Key of `CLOCKS`.
       products: Matrix products whose shortest times are measured, as `[batch, rows, inner, columns, number]`; by
         default the large ones of the step, which only this library counts.
 
@@ -72,14 +85,21 @@ def measure_here(library: str, sizes: Sizes, *, steps: int, products: list[list[
       `seconds` of each step, `products`, `product_seconds` of each of them, and what the library knows about the step.
     """
     step = MAKERS[library](sizes)
-    seconds = [step.seconds() for _ in range(WARMUP_STEPS + steps)][WARMUP_STEPS:]
+    seconds = [seconds_of(step.seconds, clock) for _ in range(WARMUP_STEPS + steps)][WARMUP_STEPS:]
     products = large_products(step.about["products"]) if products is None else products
-    shortest = [shortest_seconds(step.multiply, *size) for *size, _ in products]
+    shortest = [shortest_seconds(step.multiply, *size, clock=clock) for *size, _ in products]
     return dict(step.about) | {"seconds": seconds, "products": products, "product_seconds": shortest}
 
 
+def seconds_of(function: Callable[[], Any], clock: str) -> float:
+    """Calls a function and returns its time."""
+    started = CLOCKS[clock]()
+    function()
+    return CLOCKS[clock]() - started
+
+
 def shortest_seconds(
-    multiply: Callable[..., Callable[[], Any]], batch: int, rows: int, inner: int, columns: int
+    multiply: Callable[..., Callable[[], Any]], batch: int, rows: int, inner: int, columns: int, *, clock: str
 ) -> float:
     """Returns the shortest time of a product."""
     import numpy as np
@@ -90,9 +110,7 @@ def shortest_seconds(
     product()
     found, end = [], time.perf_counter() + PRODUCT_SECONDS
     while not found or time.perf_counter() < end:
-        started = time.perf_counter()
-        product()
-        found.append(time.perf_counter() - started)
+        found.append(seconds_of(product, clock))
     return min(found)
 
 
@@ -133,7 +151,9 @@ def floor_seconds(described: Mapping[str, Any], measured: Iterable[list[float]])
     return described["flops"] * seconds / sum(map(flops, products))
 
 
-def compare(model: str, sizes: Sizes, rounds: int, steps: int, pythons: Mapping[str, str]) -> str:
+def compare(
+    model: str, sizes: Sizes, rounds: int, steps: int, pythons: Mapping[str, str], *, clock: str = "elapsed"
+) -> str:
     """Returns a line of the table. A peer that fails, such as without a C++ compiler, has no time.
 
     Args:
@@ -142,13 +162,15 @@ def compare(model: str, sizes: Sizes, rounds: int, steps: int, pythons: Mapping[
       rounds: Number of processes of each library.
       steps: Number of measured steps of each process.
       pythons: Library -> the Python that runs it, in the order of the columns.
+      clock: Key of `CLOCKS`.
     """
     compared = [name for name in pythons if name != LEVANTER or sizes.family in levanter_step.FAMILIES]
     found: dict[str, list[dict[str, Any]]] = {library: [] for library in compared}
     products = None
     for number in range(rounds):
         for library in list(found):
-            measured = SCRIPT.measure(library, sizes, python=pythons[library], steps=steps, products=products)
+            options = {"steps": steps, "clock": clock, "products": products}
+            measured = SCRIPT.measure(library, sizes, python=pythons[library], **options)
             if measured is None:
                 if library == OURS:
                     raise SystemExit(f"{library} has failed; its error is above.")
@@ -195,11 +217,12 @@ def compilation_caches() -> Iterator[None]:
 
 
 def machine() -> str:
-    """Returns the name of this machine's CPU, its number of cores, and the libraries that all processes preload."""
+    """Returns the name of this machine's CPU, the cores of this process, and the libraries that all preload."""
     from t5x_like.runtime import cpu
 
     preloaded = (os.path.basename(path) for path in os.environ.get("LD_PRELOAD", "").replace(":", " ").split())
-    return ", ".join([cpu.model_name(), f"{os.cpu_count()} cores", *preloaded])
+    cores = len(os.sched_getaffinity(0))
+    return ", ".join([cpu.model_name(), "1 core" if cores == 1 else f"{cores} cores", *preloaded])
 
 
 def write(path: pathlib.Path, text: str) -> None:
@@ -224,13 +247,17 @@ def main() -> None:
     parser.add_argument("--sizes", choices=("full", "tiny"), default="full")
     parser.add_argument("--rounds", type=int, default=3, help="processes of each library")
     parser.add_argument("--steps", type=int, default=2, help="measured steps of each process")
+    parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
+    parser.add_argument("--clock", choices=CLOCKS, default="elapsed", help="elapsed or CPU seconds")
     parser.add_argument("--levanter", metavar="PYTHON", help="the Python of an environment with Levanter")
     parser.add_argument("--write", type=pathlib.Path, metavar="PAGE", help="a Markdown page to put the table into")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         return SCRIPT.answer(arguments.worker)
-    pythons, versions = dict.fromkeys(LIBRARIES, sys.executable), peer_steps.versions()
+    if OURS not in arguments.libraries:
+        parser.error(f"--libraries: {OURS} not found, whose step the others are compared with")
+    pythons, versions = dict.fromkeys(arguments.libraries, sys.executable), peer_steps.versions()
     if arguments.levanter:
         pythons[LEVANTER] = arguments.levanter
         versions += f", {levanter_step.versions(arguments.levanter)}"
@@ -238,10 +265,11 @@ def main() -> None:
     with compilation_caches():
         for model in arguments.models:
             sizes = MODELS[model] if arguments.sizes == "full" else MODELS[model].tiny()
-            lines.append(compare(model, sizes, arguments.rounds, arguments.steps, pythons))
+            lines.append(compare(model, sizes, arguments.rounds, arguments.steps, pythons, clock=arguments.clock))
     columns = ["model", *(f"{library}, s" for library in pythons), "best peer / t5x_like", "floor, s", "step / floor"]
     about = f"{machine()}; {versions}."
-    about += f" Medians of {arguments.rounds * arguments.steps} steps in {arguments.rounds} processes in turn:"
+    clock = "" if arguments.clock == "elapsed" else " in CPU seconds"
+    about += f" Medians{clock} of {arguments.rounds * arguments.steps} steps in {arguments.rounds} processes in turn:"
     text = f"{textwrap.fill(about, 110)}\n\n{peer_steps.table(columns, lines)}"
     print(text)
     if arguments.write:

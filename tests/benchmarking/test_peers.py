@@ -34,7 +34,7 @@ def test_line_has_medians_over_all_rounds_and_no_time_for_failures():
 def test_line_of_a_model_that_a_peer_lacks_has_no_time_for_it(monkeypatch):
     asked = []
 
-    def measure(library, sizes, *, python, steps, products):
+    def measure(library, sizes, *, python, steps, products, clock):
         asked.append((library, python))
         measured = {"flops": 1024.0, "products": [[1, 8, 8, 8, 1]], "product_seconds": [0.5]}
         return measured | {"seconds": [0.5 if library == peers.LEVANTER else 1.0]}
@@ -54,7 +54,7 @@ def test_python_without_levanter_is_named():
 
 
 def test_this_library_counts_and_measures_its_products():
-    found = peers.measure_here(OURS, peers.MODELS["gpt"].tiny(), steps=1)
+    found = peers.measure_here(OURS, peers.MODELS["gpt"].tiny(), steps=1, clock="cpu")
     assert len(found["seconds"]) == 1 and found["flops"] > 0
     assert len(found["product_seconds"]) == len(found["products"]) > 0
 
