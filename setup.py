@@ -106,7 +106,13 @@ EXTRAS = {
         "wheel>=0.45",
     ],
     # Exact versions, because the parity tests compare numbers with these packages.
-    "parity": ["torch==2.13.0", "transformers==4.57.6", "peft==0.21.2", "adapters==1.3.0"],
+    "parity": [
+        "torch==2.13.0",
+        "transformers==4.57.6",
+        "peft==0.21.2",
+        "adapters==1.3.0",
+        "compressed-tensors==0.12.2",
+    ],
 }
 
 setup(

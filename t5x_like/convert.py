@@ -9,7 +9,7 @@ from t5x_like.conversion import outputs, sources, tokenizers
 from t5x_like.conversion.outputs import ExportSettings
 from t5x_like.conversion.sources import Weights
 from t5x_like.errors import UserError
-from t5x_like.interop import long_rows, registry
+from t5x_like.interop import compressed_tensors, long_rows, registry
 from t5x_like.interop.adapter_files import LoralibSettings
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import MODEL
@@ -42,6 +42,7 @@ def convert(
     long: int | None = None,
     quantization: Literal["int8", "int4", "bfloat16", "float16"] | None = None,
     quantized_inputs: Literal["dynamic"] | None = None,
+    integers: bool = False,
     allow_nonfinite: bool = False,
 ) -> str:
     """Converts weights of other libraries to a run directory, or a run to a Hugging Face directory.
@@ -92,6 +93,8 @@ def convert(
       quantization: Type of the weights of a quantized run: `int8`, `int4`, `bfloat16` or `float16`; None for float32. A
         run of quantization-aware training has the same type.
       quantized_inputs: Whether the inputs of projections are int8 as well; see `adapters.quantization.Quantized`.
+      integers: Whether the export of a quantized run has its integers, as compressed-tensors stores them, and not
+        float32.
       allow_nonfinite: Whether to convert weights with infinite values or NaN, which are an error otherwise.
 
     Returns:
@@ -118,6 +121,8 @@ def convert(
     options = sources.Options(model=model, heads=heads, long=long, base_path=base_path, lora=lora)
     if (weights := sources.read_other(checkpoint_path, options)) is not None:
         _check_not_a_run(given, writes_vectors=writes_vectors, output_path=output_path, long=long, network=network)
+        if integers:
+            raise UserError(f"INTEGERS=True: {given} is not a run. Quantize it first (QUANTIZATION='int8').")
         weights = _folded(weights) if fold_norms else weights
         sources.check_finite(weights.leaves, checkpoint_path, allow_nonfinite)
         if quantization is not None:
@@ -147,6 +152,9 @@ def convert(
         return output_path
 
     # ---- a run: a Hugging Face directory, or a published format ------------------------------------------------------
+    if integers and (long is not None or fold_norms):
+        raise UserError("INTEGERS=True: not supported with LONG and FOLD_NORMS. Export the dense model first.")
+    rounding = compressed_tensors.integers_of(weights.model, weights.leaves) if integers else None
     weights = Weights(*interop.merge_adapters(weights.model, weights.leaves))
     if long is not None:
         weights = Weights(*long_rows.lengthen(weights.model, weights.leaves, long))
@@ -164,6 +172,7 @@ def convert(
         bos_id=bos_id,
         choice="named" if checkpoint_path.rstrip("/") == given else str(checkpoint),
         network=network,
+        integers=rounding,
     )
     outputs.write_huggingface(weights, checkpoint_path, output_path, settings)
     return output_path

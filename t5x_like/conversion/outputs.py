@@ -17,6 +17,7 @@ from t5x_like.conversion.sources import Weights
 from t5x_like.data import tokenizer_files
 from t5x_like.errors import UserError
 from t5x_like.interop import adapter_hub, peft, quantized
+from t5x_like.interop.compressed_tensors import Integers
 from t5x_like.interop.formats import Format
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.heads import HeadForm
@@ -126,6 +127,7 @@ class ExportSettings:
       bos_id: First input of the decoder.
       choice: Which checkpoint of the run was chosen, for the model card.
       network: Name of the network of the run.
+      integers: How its kernels were rounded to integers, which are written then; None for float32.
     """
 
     labels: Sequence[str]
@@ -134,6 +136,7 @@ class ExportSettings:
     bos_id: int | None
     choice: str
     network: str | None
+    integers: Integers | None = None
 
 
 def write_huggingface(weights: Weights, path: str, output_path: str, settings: ExportSettings) -> None:
@@ -162,6 +165,7 @@ def write_huggingface(weights: Weights, path: str, output_path: str, settings: E
             dropout_rate=getattr(settings.head, "dropout_rate", None),
             padding_id=tokenizers.padding_id(tokenizer, model),
             generation_settings=tokenizers.generation_settings(path),
+            integers=settings.integers,
         )
         tokenizer_files.write(files, output_path)
         run = model_card.ExportedRun.read(path, settings.choice, settings.network)

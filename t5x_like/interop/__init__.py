@@ -15,6 +15,7 @@ from jaxtyping import Float
 from t5x_like import parameters, paths
 from t5x_like.errors import UserError
 from t5x_like.interop import (
+    compressed_tensors,
     generation,
     head_classes,
     json_files,
@@ -242,6 +243,7 @@ def to_huggingface(
     dropout_rate: float | None = None,
     padding_id: int | None = None,
     generation_settings: Mapping[str, Any] | None = None,
+    integers: compressed_tensors.Integers | None = None,
 ) -> None:
     """Writes config.json and safetensors for `from_pretrained` of transformers.
 
@@ -258,9 +260,10 @@ def to_huggingface(
       padding_id: `pad_token_id` for a head that reads the last token of a decoder, which transformers finds by it. It
         is written if the special tokens of the model do not have one.
       generation_settings: keys of generation_config.json with their values, except for special tokens.
+      integers: how the kernels were rounded to integers, which are written then; None for float32.
 
     Raises:
-      UserError: transformers does not support the model or a head. No file is written then.
+      UserError: transformers does not support the model, a head, or the integers. No file is written then.
     """
     config, leaves = merge_adapters(config, parameters.stack(parameters.named_leaves(params)))
     family = family_of(config)
@@ -269,7 +272,15 @@ def to_huggingface(
         outputs = leaves[head_class.table[-1].name].shape[-1]
         hf_config |= head_classes.labels_to_json(head_class, outputs, labels, dropout_rate, regression=regression)
         hf_config |= head_classes.padding_to_json(head_class, hf_config, padding_id)
-    safetensors_files.write(path, tables.write(family, config, leaves, head_class))
+    tensors = tables.write(family, config, leaves, head_class)
+    if integers is not None:
+
+        def to_tensors(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+            zeros = {name: np.zeros(np.shape(leaf), np.float32) for name, leaf in leaves.items()}
+            return tables.write(family, config, zeros | dict(values), head_class)
+
+        tensors, hf_config[compressed_tensors.KEY] = compressed_tensors.encode(tensors, integers, to_tensors)
+    safetensors_files.write(path, tensors)
     tokens = config.special_tokens
     ids = None if tokens is None else tokens.generation
     if generation_settings or ids is not None:

@@ -30,6 +30,7 @@ _REPLACE = "Download or export the file again."
 _MAX_HEADER_BYTES = 100_000_000  # the library's own limit
 # Dtypes of weights. Tensors of other dtypes, such as integer and boolean buffers, are not read.
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
+_INTEGERS = {"I8": np.int8, "U8": np.uint8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
 # Bits per element of every dtype of the format.
 _BITS = {
     **dict.fromkeys(("F4",), 4),
@@ -59,7 +60,7 @@ class _Entry:
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """The tensors of a directory by name. Each access reads one tensor; only floating-point tensors can be read.
+    """The tensors of a directory by name. Each access reads one floating-point tensor.
 
     Args:
       directory: local directory or bucket with `model.safetensors`, or with an index and its shards.
@@ -101,11 +102,28 @@ class Tensors(Mapping[str, np.ndarray]):
           UserError: the tensor is not a floating-point tensor.
         """
         self.check_dtype(name)
+        return self._read(name, _DTYPES)
+
+    def integers(self, name: str) -> np.ndarray:
+        """Reads a tensor of integers.
+
+        Raises:
+          UserError: the tensor has another dtype.
+        """
+        file, _, entry = self._entries[name]
+        if entry.dtype not in _INTEGERS:
+            raise UserError(
+                f"{paths.join(self._directory, file)}: tensor {name!r} has dtype {entry.dtype}, not integers. "
+                f"{_REPLACE}"
+            )
+        return self._read(name, _INTEGERS)
+
+    def _read(self, name: str, dtypes: Mapping[str, Any]) -> np.ndarray:
         file, start, entry = self._entries[name]
         with fsspec.open(paths.join(self._directory, file), "rb") as stream:
             stream.seek(start + entry.first)
             contents = stream.read(entry.last - entry.first)
-        return np.frombuffer(contents, _DTYPES[entry.dtype]).reshape(entry.shape)
+        return np.frombuffer(contents, dtypes[entry.dtype]).reshape(entry.shape)
 
     def check_dtype(self, name: str) -> None:
         """Checks that a tensor can be read.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.interop import safetensors_files
+from t5x_like.interop import compressed_tensors
 from t5x_like.models.base import ModelConfig
 
 # Name of the kernel of logits that are not tied to the embeddings.
@@ -30,7 +30,7 @@ class StoredTensors:
     def __init__(self, directory: str, family: "Family", omitted: Mapping[str, str] = MappingProxyType({})):
         self._directory, self._family, self._omitted = directory, family, omitted
         self._prefixes = (family.prefix,) if isinstance(family.prefix, str) else family.prefix
-        self._tensors = safetensors_files.Tensors(directory)
+        self._tensors = compressed_tensors.tensors(directory)
         self._stored_names = {self._canonical(name): name for name in self._tensors}
         self._read: set[str] = set()
 

@@ -1,0 +1,193 @@
+"""Exports in integers: read back here, and by the library compressed-tensors in transformers."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+import small_models
+
+from t5x_like import interop, parameters
+from t5x_like.adapters.quantization import FakeQuantized
+from t5x_like.convert import convert
+from t5x_like.errors import UserError
+from t5x_like.interop import compressed_tensors
+from t5x_like.loading import open_model
+from t5x_like.models import construct
+from t5x_like.models.bert import BertConfig
+from t5x_like.partitioning import Partitioner
+
+pytest.importorskip("qwix", reason="needs the extra `quantization`")
+
+
+def _export(tmp_path, family, dtype, activations, **settings):
+    """Returns the directories of a quantized run's exports: in integers, and dense."""
+    source, run = tmp_path / "source", str(tmp_path / "run")
+    getattr(small_models, f"write_{family}")(source, **({"labels": ("a", "b")} if family == "bert" else {}))
+    convert(checkpoint_path=str(source), output_path=run, quantization=dtype, quantized_inputs=activations)
+    exports = []
+    for name, integers in (("integers", True), ("dense", False)):
+        exports.append(str(tmp_path / name))
+        model = open_model(run).config
+        convert(checkpoint_path=run, output_path=exports[-1], model=model, integers=integers, **settings)
+    return exports
+
+
+CASES = pytest.mark.parametrize(
+    "family, dtype, activations",
+    [
+        ("bert", "int8", None),
+        ("llama", "int4", None),
+        ("llama", "int8", "dynamic"),
+        ("t5", "int8", None),
+        ("bart", "int4", None),
+    ],
+)
+
+
+@CASES
+def test_integers_are_read_back_exactly(tmp_path, family, dtype, activations):
+    exported, dense = _export(tmp_path, family, dtype, activations)
+    found, expected = (interop.read(path, interop.config_from_huggingface(path)) for path in (exported, dense))
+    assert found.keys() == expected.keys()
+    for name, leaf in expected.items():
+        np.testing.assert_array_equal(found[name], leaf, err_msg=name)
+
+
+@pytest.mark.parity
+@CASES
+def test_transformers_has_the_same_logits(tmp_path, family, dtype, activations):
+    import torch
+    import transformers
+
+    exported, dense = _export(tmp_path, family, dtype, activations)
+    ids, settings = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}, {}
+    if family == "t5":
+        ids["decoder_input_ids"] = ids["input_ids"]
+        settings["quantization_config"] = transformers.CompressedTensorsConfig(run_compressed=False)
+    architecture = json.loads((tmp_path / "integers/config.json").read_text())["architectures"][0]
+    logits = []
+    for path, each in ((exported, settings), (dense, {})):
+        loaded = getattr(transformers, architecture).from_pretrained(path, dtype=torch.float32, **each).eval()
+        with torch.no_grad():
+            logits.append(loaded(**ids).logits.numpy())
+    # The dense export does not round inputs.
+    tolerance = 1e-6 if activations is None else 0.01
+    np.testing.assert_allclose(*logits, rtol=0, atol=tolerance * np.abs(logits[1]).max())
+    assert activations is None or np.any(logits[0] != logits[1])
+
+
+@pytest.mark.parametrize("dtype, bits", [("int8", 8), ("int4", 4)])
+def test_file_has_words_of_integers_and_says_how(tmp_path, dtype, bits):
+    _export(tmp_path, "bert", dtype, None)
+    stored = safetensors.numpy.load_file(tmp_path / "integers/model.safetensors")
+    query = "bert.encoder.layer.0.attention.self.query"
+    assert {name.removeprefix(query) for name in stored if name.startswith(query)} == {
+        ".weight_packed", ".weight_scale", ".weight_shape", ".bias"}  # fmt: skip
+    words, (rows, columns) = stored[f"{query}.weight_packed"], stored[f"{query}.weight_shape"]
+    assert (words.dtype, words.shape) == (np.int32, (rows, columns * bits // 32))
+    # The first integer of a row is in the lowest bits, plus 2^(bits - 1).
+    first = (words[:, 0].view(np.uint32) & (2**bits - 1)).astype(int) - 2 ** (bits - 1)
+    dense = safetensors.numpy.load_file(tmp_path / "dense/model.safetensors")[f"{query}.weight"]
+    np.testing.assert_allclose(first * stored[f"{query}.weight_scale"][:, 0], dense[:, 0], rtol=1e-6)
+    settings = json.loads((tmp_path / "integers/config.json").read_text())["quantization_config"]
+    assert settings["config_groups"]["group_0"]["weights"]["num_bits"] == bits
+    assert stored["bert.embeddings.word_embeddings.weight"].dtype == np.float32
+
+
+def test_static_range_is_the_scale_of_the_inputs(tmp_path):
+    config = BertConfig(vocab_size=64, num_layers=2, max_length=16, adapters=(FakeQuantized(),), **small_models.SIZES)
+    model = construct.make(config, jax.random.key(0))
+    number = iter(range(1, 100))
+    leaves = {
+        f"model/{name}": np.full(leaf.shape, [1.27 * next(number), 1.0], np.float32) if name.endswith("range") else leaf
+        for name, leaf in parameters.stack(parameters.named_leaves(model)).items()
+    }
+    config, leaves = interop.quantized.quantize(config, leaves, "int8")
+    integers = compressed_tensors.integers_of(config, leaves)
+    interop.to_huggingface(leaves, config, str(tmp_path / "exported"), integers=integers)
+    stored = safetensors.numpy.load_file(tmp_path / "exported/model.safetensors")
+    ranges = {name: leaf for name, leaf in leaves.items() if name.endswith("query/quantization/range")}
+    ((_, query),) = ranges.items()
+    for layer in range(2):
+        name = f"bert.encoder.layer.{layer}.attention.self.query"
+        np.testing.assert_allclose(stored[f"{name}.input_scale"], [query[layer, 0] / 127], rtol=1e-6)
+        assert stored[f"{name}.weight"].dtype == np.int8
+
+
+def test_quantizing_an_export_again_gives_the_same_integers(tmp_path):
+    exported, _ = _export(tmp_path, "llama", "int4", None)
+    convert(checkpoint_path=exported, output_path=str(tmp_path / "again"), quantization="int4")
+    # Pairs of 8 features cannot be divided among 8 devices.
+    one = Partitioner(devices=jax.devices()[:1], ici={"data": 1})
+    runs = [open_model(str(tmp_path / name), partitioner=one).read_model() for name in ("run", "again")]
+    first, second = (parameters.named_leaves(model) for model in runs)
+    values = [name for name in first if name.endswith("values") and "embed" not in name]
+    assert values
+    for name in values:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+def test_groups_of_inputs_may_have_scales_of_their_own(tmp_path):
+    exported, _ = _export(tmp_path, "llama", "int8", None)
+    file = tmp_path / "integers/model.safetensors"
+    stored, name = safetensors.numpy.load_file(file), "model.layers.0.self_attn.q_proj"
+    stored[f"{name}.weight_scale"] = np.repeat(stored[f"{name}.weight_scale"], 2, axis=1) * np.array([[1.0, 2.0]], "f")
+    before = compressed_tensors.tensors(exported)[f"{name}.weight"]
+    safetensors.numpy.save_file(stored, file)
+    after = compressed_tensors.tensors(exported)[f"{name}.weight"]
+    np.testing.assert_array_equal(after, before * np.repeat([1.0, 2.0], before.shape[1] // 2).astype("f"))
+
+
+def test_gpt2_whose_matrices_are_transposed_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="INTEGERS=True: transformers has no torch.nn.Linear among the quantized"):
+        _export(tmp_path, "gpt2", "int8", None)
+    assert not (tmp_path / "integers").exists()
+
+
+def test_integers_of_a_dense_run_are_an_error(tmp_path):
+    small_models.write_llama(tmp_path / "source")
+    for source in ("source", "run"):
+        with pytest.raises(UserError, match="INTEGERS=True: .* Quantize it first"):
+            model = open_model(str(tmp_path / source)).config
+            convert(
+                checkpoint_path=str(tmp_path / source), output_path=str(tmp_path / "out"), model=model, integers=True
+            )
+        if source == "source":
+            convert(checkpoint_path=str(tmp_path / "source"), output_path=str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"quant_method": "gptq"}, "quant_method 'gptq'. Supported: 'compressed-tensors'. Give the model with dense"),
+        ({"format": "marlin-24"}, "in format 'marlin-24'. Supported: symmetric integers"),
+        ({"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}, "weights {'type': 'float'"),
+    ],
+)
+def test_other_formats_are_errors(tmp_path, change, message):
+    exported, _ = _export(tmp_path, "llama", "int8", None)
+    file = tmp_path / "integers/config.json"
+    settings = json.loads(file.read_text())
+    settings["quantization_config"] |= change
+    file.write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=f"config.json: quantization_config .*{message}"):
+        interop.from_huggingface(exported)
+
+
+@pytest.mark.parametrize(
+    "suffix, message",
+    [
+        ("weight_shape", "weight_shape' is missing"),
+        ("weight_packed", "the integers of .*weight_scale' are missing"),
+    ],
+)
+def test_missing_parts_are_errors(tmp_path, suffix, message):
+    exported, _ = _export(tmp_path, "llama", "int8", None)
+    file = tmp_path / "integers/model.safetensors"
+    stored = safetensors.numpy.load_file(file)
+    del stored[f"model.layers.0.self_attn.q_proj.{suffix}"]
+    safetensors.numpy.save_file(stored, file)
+    with pytest.raises(UserError, match=message):
+        interop.from_huggingface(exported)
