@@ -14,12 +14,13 @@ from t5x_like.adapters import quantization
 from t5x_like.benchmarking import comparison, prediction, report, scores, timing
 from t5x_like.benchmarking.comparison import Comparison, Measured
 from t5x_like.errors import UserError
+from t5x_like.inference.codec import has_task
 from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.progress import Progress
 from t5x_like.loading import open_model
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import console_log
-from t5x_like.training import weight_sizes
+from t5x_like.training import weight_files, weight_sizes
 from t5x_like.training.checkpoints import checkpoint_choice
 
 
@@ -43,15 +44,15 @@ def compare(
     the last evaluation during its training.
 
     Args:
-      models: Run directories, checkpoints, or Hugging Face directories. Shares are of the first one, in whose run
-        directory `comparison.json` is written, which `t5x_like report` shows.
+      models: Run directories, checkpoints, or Hugging Face directories. Shares are of the first one. If it is a run,
+        its directory gets `comparison.json`, which `t5x_like report` shows.
       rows: Numbers of rows of the timed batches, in a list or separated by commas.
       task_feature_lengths: Length of each task feature in tokens; by default the lengths of the first model. All rows
         are full.
       metric: Metric of the scores, such as `accuracy`. The default is the first metric of the task, or else of the
         objective.
       rounds: How often each prediction is timed.
-      warmup_rounds: Number of calls before them.
+      warmup_rounds: Number of calls of each prediction before the first round, which are not timed.
       max_seconds: Time in seconds after which no further round starts.
       json_path: A file to write the result to, as JSON.
 
@@ -147,6 +148,9 @@ def _check(models: Sequence[str], rows: Sequence[int], **numbers: int) -> None:
     for name, value in [("ROWS", each) for each in rows] + [(f"--{name}", value) for name, value in numbers.items()]:
         if type(value) is not int or value < 1:
             raise UserError(f"{name}={value!r}: not a positive integer. Give 1 or more.")
+    for path in models:
+        if not paths.exists(path.removesuffix("/checkpoints/best")):
+            raise weight_files.not_found("MODELS", path, "a run directory, a checkpoint, or a Hugging Face directory")
 
 
 @contextlib.contextmanager
@@ -161,8 +165,11 @@ def _named(path: str) -> Iterator[None]:
 
 
 def _names(models: Sequence[str]) -> list[str]:
-    """Returns the names of directories, or whole paths if several have the same name."""
-    names = [path.rpartition("/")[2] for path in models]
+    """Returns the names of directories, of checkpoints `RUN/STEP`, or whole paths if several have the same name."""
+    names = []
+    for path in models:
+        run, separator, step = path.rpartition("/checkpoints/")
+        names.append(f"{run.rpartition('/')[2]}/{step}" if separator else path.rpartition("/")[2])
     return names if len(set(names)) == len(names) else list(models)
 
 
@@ -179,10 +186,11 @@ def _unknown(path: str, loaded: Loaded) -> str:
     """Returns how to get the score of a model."""
     step = checkpoint_choice.find_step(loaded.checkpoint_path)
     if step is None:
-        directory = f"--gin.CHECKPOINT_PATH={path} --gin.OUTPUT_DIR={path}/eval"
+        directory = f"--gin.CHECKPOINT_PATH={path} --gin.OUTPUT_DIR={path}/{scores.RESULTS}"
     else:
         directory = f"--gin.MODEL_DIR={checkpoint_choice.run_of(loaded.checkpoint_path)}"
-    return f"no evaluation found. Run `t5x_like eval {directory}`, with the task, and compare again"
+    task = "" if has_task(loaded.data) else " --gin.MIXTURE_OR_TASK_NAME=…"
+    return f"no evaluation found. Run `t5x_like eval {directory}{task}`, and compare again"
 
 
 def _with_progress(rounds: int) -> Iterator[int]:

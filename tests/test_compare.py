@@ -12,7 +12,7 @@ import small_models
 from t5x_like import cli, parameters
 from t5x_like.benchmarking import comparison, prediction, scores
 from t5x_like.benchmarking.scores import Evaluated
-from t5x_like.compare import compare
+from t5x_like.compare import _names, compare
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.interop import quantized
@@ -119,10 +119,11 @@ def test_scores_are_compared_if_they_are_of_the_same_rows(models, tmp_path):
     assert problem([own]) is None
     assert problem([]) is None and scores.choose([first, second], [[own], []])[1] is None
     other_title = dataclasses.replace(own, title="mrpc, split validation")
-    assert "its score is of mrpc" in problem([other_title])
+    assert "its score is from mrpc" in problem([other_title])
     assert problem([other_title, own]) is None, "the evaluation that both have is chosen"
-    assert "EVAL_STEPS=5, and EVAL_STEPS=None" in problem([dataclasses.replace(own, rows={"EVAL_STEPS": "5"})])
-    assert "loss of int differs from loss of str" in problem([own], "loss", of(models["bert"], 3))
+    of_other_rows = problem([dataclasses.replace(own, rows={"EVAL_STEPS": "5"})])
+    assert "with EVAL_STEPS=5, and the first model with EVAL_STEPS=None" in of_other_rows
+    assert "loss of int and of str are different metrics" in problem([own], "loss", of(models["bert"], 3))
     assert problem([own], "sst2/f1", of(models["bert"], 3)) is None, "metrics of a task compare texts or labels"
     small_models.write_gpt2(tmp_path / "gpt2")
     assert "its vocabulary differs" in problem([own], "accuracy", of(tmp_path / "gpt2", "classes"))
@@ -159,7 +160,7 @@ def test_cells_show_shares_of_the_first_model_only_if_they_can_be_compared():
         ({"rows": "1;2"}, "ROWS='1;2': not numbers separated by commas"),
         ({"rows": (2, 2)}, "ROWS=\\(2, 2\\): not different numbers"),
         ({"rounds": 0}, "--rounds=0: not a positive integer"),
-        ({"models": "nowhere/run"}, "nowhere/run: not found. Give a run directory"),
+        ({"models": "nowhere/run"}, "MODELS=nowhere/run: not found. Give a run directory"),
     ],
 )
 def test_invalid_settings_raise(settings, message):
@@ -180,3 +181,13 @@ def test_directory_without_a_model_or_weights_raises(models, tmp_path):
         UserError, match=f"{models['dense']}: TASK_FEATURE_LENGTHS=.*'inputs' is not a positive integer"
     ):
         compare(models=models["dense"], task_feature_lengths={"inputs": -8})
+
+
+def test_checkpoints_have_the_names_of_their_runs():
+    assert _names(["runs/a", "hf", "runs/b/checkpoints/400", "runs/b/checkpoints/best"]) == [
+        "a",
+        "hf",
+        "b/400",
+        "b/best",
+    ]
+    assert _names(["x/a", "y/a"]) == ["x/a", "y/a"]

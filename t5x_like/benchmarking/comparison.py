@@ -8,6 +8,8 @@ FORMAT = 1
 # File in the run directory of the first model.
 FILE = "comparison.json"
 _UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
+# Smallest number of bytes that is shown in GB, so that models of different size have the same unit more often.
+_FIRST_GB = 1e10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,12 +19,12 @@ class Measured:
     Attributes:
       name: What tables call the model.
       path: The checkpoint, or the Hugging Face directory.
-      computed: What was timed.
+      computed: What was timed, such as `predictions of SequenceClassification for rows of 512 inputs`.
       parameters: Number of parameters, as before quantization.
       stored_bytes: Bytes of the weights in its files before compression, without the optimizer state.
       held_bytes: Bytes of the weights on the device.
       peak_bytes: Number of rows -> peak memory of the prediction in bytes, weights included.
-      seconds: Number of rows -> median, shortest and longest duration of the prediction.
+      seconds: Number of rows -> median, shortest and longest duration of the prediction in seconds.
       score: Value of the metric; None if it is unknown.
       evaluation: Task and split of the score.
       problem: Why the score is missing, or cannot be compared with the score of the first model; None if it can.
@@ -50,7 +52,7 @@ class Comparison:
       metric: Name of the metric of the scores; None without scores.
       rounds: How often each prediction was timed.
       created: Date and time of the measurement.
-      environment: Device, number of cores, and versions.
+      environment: Device, number of cores, and versions; see `report.environment`.
     """
 
     models: Sequence[Measured]
@@ -148,7 +150,7 @@ def _rows(number: int) -> str:
 
 
 def _bytes(count: float) -> str:
-    unit = "GB" if count >= 1e10 else "MB" if count >= 1e6 else "kB"
+    unit = "GB" if count >= _FIRST_GB else "MB" if count >= 1e6 else "kB"
     return f"{count / _UNITS[unit]:,.2f} {unit}"
 
 

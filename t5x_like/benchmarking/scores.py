@@ -12,7 +12,7 @@ from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.runs import run_tokenizer
 
 # Directory of the results of `t5x_like eval`.
-_RESULTS = "eval"
+RESULTS = "eval"
 # Settings of `eval` that change which rows are evaluated.
 _ROWS = ("EVAL_STEPS", "NUM_EXAMPLES")
 _NOT_METRICS = ("step", "split", "time")
@@ -60,8 +60,8 @@ def read(loaded: Loaded) -> list[Evaluated]:
       UserError: A file with results is damaged.
     """
     step = checkpoint_choice.find_step(loaded.checkpoint_path)
-    directory = loaded.path if step is None else checkpoint_choice.run_of(loaded.checkpoint_path)
-    results = paths.join(directory, _RESULTS)
+    directory = _directory(loaded)
+    results = paths.join(directory, RESULTS)
     found = {}
     try:
         for result in EvaluationTable(results).read():
@@ -85,9 +85,10 @@ def read(loaded: Loaded) -> list[Evaluated]:
 def choose(
     models: Sequence[Loaded], evaluated: Sequence[Sequence[Evaluated]], metric: str | None = None
 ) -> list[Score | None]:
-    """Returns the score of each model, by the evaluation of the first model that most models have.
+    """Returns the score of each model.
 
-    A model without this evaluation has the score of its last one, which is not compared.
+    The scores are from the evaluation of the first model that most models share. A model without this evaluation gets
+    the score of its own preferred evaluation, which is not compared.
 
     Args:
       models: The models.
@@ -136,20 +137,21 @@ def _problem(
     if reference is None or best.find(reference.values, metric) is None:
         return "the first model has no score"
     if own.title != reference.title:
-        return f"its score is of {own.title}, and the score of the first model of {reference.title}"
+        return f"its score is from {own.title}, and the score of the first model from {reference.title}"
     for name in _ROWS:
         if (here := own.rows.get(name)) != (there := reference.rows.get(name)):
-            return f"it was evaluated on other rows: {name}={here}, and {name}={there} of the first model"
+            return f"it was evaluated on other rows: with {name}={here}, and the first model with {name}={there}"
     if "/" in metric:  # a metric of the task, which compares texts or labels
         return None
     objectives = type(first.objective).__name__, type(model.objective).__name__
     if objectives[0] != objectives[1]:
-        return f"{metric} of {objectives[1]} differs from {metric} of {objectives[0]}"
+        return f"{metric} of {objectives[1]} and of {objectives[0]} are different metrics"
     if None not in (digest_of_first, digest) and digest_of_first != digest:
-        return f"its vocabulary differs from the vocabulary of the first model, so {metric} may be of other tokens"
+        return f"its vocabulary differs from the vocabulary of the first model, so {metric} counts other tokens"
     return None
 
 
 def _directory(loaded: Loaded) -> str:
+    """Returns the run directory of a checkpoint, or the Hugging Face directory."""
     step = checkpoint_choice.find_step(loaded.checkpoint_path)
     return loaded.path if step is None else checkpoint_choice.run_of(loaded.checkpoint_path)
