@@ -93,8 +93,8 @@ def convert(
       quantization: Type of the weights of a quantized run: `int8`, `int4`, `bfloat16` or `float16`; None for float32. A
         run of quantization-aware training has the same type.
       quantized_inputs: Whether the inputs of projections are int8 as well; see `adapters.quantization.Quantized`.
-      integers: Whether the export of a quantized run has its integers, as compressed-tensors stores them, and not
-        float32.
+      integers: Whether the Hugging Face directory of a quantized run has its integers, in the format of
+        compressed-tensors, and not float32.
       allow_nonfinite: Whether to convert weights with infinite values or NaN, which are an error otherwise.
 
     Returns:
@@ -113,6 +113,10 @@ def convert(
         weights_run.check_new(output_path)
     reads_or_writes_vectors = writes_vectors or convert_vectors.is_input(checkpoint_path)
     _check_quantization(quantization, quantized_inputs, merge=merge, is_vectors=reads_or_writes_vectors)
+    if integers:
+        _check_integers(
+            quantization, merge=merge, is_vectors=reads_or_writes_vectors, changes=long is not None or fold_norms
+        )
     given = checkpoint_path.rstrip("/")
     (checkpoint_path,) = checkpoint_choice.choose(checkpoint_path, checkpoint)
 
@@ -122,7 +126,10 @@ def convert(
     if (weights := sources.read_other(checkpoint_path, options)) is not None:
         _check_not_a_run(given, writes_vectors=writes_vectors, output_path=output_path, long=long, network=network)
         if integers:
-            raise UserError(f"INTEGERS=True: {given} is not a run. Quantize it first (QUANTIZATION='int8').")
+            raise UserError(
+                f"INTEGERS=True: {given} is not a run. Convert it to a quantized run first (QUANTIZATION='int8'), and "
+                "then convert this run."
+            )
         weights = _folded(weights) if fold_norms else weights
         sources.check_finite(weights.leaves, checkpoint_path, allow_nonfinite)
         if quantization is not None:
@@ -152,13 +159,16 @@ def convert(
         return output_path
 
     # ---- a run: a Hugging Face directory, or a published format ------------------------------------------------------
-    if integers and (long is not None or fold_norms):
-        raise UserError("INTEGERS=True: not supported with LONG and FOLD_NORMS. Export the dense model first.")
     rounding = compressed_tensors.integers_of(weights.model, weights.leaves) if integers else None
     weights = Weights(*interop.merge_adapters(weights.model, weights.leaves))
     if long is not None:
         weights = Weights(*long_rows.lengthen(weights.model, weights.leaves, long))
     if (published := registry.format_of(weights.model)) is not None:
+        if integers:
+            raise UserError(
+                f"INTEGERS=True: {type(weights.model).__name__} is not written as a Hugging Face directory. Export the "
+                "dense model (INTEGERS=False)."
+            )
         sources.check_finite(weights.leaves, checkpoint_path, allow_nonfinite)
         outputs.write_published(published, weights, checkpoint_path, output_path)
         return output_path
@@ -189,8 +199,26 @@ def _check_quantization(quantization: str | None, inputs: str | None, *, merge: 
         raise UserError(f"QUANTIZATION={quantization!r}: not supported for files of word vectors. Omit it.")
 
 
+def _check_integers(quantization: str | None, *, merge: bool, is_vectors: bool, changes: bool) -> None:
+    """Checks that integers are exported to a Hugging Face directory, as the run has them."""
+    if quantization is not None:
+        raise UserError(
+            f"INTEGERS=True: exports a run that is quantized already, but QUANTIZATION={quantization!r} writes such a "
+            "run. Convert twice: first with QUANTIZATION, then its output with INTEGERS."
+        )
+    if not merge:
+        raise UserError("INTEGERS=True: adapters alone (MERGE=False) have no integers. Give one of the settings.")
+    if is_vectors:
+        raise UserError("INTEGERS=True: not supported for files of word vectors. Omit it.")
+    if changes:
+        raise UserError(
+            "INTEGERS=True: not supported with LONG and FOLD_NORMS, which change the weights. Convert the dense model "
+            "with them, quantize the result, and export its integers."
+        )
+
+
 def _check_changes_nothing_else(*, long: int | None, fold_norms: bool) -> None:
-    """Checks that the model of a run is quantized as it is."""
+    """Checks that no other setting changes the weights of a run that is quantized."""
     for setting, value in (("LONG", long), ("FOLD_NORMS", fold_norms)):
         if value:
             raise UserError(

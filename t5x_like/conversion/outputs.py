@@ -47,7 +47,7 @@ def write_run(weights: Weights, path: str, output_path: str) -> None:
 
 
 def write_quantized(weights: Weights, path: str, output_path: str, dtype: str, inputs: str | None) -> None:
-    """Writes a run with quantized weights, whose config.gin has another model than that of their source.
+    """Writes a run with quantized weights, and a config.gin whose model has the settings of the quantization.
 
     Args:
       weights: The weights, with the text of the config.gin of their source.
@@ -60,8 +60,8 @@ def write_quantized(weights: Weights, path: str, output_path: str, dtype: str, i
     config = f"{weights.config}\n{description.describe_model(model)}"
     write_run(dataclasses.replace(weights, model=model, leaves=leaves, config=config), path, output_path)
     before, after = quantized.size(weights.leaves), quantized.size(leaves)
-    shown = output_path, after / 1e6, before / 1e6, 100 * after / before
-    logging.info("%s: %.2f MB of weights instead of %.2f MB (%.0f %%)", *shown)
+    shown = output_path, f"{after:,}", f"{before:,}", 100 * after / before
+    logging.info("%s: %s bytes of weights instead of %s (%.0f %%)", *shown)
 
 
 def write_adapters(weights: Weights, path: str, base_path: str | None, output_path: str) -> None:
@@ -127,7 +127,7 @@ class ExportSettings:
       bos_id: First input of the decoder.
       choice: Which checkpoint of the run was chosen, for the model card.
       network: Name of the network of the run.
-      integers: How its kernels were rounded to integers, which are written then; None for float32.
+      integers: How its kernels were rounded, to write them in integers; None to write float32.
     """
 
     labels: Sequence[str]

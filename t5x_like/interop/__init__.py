@@ -260,7 +260,7 @@ def to_huggingface(
       padding_id: `pad_token_id` for a head that reads the last token of a decoder, which transformers finds by it. It
         is written if the special tokens of the model do not have one.
       generation_settings: keys of generation_config.json with their values, except for special tokens.
-      integers: how the kernels were rounded to integers, which are written then; None for float32.
+      integers: how the kernels were rounded, to write them in integers; None to write float32.
 
     Raises:
       UserError: transformers does not support the model, a head, or the integers. No file is written then.

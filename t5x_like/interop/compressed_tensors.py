@@ -43,6 +43,7 @@ _WEIGHT, _PACKED, _SCALE, _SHAPE, _INPUT_SCALE, _ZERO = (
 )
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")
 _DENSE = "Give the model with dense weights"
+_EXPORT = "Export the model again."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,22 +178,45 @@ def tensors(directory: str) -> "safetensors_files.Tensors | Decoded":
     if not isinstance(settings, dict) or settings.get("quant_method") != METHOD:
         method = settings.get("quant_method") if isinstance(settings, dict) else settings
         raise UserError(f"{file}: {KEY} has quant_method {method!r}. Supported: {METHOD!r}. {_DENSE}.")
-    groups = settings.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") or {}
-        kind = {key: weights.get(key) for key in ("type", "num_bits", "strategy", "symmetric")}
-        is_known = (
-            kind["type"] in ("int", None)
-            and kind["num_bits"] in _BITS.values()
-            and kind["strategy"] in ("channel", "tensor", "group")
-            and kind["symmetric"] in (True, None)
+    groups = settings.get("config_groups") or {}
+    if not isinstance(groups, dict):
+        raise UserError(f"{file}: config_groups of {KEY} is not a JSON object: {groups!r:.80}. {_EXPORT}")
+    bits = sorted({_bits(file, group, settings.get("format")) for group in groups.values()})
+    if not bits and any(name.endswith(_PACKED) for name in stored):
+        raise UserError(
+            f"{file}: {KEY} has no config_groups, but {directory} has tensors in integers, such as "
+            f"{next(name for name in stored if name.endswith(_PACKED))!r}. {_EXPORT}"
         )
-        if not is_known or settings.get("format") not in _FORMATS:
-            raise UserError(
-                f"{file}: {KEY} has weights {kind} in format {settings.get('format')!r}. Supported: symmetric integers "
-                f"of 8 or 4 bits per channel, group or tensor, in {', '.join(_FORMATS)}. {_DENSE}."
-            )
-    return Decoded(directory, stored, sorted({group["weights"]["num_bits"] for group in (groups or {}).values()}))
+    return Decoded(directory, stored, bits)
+
+
+def _bits(file: str, group: Any, packing: Any) -> int:
+    """Returns the number of bits of the weights of a group in `config_groups`.
+
+    Args:
+      file: path of config.json, for messages.
+      group: the group.
+      packing: `format` of the file.
+
+    Raises:
+      UserError: the weights are stored in a way that this module does not read.
+    """
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
+        raise UserError(f"{file}: a group in config_groups of {KEY} has no weights: {group!r:.80}. {_EXPORT}")
+    kind = {key: weights.get(key) for key in ("type", "num_bits", "strategy", "symmetric")}
+    is_known = (
+        kind["type"] in ("int", None)
+        and kind["num_bits"] in _BITS.values()
+        and kind["strategy"] in ("channel", "tensor", "group")
+        and kind["symmetric"] in (True, None)
+    )
+    if not is_known or packing not in _FORMATS:
+        raise UserError(
+            f"{file}: {KEY} has weights {kind} in format {packing!r}. Supported: symmetric integers of 8 or 4 bits per "
+            f"channel, group or tensor, in {', '.join(_FORMATS)}. {_DENSE}."
+        )
+    return kind["num_bits"]
 
 
 class Decoded(Mapping[str, Float[np.ndarray, "..."]]):
@@ -217,12 +241,10 @@ class Decoded(Mapping[str, Float[np.ndarray, "..."]]):
         for module in self._modules:
             if module + _PACKED in stored.shapes:
                 if module + _SHAPE not in stored.shapes:
-                    raise UserError(f"{directory}: tensor {module + _SHAPE!r} is missing. Export the model again.")
+                    raise UserError(f"{directory}: tensor {module + _SHAPE!r} is missing. {_EXPORT}")
                 self.shapes[module + _WEIGHT] = tuple(int(size) for size in stored.integers(module + _SHAPE))
             elif module + _WEIGHT not in stored.shapes:
-                raise UserError(
-                    f"{directory}: the integers of {module + _SCALE!r} are missing. Export the model again."
-                )
+                raise UserError(f"{directory}: the integers of {module + _SCALE!r} are missing. {_EXPORT}")
 
     def __getitem__(self, name: str) -> Float[np.ndarray, "..."]:
         module = name.removesuffix(_WEIGHT)
@@ -257,7 +279,7 @@ class Decoded(Mapping[str, Float[np.ndarray, "..."]]):
                 return values.reshape(len(words), -1)[:, :columns].astype(np.int32) - 2 ** (bits - 1)
         raise UserError(
             f"{self._directory}: {words.shape[-1]} words per row of {name!r} do not hold {columns} integers of "
-            f"{' or '.join(map(str, self._bits))} bits. Export the model again."
+            f"{' or '.join(map(str, self._bits))} bits. {_EXPORT}"
         )
 
 

@@ -148,8 +148,8 @@ def test_gpt2_whose_matrices_are_transposed_is_an_error(tmp_path):
 
 def test_integers_of_a_dense_run_are_an_error(tmp_path):
     small_models.write_llama(tmp_path / "source")
-    for source in ("source", "run"):
-        with pytest.raises(UserError, match="INTEGERS=True: .* Quantize it first"):
+    for source, message in (("source", "Convert it to a quantized run first"), ("run", "Quantize it first")):
+        with pytest.raises(UserError, match=f"INTEGERS=True: .* {message}"):
             model = open_model(str(tmp_path / source)).config
             convert(
                 checkpoint_path=str(tmp_path / source), output_path=str(tmp_path / "out"), model=model, integers=True
@@ -159,11 +159,30 @@ def test_integers_of_a_dense_run_are_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"quantization": "int8"}, "QUANTIZATION='int8' writes such a run. Convert twice"),
+        ({"merge": False}, "adapters alone \\(MERGE=False\\) have no integers"),
+        ({"output_path": "vectors.vec"}, "not supported for files of word vectors"),
+        ({"long": 64}, "not supported with LONG and FOLD_NORMS"),
+        ({"fold_norms": True}, "not supported with LONG and FOLD_NORMS"),
+    ],
+)
+def test_settings_that_do_not_export_integers_raise(tmp_path, settings, message):
+    with pytest.raises(UserError, match=f"INTEGERS=True: .*{message}"):
+        convert(**{"checkpoint_path": "run", "output_path": str(tmp_path / "out"), "integers": True} | settings)
+
+
+@pytest.mark.parametrize(
     "change, message",
     [
         ({"quant_method": "gptq"}, "quant_method 'gptq'. Supported: 'compressed-tensors'. Give the model with dense"),
         ({"format": "marlin-24"}, "in format 'marlin-24'. Supported: symmetric integers"),
-        ({"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}, "weights {'type': 'float'"),
+        ({"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}, "has weights {'type': 'float'"),
+        ({"config_groups": ["group_0"]}, "is not a JSON object: \\['group_0'\\]. Export the model again"),
+        ({"config_groups": {"group_0": None}}, "has no weights: None. Export the model again"),
+        ({"config_groups": {"group_0": {"weights": "int8"}}}, "has no weights: {'weights': 'int8'}"),
+        ({"config_groups": {}}, "has no config_groups, but .* has tensors in integers, such as 'lm_head.weight_packed'"),
     ],
 )
 def test_other_formats_are_errors(tmp_path, change, message):
@@ -172,7 +191,7 @@ def test_other_formats_are_errors(tmp_path, change, message):
     settings = json.loads(file.read_text())
     settings["quantization_config"] |= change
     file.write_text(json.dumps(settings))
-    with pytest.raises(UserError, match=f"config.json: quantization_config .*{message}"):
+    with pytest.raises(UserError, match=f"config.json: .*quantization_config .*{message}"):
         interop.from_huggingface(exported)
 
 
