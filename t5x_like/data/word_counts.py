@@ -105,6 +105,25 @@ def read_known(path: str | None) -> WordCounts:
     return found
 
 
+def known_id_counts(path: str | None, vocab_size: int) -> Int64[np.ndarray, " vocab"]:
+    """Returns the count of each id of a model; 0 for special ids and for ids after the words.
+
+    Args:
+      path: See `read`.
+      vocab_size: Number of ids of the model.
+
+    Raises:
+      UserError: The file is invalid, its counts are not known, or it has more ids than the model.
+    """
+    counts = read_known(path).id_counts
+    if len(counts) > vocab_size:
+        raise UserError(
+            f"VOCABULARY_PATH={path}: {len(counts)} ids, but vocab_size={vocab_size}. Set vocab_size={len(counts)} or "
+            "more for the model."
+        )
+    return np.pad(counts, (0, vocab_size - len(counts)))
+
+
 class AliasTable(NamedTuple):
     """A distribution from which a draw takes two numbers (Walker 1977, Vose 1991).
 

@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
 from t5x_like.data import word_counts
-from t5x_like.errors import UserError
 from t5x_like.layers.embeddings import Embedder
 
 Table = Float[Array, "ids embed"]
@@ -41,7 +40,7 @@ class FrequencyNorm:
         """Normalizes the table; see `EmbeddingNorm.normalize`.
 
         Raises:
-          UserError: the file is invalid, its counts are not known, or it has more words than the table.
+          UserError: see `word_counts.known_id_counts`.
         """
         weights = jnp.asarray(frequencies(self.vocabulary_path, len(table)))
         mean = jnp.einsum("v,ve->e", weights, table)
@@ -53,16 +52,15 @@ class FrequencyNorm:
 def frequencies(path: str | None, rows: int) -> Float32[np.ndarray, " rows"]:
     """Returns the frequency of each id in a vocabulary of words, 0 for special ids and for ids after the words.
 
+    Args:
+      path: see `word_counts.read`.
+      rows: number of ids of the model.
+
     Raises:
-      UserError: see `FrequencyNorm.normalize`.
+      UserError: see `word_counts.known_id_counts`.
     """
-    counts = word_counts.read_known(path).id_counts
-    if len(counts) > rows:
-        raise UserError(
-            f"VOCABULARY_PATH={path}: {len(counts)} ids, but the model has {rows} embeddings. Set vocab_size="
-            f"{len(counts)} or more for the model."
-        )
-    return np.pad(counts / counts.sum(), (0, rows - len(counts))).astype(np.float32)
+    counts = word_counts.known_id_counts(path, rows)
+    return (counts / counts.sum()).astype(np.float32)
 
 
 class NormalizedEmbedder(Embedder):

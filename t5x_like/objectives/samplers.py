@@ -1,4 +1,4 @@
-"""The words of a sampled softmax: how an objective draws them."""
+"""The distributions from which an objective draws the tokens of a sampled softmax."""
 
 import dataclasses
 import functools
@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Float32
 
 from t5x_like.data import word_counts
-from t5x_like.errors import UserError
 from t5x_like.kernels import sampled_softmax
 from t5x_like.kernels.sampled_softmax import Samples
 
@@ -58,18 +57,12 @@ class Unigram:
         """Draws different ids; see `Sampler.draw`.
 
         Raises:
-          UserError: the file is invalid, its counts are not known, or it has more words than the model.
+          UserError: see `word_counts.known_id_counts`.
         """
         return sampled_softmax.draw(key, self.number, jnp.asarray(_log_frequencies(self.vocabulary_path, vocab_size)))
 
 
 @functools.lru_cache(maxsize=2)
 def _log_frequencies(path: str | None, vocab_size: int) -> Float32[np.ndarray, " vocab"]:
-    counts = word_counts.read_known(path).id_counts
-    if len(counts) > vocab_size:
-        raise UserError(
-            f"VOCABULARY_PATH={path}: {len(counts)} ids, but vocab_size={vocab_size}. Set vocab_size={len(counts)} or "
-            "more for the model."
-        )
-    counts = np.maximum(np.pad(counts, (0, vocab_size - len(counts))), 1)
+    counts = np.maximum(word_counts.known_id_counts(path, vocab_size), 1)
     return np.log(counts / counts.sum()).astype(np.float32)

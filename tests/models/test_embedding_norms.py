@@ -45,7 +45,7 @@ def test_an_lstm_reads_normalized_embeddings(norm):
 
 
 def test_invalid_vocabularies_raise(norm, tmp_path):
-    with pytest.raises(UserError, match="7 ids, but the model has 6 embeddings"):
+    with pytest.raises(UserError, match="7 ids, but vocab_size=6"):
         norm.normalize(jnp.asarray(TABLE[:6]))
     (tmp_path / "none.txt").write_text("word 0\n")
     with pytest.raises(UserError, match="counts of its words are not known"):

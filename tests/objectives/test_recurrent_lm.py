@@ -69,7 +69,7 @@ def test_sampled_softmax_estimates_the_loss(params, tmp_path):
         assert terms(sampler, NO_KEYS).sums["targets"] == full.sums["targets"]
     with pytest.raises(UserError, match="not fewer samples than the vocab_size=100"):
         RecurrentLM(sampler=LogUniform(100)).init(jax.random.key(0), params["model"])
-    with pytest.raises(UserError, match="98 embeddings|vocab_size=98"):
+    with pytest.raises(UserError, match="vocab_size=98"):
         Unigram(9, str(tmp_path / "vocab.txt")).draw(jax.random.key(0), 98)
 
 
