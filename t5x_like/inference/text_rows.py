@@ -18,7 +18,7 @@ class IdRows:
       config: Configuration of the model.
       rows: Token ids of each row, with special tokens.
       last_type: Token type of the last token of a row.
-      longest: Length of the longest row.
+      longest: Length of the longest row in tokens.
     """
 
     def __init__(self, config: ModelConfig, rows: Sequence[Sequence[int]], last_type: int, longest: int):
@@ -40,7 +40,15 @@ class IdRows:
         return {name: array for name, array in found.items() if name in self._reads or name.endswith("_segment_ids")}
 
     def features(self, indices: Sequence[int], length: int) -> dict[str, np.ndarray]:
-        """Returns the features of rows, also those that the model does not read."""
+        """Returns the features of rows, also those that the model does not read.
+
+        Args:
+          indices: The rows.
+          length: Length in tokens to which rows are padded.
+
+        Returns:
+          Feature -> `[rows, length]`.
+        """
         rows = [self._rows[index] for index in indices]
         types = np.zeros((len(rows), length), np.int32)
         types[np.arange(len(rows)), [len(ids) - 1 for ids in rows]] = self._last_type
@@ -52,7 +60,7 @@ class IdRows:
 
 
 def chosen(examples: Sequence[Example], rows: int) -> list[int]:
-    """Returns the records of the rows of a batch, of which the last one fills the batch; 0 without examples."""
+    """Returns the record of each row of a batch, filled up with the last record; record 0 without examples."""
     found = [example.record for example in examples] or [0]
     return found + found[-1:] * (rows - len(found))
 

@@ -168,7 +168,7 @@ def _rows_within(size: int, max_distance: int) -> Int[Array, "size size"]:
 def input_scores(
     vectors: Float[Array, "rows heads kv"], scores: Float[Array, "rows heads"], length: int, max_distance: int
 ) -> InputScores:
-    """Returns the scores of the queries of an input, what the kernels read, from its table.
+    """Returns the scores of the queries of an input from its table, in the form that the kernels read.
 
     Args:
       vectors: a vector per row of the table.
@@ -188,8 +188,8 @@ def _by_distance(table: Float[Array, "rows ..."], length: int, max_distance: int
     """
     beyond = max(length - 1 - max_distance, 0)
     before, after = table[max_distance + 1 : 2 * max_distance + 1][::-1], table[: max_distance + 1]
-    repeat = lambda row: jnp.broadcast_to(row, (beyond, *row.shape))  # noqa: E731
-    rows = jnp.concatenate([repeat(before[0]), before, after, repeat(after[-1])])
+    first, last = (jnp.broadcast_to(row, (beyond, *row.shape)) for row in (before[0], after[-1]))
+    rows = jnp.concatenate([first, before, after, last])
     left_out = max_distance + beyond - (length - 1)
     return rows[left_out : len(rows) - left_out]
 

@@ -136,7 +136,7 @@ class DrQAHead(nnx.Module):
         x = self.dropout(read.hidden, input_key)
         visible = is_passage[:, :, None] & is_question[:, None]
         projected = jax.nn.relu(self.align(x))
-        aligned = attend(projected, projected, x, visible.astype(jnp.float32))
+        aligned = attend(projected, projected, x, visible)
         match = jnp.any(visible & (tokens[:, :, None] == tokens[:, None]), axis=2, keepdims=True).astype(x.dtype)
         passage = self.passage(jnp.concatenate([x, match, aligned], axis=-1), is_passage, dropout_key=passage_key)
         question = self._vector(self.question(x, is_question, dropout_key=question_key), is_question)

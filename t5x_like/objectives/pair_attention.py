@@ -10,7 +10,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
@@ -18,7 +18,8 @@ from t5x_like.layers.projections import Projection
 States = Float[Array, "batch length states"]
 Features = Float[Array, "batch length features"]
 
-_MASKED = -1e30
+# Score of words that are not attended to.
+MASKED = -1e30
 
 
 class PairAttention(Protocol):
@@ -93,25 +94,24 @@ def attend_to_other_text(states: States, numbers: Int[Array, "batch length"]) ->
       states: states of words.
       numbers: number of the text of each word, 0 or 1. Other words, and words without another text, get 0.
     """
-    return attend(states, states, states, others(numbers))
+    return attend(states, states, states, _of_other_text(numbers))
 
 
-def others(numbers: Int[Array, "batch length"]) -> Float[Array, "batch length length"]:
-    """Returns 1 where the second word belongs to the other text than the first one; see `attend_to_other_text`."""
+def _of_other_text(numbers: Int[Array, "batch length"]) -> Bool[Array, "batch length length"]:
+    """Returns whether two words belong to the two texts of a pair; see `attend_to_other_text`."""
     is_word = numbers >= 0
-    is_other = (numbers[:, :, None] + numbers[:, None, :] == 1) & is_word[:, :, None] & is_word[:, None]
-    return is_other.astype(jnp.float32)
+    return (numbers[:, :, None] + numbers[:, None, :] == 1) & is_word[:, :, None] & is_word[:, None]
 
 
-def attend(queries: States, keys: States, values: Features, visible: Float[Array, "batch length length"]) -> Features:
+def attend(queries: States, keys: States, values: Features, visible: Bool[Array, "batch length length"]) -> Features:
     """Returns the means of values, weighted by a softmax of inner products.
 
     Args:
       queries: a vector per word.
       keys: a vector per attended word.
       values: another vector per attended word.
-      visible: 1 where the second word is attended to by the first one. Words that attend to none get 0.
+      visible: whether the first word attends to the second one. Words that attend to none get 0.
     """
     scores = jnp.einsum("bid,bjd->bij", queries, keys, preferred_element_type=jnp.float32)
-    weights = jax.nn.softmax(jnp.where(visible > 0, scores, _MASKED), axis=-1) * visible
+    weights = jnp.where(visible, jax.nn.softmax(jnp.where(visible, scores, MASKED), axis=-1), 0)
     return jnp.einsum("bij,bjd->bid", weights.astype(values.dtype), values)

@@ -24,10 +24,8 @@ from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.bidirectional import BidirectionalRNN, Cells, LSTMCells
 from t5x_like.objectives.head_modules import Logits
 from t5x_like.objectives.heads import Hidden
-from t5x_like.objectives.pair_attention import PairAttention, attend_to_other_text
+from t5x_like.objectives.pair_attention import MASKED, PairAttention, attend_to_other_text
 from t5x_like.objectives.text_numbers import EndOfSentence, TextNumbers
-
-_MASKED = -1e30
 
 
 class Words(NamedTuple):
@@ -156,5 +154,5 @@ def largest(
     states: Float[Array, "batch length states"], chosen: Bool[Array, "batch length"]
 ) -> Float[Array, "batch states"]:
     """Returns the largest value of each feature over the chosen words; 0 if there are none."""
-    found = jnp.max(jnp.where(chosen[..., None], states, _MASKED), axis=1)
+    found = jnp.max(jnp.where(chosen[..., None], states, MASKED), axis=1)
     return jnp.where(jnp.any(chosen, axis=1, keepdims=True), found, 0)

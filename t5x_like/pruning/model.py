@@ -21,14 +21,15 @@ from t5x_like.training.evaluation import Evaluator
 
 
 class PrunableModel:
-    """The configuration of a model, and its parameters and heads by stored name.
+    """The configuration of a model, and the parameters of the model and its heads by stored name.
 
     Args:
       loaded: The model that is pruned.
-      config: The configuration, with the fields of the platform.
+      config: The configuration, resolved for the platform.
       leaves: The parameters; all layers of a stack are one array.
 
     Attributes:
+      loaded: The model that is pruned.
       config: The configuration, which `cut` changes.
       leaves: The parameters.
       axes: Their logical axes.

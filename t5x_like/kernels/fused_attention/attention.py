@@ -266,7 +266,7 @@ def _backward(static: Static, residuals, gradient, of_lse=None):
         operands, g = _operands(inputs, layout, static)
         product = output.astype(jnp.float32) * gradient.astype(jnp.float32)
         delta = jnp.moveaxis(jnp.sum(product, axis=-1), 1, 2)[:, :, None]
-        for each in of_lse:  # its gradient by a score is the weight, like that of the output by `delta`
+        for each in of_lse:  # the derivative of the log-sum-exp by a score is its weight, which also multiplies -delta
             delta = delta - each
         statistics = (pad(x, 3, g.padded_q) for x in (lse, delta))
         options = {"vmem_bytes": static.sizes.vmem_bytes, "interpret": static.interpret}

@@ -1,8 +1,9 @@
-"""Attention of a text and its global tokens to each other (ETC, Ainslie et al. 2020), in the kernels.
+"""Attention of a text and its global tokens to each other (ETC, Ainslie et al. 2020), by the fused kernel.
 
-The queries of an input see keys of both inputs in one softmax. The kernels compute the keys of each input alone: a
-window of the text or all global tokens, with vectors of distances, and the keys of the other input, with a score of
-whether they belong to the same sentence. Log-sum-exps merge the two averages.
+The queries of each input, the text or the global tokens, see keys of both inputs in one softmax. The kernel is called
+for each pair of inputs. Within an input, queries see a window of the text, or all global tokens, with vectors of
+distances. Keys of the other input have a score of whether they belong to the same sentence. Log-sum-exps merge the two
+averages of a query.
 """
 
 import functools
@@ -98,8 +99,8 @@ def _between(
 ) -> Average:
     """Computes attention to keys of the other input.
 
-    A vector that all keys have is added to them, and a score that all keys have to the log-sum-exps. What own sentences
-    have beyond other ones is a score per query.
+    The vector of other sentences is added to all keys, and their score to the log-sum-exps. For keys of the query's own
+    sentence, the difference from other sentences is a score per query.
 
     Args:
       q: queries.
@@ -124,7 +125,7 @@ def _between(
     return output, lse + options["scale"] * score[:, None, None]
 
 
-# The backward pass reads the averages that the kernels save. Without recomputation, it would read float32 copies.
+# Recomputed from the averages that the kernels save. The backward pass would read float32 copies of them otherwise.
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _merge(first: Average, second: Average) -> Float[Array, "batch q_len heads kv"]:
     """Returns the average over the keys of both."""
