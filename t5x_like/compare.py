@@ -110,7 +110,7 @@ def compare(
                 seconds={number: (each.median, each.min, each.max) for number, each in of_rows.items()},
                 score=None if score is None else score.value,
                 evaluation=None if score is None else score.title,
-                problem=_unknown(path, loaded) if score is None else score.problem,
+                problem=_how_to_evaluate(path, loaded) if score is None else score.problem,
                 **sizes[name],
             )
         )
@@ -182,15 +182,17 @@ def _sizes(loaded: Loaded, params: object) -> dict[str, int]:
     }
 
 
-def _unknown(path: str, loaded: Loaded) -> str:
+def _how_to_evaluate(path: str, loaded: Loaded) -> str:
     """Returns how to get the score of a model."""
     step = checkpoint_choice.find_step(loaded.checkpoint_path)
     if step is None:
-        directory = f"--gin.CHECKPOINT_PATH={path} --gin.OUTPUT_DIR={path}/{scores.RESULTS}"
+        source = f"--gin.CHECKPOINT_PATH={path} --gin.OUTPUT_DIR={path}/{scores.RESULTS}"
     else:
-        directory = f"--gin.MODEL_DIR={checkpoint_choice.run_of(loaded.checkpoint_path)}"
+        source = f"--gin.MODEL_DIR={checkpoint_choice.run_of(path)}"
+        if checkpoint_choice.locate(path)[1] is not None:
+            source += f" --gin.CHECKPOINT={step}"
     task = "" if has_task(loaded.data) else " --gin.MIXTURE_OR_TASK_NAME=…"
-    return f"no evaluation found. Run `t5x_like eval {directory}{task}`, and compare again"
+    return f"no evaluation found. Run `t5x_like eval {source}{task}`, and compare again"
 
 
 def _with_progress(rounds: int) -> Iterator[int]:
