@@ -1,7 +1,7 @@
 """The result of `compare`, as JSON, as text, and as the cells of a table. Imports no JAX."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 FORMAT = 1
@@ -133,7 +133,10 @@ def text(found: Comparison) -> str:
     return "\n".join([head, "", *lines, "", *notes(found)])
 
 
-def _line(values: Sequence[float | None], show: Any, compared: Sequence[bool] | None = None) -> list[str]:
+def _line(
+    values: Sequence[float | None], show: Callable[[float], str], compared: Sequence[bool] | None = None
+) -> list[str]:
+    """Returns the cells of a line, with the shares of the first value where it can be compared."""
     first, line = values[0], []
     for number, value in enumerate(values):
         if value is None:
