@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # A longer curve is reduced to this many points, the means of consecutive rows.
 _POINTS = 500
 _SIZE = (4.6, 2.9)  # inches
+_MARKERS = "osD^"  # each with ten colors
 # matplotlib's colors, in the order of `metrics.goodput.CATEGORIES`.
 _COLORS = ("C2", "C8", "C9", "C4", "C0", "C6", "C7", "C3", "lightgray")
 
@@ -67,21 +68,21 @@ def plot_goodput(spent: Mapping[str, metrics.Goodput]) -> str:
 
 
 def plot_points(points: Mapping[str, tuple[float, float]], xlabel: str, ylabel: str) -> str:
-    """Plots named points, as an SVG image.
+    """Plots named points with a legend beside them, as an SVG image.
 
     Args:
       points: Name -> position along x and y.
       xlabel: Label of the x axis, which begins at 0.
       ylabel: Label of the y axis.
     """
-    figure = new_figure(_SIZE)
+    figure = new_figure((1.5 * _SIZE[0], _SIZE[1]))
     axes = figure.subplots()
     for number, (name, position) in enumerate(points.items()):
-        axes.plot(*position, "o", color=f"C{number % 10}")
-        axes.annotate(plain(name), position, xytext=(4, 4), textcoords="offset points", fontsize="small")
+        axes.plot(*position, _MARKERS[number // 10 % len(_MARKERS)], color=f"C{number % 10}", label=plain(name))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
     axes.set(xlabel=plain(xlabel), ylabel=plain(ylabel))
     axes.set_xlim(left=0)
-    axes.margins(x=0.25, y=0.15)
+    axes.margins(x=0.1, y=0.15)
     axes.grid(alpha=0.3)
     return svg(figure)
 
