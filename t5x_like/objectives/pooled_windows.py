@@ -76,5 +76,8 @@ class PooledWindows:
         count = jnp.sum(real, axis=1)
         if self.pooling == "mean":
             return jnp.sum(jnp.where(real, states, 0), axis=1) / jnp.maximum(count, 1).astype(states.dtype)
-        largest = jnp.max(states, axis=1, initial=jnp.finfo(states.dtype).min, where=real)
+        # The gradient of jnp.max goes to the states that equal the maximum, which may be none of them if a compiled
+        # program computes states again with another rounding.
+        index = jnp.argmax(jnp.where(real, states, -jnp.inf), axis=1, keepdims=True)
+        largest = jnp.take_along_axis(states, index, axis=1)[:, 0]
         return jnp.where(count > 0, largest, 0)
