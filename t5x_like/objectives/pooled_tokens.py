@@ -13,6 +13,7 @@ from t5x_like.layers import initializers
 from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.head_modules import LinearHead, States
 from t5x_like.objectives.heads import Hidden, last_token
+from t5x_like.objectives.maxima import largest
 
 Pooling = Literal["max", "mean", "last"]
 
@@ -50,8 +51,7 @@ class PooledTokens:
         if self.pooling == "last":
             return last_token(hidden, batch["encoder_segment_ids"])
         real = (batch["encoder_segment_ids"] != 0)[..., None]
+        if self.pooling == "max":
+            return largest(hidden, real)[:, None]
         count = jnp.sum(real, axis=1, keepdims=True)
-        if self.pooling == "mean":
-            return jnp.sum(jnp.where(real, hidden, 0), axis=1, keepdims=True) / jnp.maximum(count, 1)
-        found = jnp.max(jnp.where(real, hidden, -jnp.inf), axis=1, keepdims=True)
-        return jnp.where(count > 0, found, 0)
+        return jnp.sum(jnp.where(real, hidden, 0), axis=1, keepdims=True) / jnp.maximum(count, 1)

@@ -15,6 +15,7 @@ from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.head_modules import States
 from t5x_like.objectives.heads import HeadForm, check_form
 from t5x_like.objectives.labels import real_choices
+from t5x_like.objectives.maxima import largest
 
 Pooling = Literal["max", "mean"]
 
@@ -73,11 +74,7 @@ class PooledWindows:
         states = self.form.read(hidden, batch)
         states = states.reshape(-1, self.windows, *states.shape[1:])
         real = real_choices(batch, self.windows)[:, :, None, None]
-        count = jnp.sum(real, axis=1)
-        if self.pooling == "mean":
-            return jnp.sum(jnp.where(real, states, 0), axis=1) / jnp.maximum(count, 1).astype(states.dtype)
-        # The gradient of jnp.max goes to the states that equal the maximum, which may be none of them if a compiled
-        # program computes states again with another rounding.
-        index = jnp.argmax(jnp.where(real, states, -jnp.inf), axis=1, keepdims=True)
-        largest = jnp.take_along_axis(states, index, axis=1)[:, 0]
-        return jnp.where(count > 0, largest, 0)
+        if self.pooling == "max":
+            return largest(states, real)
+        count = jnp.maximum(jnp.sum(real, axis=1), 1)
+        return jnp.sum(jnp.where(real, states, 0), axis=1) / count.astype(states.dtype)

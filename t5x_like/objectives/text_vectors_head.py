@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Int
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
@@ -24,7 +24,8 @@ from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.bidirectional import BidirectionalRNN, Cells, LSTMCells
 from t5x_like.objectives.head_modules import Logits
 from t5x_like.objectives.heads import Hidden
-from t5x_like.objectives.pair_attention import MASKED, PairAttention, attend_to_other_text
+from t5x_like.objectives.maxima import largest
+from t5x_like.objectives.pair_attention import PairAttention, attend_to_other_text
 from t5x_like.objectives.text_numbers import EndOfSentence, TextNumbers
 
 
@@ -142,17 +143,9 @@ class TextVectorsHead(nnx.Module):
             attended = attend_to_other_text(states, numbers)
             compared = self.attention.features(self.comparison, states, attended)
             states = self.composition(self.dropout(compared, second_key), numbers + 1)
-        vectors = [largest(states, numbers == number) for number in range(self.texts)]
+        vectors = [largest(states, (numbers == number)[..., None]) for number in range(self.texts)]
         if self.texts == 2:
             first, second = vectors
             vectors += [jnp.abs(first - second), first * second]
         features = jnp.concatenate(vectors, axis=-1)[:, None].astype(jnp.float32)
         return self.classifier(jnp.tanh(self.dense(self.dropout(features, last_key))))
-
-
-def largest(
-    states: Float[Array, "batch length states"], chosen: Bool[Array, "batch length"]
-) -> Float[Array, "batch states"]:
-    """Returns the largest value of each feature over the chosen words; 0 if there are none."""
-    found = jnp.max(jnp.where(chosen[..., None], states, MASKED), axis=1)
-    return jnp.where(jnp.any(chosen, axis=1, keepdims=True), found, 0)
