@@ -55,6 +55,7 @@ def permutation_rows(
     row_length: Callable[[], int] = lambda: 0,
     special: SpecialTokens | None = None,
     documents_per_stream: int = DOCUMENTS_PER_STREAM,
+    permutation_window: Callable[[], int | None] = lambda: None,
 ) -> tf.data.Dataset:
     """Makes rows of documents, with a permutation and targets. Every second stream is reversed.
 
@@ -69,6 +70,7 @@ def permutation_rows(
       row_length: returns the length of a row of continuous data.
       special: the special tokens. Default: the tokens of the vocabulary.
       documents_per_stream: number of documents of a stream.
+      permutation_window: returns the number of tokens that are permuted among themselves; see `permutation_ranks`.
 
     Returns:
       Examples of int32 features `[length]`: `inputs`; `token_types`, 0 up to the first SEP, 1 up to the second, 2 for
@@ -76,7 +78,8 @@ def permutation_rows(
       `reversed`, 1 in reversed streams.
 
     Raises:
-      UserError: the length of a row is missing or too small, or the vocabulary has no special tokens.
+      UserError: the length of a row is missing or too small, windows do not divide both halves of a row, or the
+        vocabulary has no special tokens.
     """
     is_continuous = sequence_length is None
     length = row_length() if is_continuous else require_lengths("XLNet's data", sequence_length, "inputs")["inputs"]
@@ -91,6 +94,12 @@ def permutation_rows(
     end = special.sep if eod is None else eod
     starts = tf.constant(starts_of_pieces(vocabulary))
     reuse, targets = length // 2, length // TOKENS_PER_TARGET
+    window = permutation_window()
+    if window is not None and (window < 1 or reuse % window or (length - reuse) % window):
+        raise UserError(
+            f"permutation_window={window} does not divide the halves of a row of {length} tokens. Give a divisor of "
+            f"{reuse} and {length - reuse}, or None for whole halves."
+        )
 
     def make(element, seeds):
         number, batch = element
@@ -109,7 +118,7 @@ def permutation_rows(
         ]
         is_function = (inputs == special.sep) | (inputs == special.cls)
         is_target = tf.concat(chosen, axis=1)
-        ranks = permutation_ranks(is_target, is_function, reuse, seeds[3])
+        ranks = permutation_ranks(is_target, is_function, reuse, seeds[3], window)
         found = {
             "inputs": inputs,
             "token_types": types,

@@ -23,6 +23,8 @@ from t5x_like.data import task_arguments
 _ARGUMENTS = {
     # Length of a row of continuous data, which TASK_FEATURE_LENGTHS sets.
     task_arguments.ROW_LENGTH: 512,
+    # Number of tokens that are permuted among themselves (perm_size of the released code). Default: half of a row.
+    "permutation_window": None,
 }
 
 
@@ -47,8 +49,12 @@ def add(
       arguments: the declared arguments of the task.
       split: see `sentence_tasks.add_sentences_task`.
     """
-    steps = [functools.partial(permutation_rows, row_length=lambda: arguments[task_arguments.ROW_LENGTH])]
-    options = {"steps": steps, "features": FEATURES, "outputs": output_features, "split": split}
+    make_rows = functools.partial(
+        permutation_rows,
+        row_length=lambda: arguments[task_arguments.ROW_LENGTH],
+        permutation_window=lambda: arguments["permutation_window"],
+    )
+    options = {"steps": [make_rows], "features": FEATURES, "outputs": output_features, "split": split}
     add_sentences_task(name, source, vocabulary, **options)
 
 

@@ -55,6 +55,14 @@ def test_blocks_see_the_first_the_last_their_neighbors_and_random_blocks():
     assert {1, 2} <= set((inner == 15).sum(axis=-1).ravel())
 
 
+@pytest.mark.parametrize("length", [1024, 2048, 1100])
+def test_repeated_blocks_may_count_once(length):
+    twice, once = BASE.blocks(length), dataclasses.replace(BASE, count_repeated_blocks=False).blocks(length)
+    for lists, single in zip(twice.keys.reshape(-1, 8), once.keys.reshape(-1, 8), strict=True):
+        assert sorted(set(lists) - {-1}) == sorted(single[single >= 0])
+    assert dataclasses.replace(once, keys=once.keys[0]).counts(length, length).max() == 1
+
+
 def dense_mask(config, layer, length):
     """Returns how often each head sees each key, in blocks, by loops."""
     blocks = config.blocks(length)
@@ -66,12 +74,14 @@ def dense_mask(config, layer, length):
     return counts
 
 
-def test_sparse_attention_is_the_softmax_over_the_keys_of_visible_blocks():
+@pytest.mark.parametrize("count_repeated_blocks", [True, False])
+def test_sparse_attention_is_the_softmax_over_the_keys_of_visible_blocks(count_repeated_blocks):
+    config = dataclasses.replace(SPARSE, count_repeated_blocks=count_repeated_blocks)
     batch = {"encoder_input_tokens": tokens(1, 29)}
     whats = ["query", "key", "probabilities"]
-    captured = random_model(SPARSE)(batch, capture=tuple(f"encoder/layers/1/attention/{what}" for what in whats))
+    captured = random_model(config)(batch, capture=tuple(f"encoder/layers/1/attention/{what}" for what in whats))
     query, key, found = (captured.captured[f"encoder/layers/1/attention/{what}"][0] for what in whats)
-    weights = dense_mask(SPARSE, 1, 29) * np.exp(np.einsum("qhd,khd->hqk", query, key) / SPARSE.head_dim**0.5)
+    weights = dense_mask(config, 1, 29) * np.exp(np.einsum("qhd,khd->hqk", query, key) / SPARSE.head_dim**0.5)
     np.testing.assert_allclose(found, weights / weights.sum(axis=-1, keepdims=True), atol=1e-5)
     assert (found[:, 5] == 0).any() and (found[:, 0] > 0).all() and (found[:, -1] > 0).all()
 

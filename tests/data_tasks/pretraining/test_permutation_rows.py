@@ -129,6 +129,17 @@ def test_ranks_are_permutations_of_each_part_in_which_others_are_visible():
     np.testing.assert_allclose(np.nanmean(mean, axis=0), 6.5, atol=1.0)
 
 
+def test_windows_follow_one_another_and_share_one_permutation_per_half():
+    chosen, function = np.ones((50, 24), bool), np.zeros((50, 24), bool)
+    ranks = permutation_ranks(tf.constant(chosen), tf.constant(function), 12, tf.constant([3, 4]), 4).numpy()
+    windows = ranks.reshape(50, 2, 3, 4)
+    first = windows[:, :, :1]
+    np.testing.assert_array_equal(windows - first, np.broadcast_to([[[0], [4], [8]]], windows.shape))
+    for half, lowest in enumerate((1, 14)):
+        assert (np.sort(first[:, half, 0], axis=1) == lowest + np.arange(4)).all()
+    assert len({tuple(row) for row in first[:, 0, 0]}) > 10 and (first[:, 0] + 13 != first[:, 1]).any()
+
+
 def documents(number, length=90):
     """Returns documents of three sentences, whose lengths the dataset does not know, as those of a corpus."""
     lengths = tf.constant([[length // 3] * 3] * number)
@@ -165,6 +176,13 @@ def test_rows_follow_one_another_and_every_second_stream_is_reversed(features):
 def test_row_that_is_too_short_raises(features):
     with pytest.raises(UserError, match="inputs=11 is too short for XLNet's rows. Give 12 or more."):
         permutation_rows(documents(1), {"inputs": 11}, features)
+
+
+@pytest.mark.parametrize("window", [0, 5, 16])
+def test_windows_that_do_not_divide_the_halves_raise(features, window):
+    message = f"permutation_window={window} does not divide the halves of a row of 24 tokens. Give a divisor of 12"
+    with pytest.raises(UserError, match=message):
+        permutation_rows(documents(1), {"inputs": 24}, features, special=SPECIAL, permutation_window=lambda: window)
 
 
 def test_spans_begin_with_words_and_punctuation():
