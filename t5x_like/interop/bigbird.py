@@ -102,6 +102,11 @@ def config_to_huggingface(config: BigBirdConfig, heads: Iterable[str] = ()) -> d
         )
     if config.position_offset:
         raise UserError(f"position_offset={config.position_offset}: not supported by transformers' BigBird. Set 0.")
+    if not config.count_repeated_blocks:
+        raise UserError(
+            "count_repeated_blocks=False: not supported by transformers' BigBird, in which a block listed twice "
+            "counts twice. Set True."
+        )
     if not config.num_token_types:
         raise UserError("num_token_types=0: not supported by transformers' BigBird. Set 1.")
     return {

@@ -10,6 +10,7 @@ import pytest
 from families import FAMILIES, assert_trees_close, loss, random_model, scanned, tokens
 
 from t5x_like.errors import UserError
+from t5x_like.interop.bigbird import config_to_huggingface
 from t5x_like.models import bigbird_plan
 from t5x_like.models.bigbird import BigBirdConfig
 from t5x_like.partitioning import Partitioner
@@ -61,6 +62,11 @@ def test_repeated_blocks_may_count_once(length):
     for lists, single in zip(twice.keys.reshape(-1, 8), once.keys.reshape(-1, 8), strict=True):
         assert sorted(set(lists) - {-1}) == sorted(single[single >= 0])
     assert dataclasses.replace(once, keys=once.keys[0]).counts(length, length).max() == 1
+
+
+def test_transformers_counts_repeated_blocks_twice():
+    with pytest.raises(UserError, match="count_repeated_blocks=False: not supported by transformers' BigBird"):
+        config_to_huggingface(dataclasses.replace(BASE, count_repeated_blocks=False))
 
 
 def dense_mask(config, layer, length):

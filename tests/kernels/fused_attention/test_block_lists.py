@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +9,15 @@ import numpy as np
 import pytest
 
 from t5x_like.kernels import gathered_attention
-from t5x_like.kernels.attention import BACKENDS, reference
+from t5x_like.kernels.attention import reference
 from t5x_like.kernels.dropout import Dropout
-from t5x_like.kernels.fused_attention import backend, blocks, costs, tiles
+from t5x_like.kernels.fused_attention import backend, costs, tiles
 from t5x_like.kernels.fused_attention.block_lists import block_list_attention
 from t5x_like.kernels.fused_attention.geometry import ListGeometry
 from t5x_like.kernels.masks import BlockLists, Mask
 from t5x_like.kernels.score_bias import DenseBias
 from t5x_like.models import bigbird_plan
 from t5x_like.partitioning import Partitioner
-from t5x_like.planning import topologies
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7}  # relative to the largest element
 fused = functools.partial(block_list_attention, interpret=True)
@@ -173,23 +171,3 @@ def test_operations_and_traffic_per_token_do_not_grow_with_the_length():
         first = per_token(1024, backward)
         for length in (4096, 16384):
             np.testing.assert_allclose(per_token(length, backward), first)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, of the extra plan")
-@pytest.mark.notf
-@pytest.mark.parametrize("chip", ["v4:2x2x1", "v6e:2x2"])
-def test_compiles(chip):
-    device = topologies.devices(chip)[0]
-    x = jax.ShapeDtypeStruct((1, 1024, 2, 64), jnp.bfloat16)
-    mask = Case(1024, listed=8, segments=True).mask()
-    mask = jax.tree.map(lambda x: x[:1] if x.ndim == 2 else x, mask)
-    options = {"bias": None, "sizes": blocks.sizes(jax.sharding.Mesh([device], ("data",)))}
-    options |= {"dropout": Dropout(0.1), "dropout_key": jax.random.key(0)}
-
-    def loss(q, k, v):
-        return jnp.sum(BACKENDS["fused"].attention(q, k, v, mask=mask, **options).astype(jnp.float32))
-
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    step = jax.jit(jax.grad(loss, (0, 1, 2)), in_shardings=sharding, out_shardings=sharding)
-    program = step.lower(x, x, x).compile().as_text()
-    assert "block_list_attention_forward" in program and "block_list_attention_backward" in program

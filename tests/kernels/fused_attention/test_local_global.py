@@ -1,7 +1,5 @@
 """The attention of ETC in interpreted kernels equals its gathered form: outputs and gradients of both inputs."""
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +12,6 @@ from t5x_like.kernels.fused_attention.blocks import Sizes
 from t5x_like.models import bigbird_etc_inputs
 from t5x_like.models.bigbird_etc import EtcAttention, EtcConfig
 from t5x_like.partitioning import Partitioner
-from t5x_like.planning import topologies
 
 SIZES = Sizes(128, 128, 2**24, strided=False)  # strided rotations are slow when they are interpreted
 TOLERANCE = 2e-5
@@ -110,31 +107,3 @@ def test_dropout_drops_weights_and_keeps_the_expected_output():
     (one,), (other,) = (case.fused(dropout_key=jax.random.key(seed), **options) for seed in range(2))
     assert jnp.all(jnp.any(one != other, axis=(0, 2, 3))), "decisions of all queries differ"
     assert jnp.abs(jnp.mean((one + other) / 2 - expected)) < 0.02
-
-
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, of the extra plan")
-@pytest.mark.notf
-@pytest.mark.parametrize("chip", ["v4:2x2x1", "v5e:2x2"])
-def test_compiled_attention_has_no_scores_in_memory(chip):
-    config = EtcConfig(embed_dim=128, num_heads=2, head_dim=64, num_layers=1, dtype="bfloat16", scan_layers=False)
-    attention = jax.eval_shape(lambda: EtcAttention(config, key=jax.random.key(0)))
-    length, number = 2048, 72
-    x = jax.ShapeDtypeStruct((1, length + number, config.embed_dim), jnp.bfloat16)
-
-    def loss(attention, x):
-        segments = jnp.ones((1, length), jnp.int32)
-        globals_ = bigbird_etc_inputs.fixed_blocks(segments, 32)
-        all_segments = jnp.concatenate([globals_.segments, segments], axis=1)
-        output = attention.linear(x, all_segments, globals_, None)
-        return jnp.sum(output.astype(jnp.float32))
-
-    partitioner = Partitioner(ici={"data": 1}, devices=topologies.devices(chip)[:1])
-    with partitioner.bound():
-        sharding = jax.sharding.SingleDeviceSharding(partitioner.mesh.devices.flat[0])
-        step = jax.jit(jax.grad(loss, (0, 1)), in_shardings=sharding, out_shardings=sharding)
-        program = step.lower(attention, x).compile().as_text()
-    assert program.count("fused_attention_forward") >= 4 and program.count("fused_attention_backward") >= 4
-    # With heads, unlike the mask of sentences.
-    assert f"[1,2,{length},64]" in program or f"[1,128,{length}]" in program, "queries"
-    for queries, keys in ((length, number), (number, length), (length, length)):
-        assert f"2,{queries},{keys}]" not in program

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,6 @@ from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
 from t5x_like.models.deberta import DisentangledBias, RelativePositions
 from t5x_like.partitioning import Partitioner
-from t5x_like.planning import topologies
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7}  # relative to the largest element
 EMBED = 8
@@ -226,22 +224,3 @@ def test_tables_of_long_rows_do_not_fit():
     ):  # fmt: skip
         q = jax.ShapeDtypeStruct((2, length, 2, 64), jnp.bfloat16)
         assert blocks.tables_fit(terms(q), q, q, blocks.SIZES["TPU v4"], window) == expected
-
-
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, of the extra plan")
-@pytest.mark.notf
-@pytest.mark.parametrize("chip", ["v4:2x2x1", "v5e:2x2"])
-def test_compiles_with_and_without_strided_rotations(chip):
-    device, draw = topologies.devices(chip)[0], lambda *shape: jnp.zeros(shape, "bfloat16")
-    case = Case(disentangled, 128, 128, head_dim=64, dtype="bfloat16")
-    bias, x = disentangled(case, draw), jax.ShapeDtypeStruct((1, 128, 1, 64), jnp.bfloat16)
-    sizes = blocks.sizes(jax.sharding.Mesh([device], ("data",)))
-    assert sizes.strided == (chip != "v4:2x2x1")
-
-    def loss(q, k, v, bias):
-        return jnp.sum(fused_attention(q, k, v, mask=Mask(), bias=bias, sizes=sizes).astype(jnp.float32))
-
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    step = jax.jit(jax.grad(loss, (0, 1, 2, 3)), in_shardings=sharding, out_shardings=sharding)
-    program = step.lower(x, x, x, jax.eval_shape(lambda: bias)).compile().as_text()
-    assert "fused_attention_forward" in program and "fused_attention_backward" in program
