@@ -67,12 +67,21 @@ def _encoder(name, model, recipe, targets):
 _TOKENS_PER_CHIP = 2**16
 
 
-def _longformer(length):
-    """Returns Longformer base on one chip, with as many tokens per step whatever the length of a row."""
-    lengths = f"--gin.TASK_FEATURE_LENGTHS={{'inputs': {length}, 'targets': {-(-length * 15 // 100)}}}"
-    files = ("models/longformer/base.gin", "runs/longformer.gin")
-    flags = (lengths, f"--gin.MAX_LENGTH={length}")
-    return Model(f"Longformer base, {length:,}", files, _TOKENS_PER_CHIP // length, (("v5p:1x1x1", 1),), flags)
+def _of_length(name, model, length, targets, *flags):
+    """Returns an encoder on one chip, with as many tokens per step and predicted ones whatever the length of a row."""
+    lengths = f"--gin.TASK_FEATURE_LENGTHS={{'inputs': {length}, 'targets': {targets}}}"
+    files = (f"models/{model}/base.gin", f"runs/{model}.gin")
+    return Model(f"{name}, {length:,}", files, _TOKENS_PER_CHIP // length, (("v5p:1x1x1", 1),), (lengths, *flags))
+
+
+def _longformer(length, suffix="", *flags):
+    targets = -(-length * 15 // 100)
+    return _of_length(f"Longformer base{suffix}", "longformer", length, targets, f"--gin.MAX_LENGTH={length}", *flags)
+
+
+def _bigbird(length):
+    targets = -(-length * 75 // 4096)
+    return _of_length("BigBird base", "bigbird", length, targets, f"--gin.BigBirdConfig.max_length={length}")
 
 
 def _etc(name, *flags):
@@ -121,7 +130,11 @@ TABLES = {
         Model("XLNet large, 512", ("models/xlnet/large.gin", "runs/xlnet.gin"), 256, _SIXTEEN_CHIPS),
         Model("DeBERTa v3 large, 512", ("models/deberta_v3/large.gin", "runs/deberta_v3.gin"), 256, _SIXTEEN_CHIPS),
     ),
-    "Rows of different lengths": (_longformer(1024), _longformer(4096), _longformer(16384)),
+    "Rows of different lengths": (
+        *(_longformer(length) for length in (1024, 4096, 16384)),
+        _longformer(16384, " with remat", "--gin.LongformerConfig.remat='full'"),
+        *(_bigbird(length) for length in (1024, 4096, 16384)),
+    ),
     "BigBird ETC": (_etc("gathered blocks", "--gin.Partitioner.attention=xla"), _etc("kernels")),
     "Distillation and MobileBERT": (
         Model(

@@ -87,7 +87,7 @@ def _read_fasttext(path: str, contents: bytes) -> tuple[WordVectorsConfig, dict[
     inputs, outputs = special.copy(), special.copy()
     if EOS in names:
         inputs[EOS_ID] = found.inputs[names.index(EOS)]
-        if not is_classifier:
+        if found.loss == fasttext_files.NEGATIVE_SAMPLING:
             outputs[EOS_ID] = found.outputs[names.index(EOS)]
     table = np.concatenate([inputs, found.inputs[kept], found.inputs[len(names) :]])
     config = WordVectorsConfig(vocab_size=FIRST_WORD_ID + len(words.words), embed_dim=dim, buckets=buckets)
@@ -99,7 +99,15 @@ def _read_fasttext(path: str, contents: bytes) -> tuple[WordVectorsConfig, dict[
         labels = WordCounts(tuple(found.labels.words[index] for index in order), found.labels.counts[order])
         described = _described_classifier(config, found._replace(labels=labels))
         return config, {TABLE: table, LABEL_VECTORS: outputs}, described, vocabulary
-    leaves = {TABLE: table, _OUTPUTS: np.concatenate([outputs, found.outputs[kept]])}
+    leaves = {TABLE: table}
+    if found.loss == fasttext_files.NEGATIVE_SAMPLING:
+        leaves[_OUTPUTS] = np.concatenate([outputs, found.outputs[kept]])
+    else:
+        logging.warning(
+            "%s was trained without negative samples. Its word vectors are read, but not its output vectors, which are "
+            "those of a tree's nodes or of a softmax: training that starts from them has new output vectors.",
+            path,
+        )
     plain, composed = _BY_KIND[found.kind]
     if not buckets:
         return config, leaves, describe(config, objective=(plain, {})), vocabulary

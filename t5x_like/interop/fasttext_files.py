@@ -31,12 +31,12 @@ class FastTextModel(NamedTuple):
       words: The words and their counts.
       subwords: How words consist of n-grams.
       inputs: Vectors of words, then of buckets.
-      outputs: Vectors of words as targets; of a classifier, of labels or of the nodes of their tree.
+      outputs: Vectors of words as targets or of the nodes of their tree; of a classifier, of labels or of the nodes.
       window: Largest number of context words on each side.
       negatives: Number of negative samples.
       subsampling: Threshold of subsampling.
       kind: `CBOW`, `SKIP_GRAM` or `CLASSIFIER`.
-      loss: `NEGATIVE_SAMPLING`, or of a classifier `SOFTMAX` or `TREE`.
+      loss: `NEGATIVE_SAMPLING`, `SOFTMAX` or `TREE`; a classifier has no negative samples.
       word_ngrams: Largest number of words of an n-gram of a classifier.
       labels: The labels of a classifier and their counts, in descending order of the counts; otherwise None.
     """

@@ -132,6 +132,18 @@ def test_files_keep_words_counts_and_all_rows(tmp_path, objective):
     assert again.keys() == leaves.keys() and all(np.array_equal(again[name], leaves[name]) for name in leaves)
 
 
+@pytest.mark.parametrize("loss", [fasttext_files.TREE, fasttext_files.SOFTMAX])
+def test_output_vectors_without_negative_samples_are_not_read(tmp_path, objective, loss):
+    """Rows of a tree belong to its nodes, not to words."""
+    config, leaves = WordVectorsConfig(vocab_size=7, embed_dim=DIM, buckets=BUCKETS), random_leaves(WORDS)
+    path = tmp_path / "v.bin"
+    convert_vectors.write(config, objective, leaves, str(tmp_path / "vocab.txt"), str(path))
+    model = fasttext_files.read(str(path), path.read_bytes())
+    path.write_bytes(fasttext_files.to_bytes(model._replace(loss=loss)))
+    _, again, _, _ = convert_vectors.read(str(path), None)
+    assert again.keys() == {TABLE} and np.array_equal(again[TABLE], leaves[TABLE])
+
+
 def test_binary_file_of_hierarchical_softmax_raises(tmp_path, objective):
     (tmp_path / "vocab.txt").write_bytes(word_counts.to_bytes(objective.counts))
     config, leaves = WordVectorsConfig(vocab_size=7, embed_dim=DIM, buckets=BUCKETS), random_leaves(WORDS)
