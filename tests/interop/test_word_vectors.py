@@ -96,6 +96,7 @@ def test_end_of_sentence_has_its_row(tmp_path):
     assert leaves[TABLE].tolist() == [[0, 0], [7, 8], [0, 0], [1, 2]]
 
 
+@pytest.mark.parity
 def test_gensim_reads_the_files_and_its_files_are_read(tmp_path):
     models = pytest.importorskip("gensim.models")
     for name in NAMES:

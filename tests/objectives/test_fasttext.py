@@ -154,6 +154,7 @@ def test_binary_file_of_hierarchical_softmax_raises(tmp_path, objective):
     convert_vectors.write(config, other, leaves, str(tmp_path / "vocab.txt"), str(tmp_path / "v.vec"))
 
 
+@pytest.mark.parity
 def test_the_library_reads_the_file_and_its_file_is_the_same(tmp_path, objective):
     fasttext = pytest.importorskip("fasttext")
     config, leaves = WordVectorsConfig(vocab_size=7, embed_dim=DIM, buckets=BUCKETS), random_leaves(WORDS)

@@ -161,6 +161,7 @@ def test_files_keep_labels_and_all_rows(make, tmp_path, options):
     assert ("counts = (5, 9, 1, 2)" in described) == bool(options)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("options", [{}, {"output": LabelTree((5, 9, 1, 2))}, {"shortest": 2, "longest": 3}])
 def test_the_library_predicts_the_same(make, tmp_path, options):
     fasttext = pytest.importorskip("fasttext")
