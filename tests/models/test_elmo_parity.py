@@ -153,22 +153,26 @@ def test_states_and_gradients(kind, assert_parity):
         assert any(clipped), f"no {name} is clipped, so the test does not see the clips"
 
 
-def test_cells_without_projection_and_clips(assert_parity):
-    """With a projection of the size of the cells there is none, and the cells are those of `torch.nn.LSTM`."""
-    config = dataclasses.replace(CONFIG, cell_dim=5, num_layers=1, cell_clip=None, projection_clip=None, residual=False)
+@pytest.mark.parametrize("cells", [5, 7])
+def test_cells_without_clips_are_those_of_torch(assert_parity, cells):
+    """`torch.nn.LSTM`, with `proj_size` where outputs are projections of more cells."""
+    config = dataclasses.replace(
+        CONFIG, cell_dim=cells, num_layers=1, cell_clip=None, projection_clip=None, residual=False
+    )
     rng = np.random.default_rng(0)
-    model = config.make(jax.random.key(0))
-    layer = model.encoder.forward.layer_0
-    assert not hasattr(layer, "outputs")
-    lstm = torch.nn.LSTM(5, 5, batch_first=True)
+    layer = config.make(jax.random.key(0)).encoder.forward.layer_0
+    assert layer.has_projection == (cells != 5)
+    lstm = torch.nn.LSTM(5, cells, batch_first=True, proj_size=5 if layer.has_projection else 0)
     order = [0, 2, 1, 3]  # torch: i, f, g, o
     with torch.no_grad():
-        lstm.weight_ih_l0.copy_(torch.tensor(np.asarray(layer.inputs.kernel[...])[:, order].reshape(5, 20).T))
-        lstm.weight_hh_l0.copy_(torch.tensor(np.asarray(layer.recurrent.kernel[...])[:, order].reshape(5, 20).T))
-        lstm.bias_ih_l0.copy_(torch.tensor([0.0] * 5 + [1.0] * 5 + [0.0] * 10))
+        for ours, theirs in ((layer.inputs, lstm.weight_ih_l0), (layer.recurrent, lstm.weight_hh_l0)):
+            theirs.copy_(torch.tensor(np.asarray(ours.kernel[...])[:, order].reshape(5, 4 * cells).T))
+        lstm.bias_ih_l0.copy_(torch.tensor([0.0] * cells + [1.0] * cells + [0.0] * 2 * cells))
         lstm.bias_hh_l0.zero_()
-    x, zeros = rng.normal(size=(2, 4, 5)).astype(np.float32), jnp.zeros((2, 5))
-    hidden, _, cell = layer(x, zeros, zeros, np.zeros((2, 4), bool))
+        if layer.has_projection:
+            lstm.weight_hr_l0.copy_(torch.tensor(np.asarray(layer.outputs.kernel[...]).T))
+    x = rng.normal(size=(2, 4, 5)).astype(np.float32)
+    hidden, _, cell = layer(x, jnp.zeros((2, 5)), jnp.zeros((2, cells)), np.zeros((2, 4), bool))
     expected, (_, expected_cell) = lstm(torch.tensor(x))
     assert_parity(
         {"hidden": hidden, "cell": cell}, {"hidden": expected.detach(), "cell": expected_cell[0].detach()}, "outputs"
