@@ -107,10 +107,16 @@ def wait_for(condition, process):
         time.sleep(0.002)
 
 
-def run_to_the_end(command, model_dir, log_path, interrupt, *, times, rng, steps):
+def has_checkpoint(model_dir):
+    """Returns whether a checkpoint is complete."""
+    directory = model_dir / "checkpoints"
+    return directory.is_dir() and any(entry.name.isdecimal() for entry in directory.iterdir())
+
+
+def run_to_the_end(command, model_dir, log_path, interrupt, *, times, rng, steps, ready=lambda model_dir: True):
     """Runs a command until it finishes, and sends a signal `times` times, at a random time after the first row.
 
-    Every second signal is sent while a checkpoint is being written.
+    Every second signal is sent while a checkpoint is being written, and none before `ready`.
 
     Returns:
       For each signal, the last step before it and the checkpoints that it left unfinished.
@@ -124,6 +130,7 @@ def run_to_the_end(command, model_dir, log_path, interrupt, *, times, rng, steps
             if len(sent) < times:
                 wait_for(lambda before=before: len(read_metrics(str(model_dir))) > before, process)
                 time.sleep(rng.uniform(0, 0.3))
+                wait_for(lambda: ready(model_dir), process)
                 if len(sent) % 2:
                     wait_for(lambda: unfinished_checkpoints(model_dir), process)
                     time.sleep(rng.uniform(0, 0.02))
@@ -209,9 +216,12 @@ def test_killed_run_on_a_live_pipeline_resumes_with_the_same_losses(command, tmp
             signal.SIGKILL,
             times=kills,
             rng=random.Random(),
-            steps=8,
+            steps=12,
+            ready=has_checkpoint,
         )
     assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+    starts = first_steps(tmp_path / "killed")
+    assert starts[0] == 0 and len(starts) == 2 and starts[1] >= 3, "the run ended before the kill, or began again"
 
 
 @pytest.mark.slow
