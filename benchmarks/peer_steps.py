@@ -3,7 +3,8 @@
 Each measurement is a process of its own, which has the memory of the machine to itself: `Script.measure` starts it, and
 `Script.answer` runs in it. Random tokens fill all rows, there is no dropout, and the optimizer is AdamW. BERT of this
 library predicts `targets` of its tokens, as do the encoders like it; transformers computes the logits of all of them.
-XLNet predicts as many targets in both libraries, without a memory. DeBERTa has no mask decoder, as in transformers.
+XLNet predicts as many targets in both libraries, without a memory. DeBERTa has no mask decoder, as in transformers. An
+LSTM language model, which transformers does not have, is made of torch's layers.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ class Sizes:
     """Sizes of a model and of its batch.
 
     Attributes:
-      family: `t5`, `bert`, `longformer`, `bigbird`, `deberta`, `xlnet`, `gpt` or `llama`.
+      family: `t5`, `bert`, `longformer`, `bigbird`, `deberta`, `xlnet`, `gpt`, `llama` or `lstm`.
       rows: Rows of a batch.
       inputs: Tokens of a row.
       targets: Tokens of T5's targets, masked tokens of BERT, or a sixth of XLNet's tokens.
@@ -152,6 +153,7 @@ def _our_model(sizes: Sizes) -> tuple[Any, Any]:
     from t5x_like.models.gpt import GPTConfig
     from t5x_like.models.llama import LlamaConfig
     from t5x_like.models.longformer import LongformerConfig
+    from t5x_like.models.lstm import LSTMConfig
     from t5x_like.models.t5 import T5Config
     from t5x_like.models.xlnet import XLNetConfig
     from t5x_like.objectives.causal_lm import CausalLM
@@ -159,6 +161,9 @@ def _our_model(sizes: Sizes) -> tuple[Any, Any]:
     from t5x_like.objectives.permutation_lm import PermutationLM
     from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 
+    if sizes.family == "lstm":
+        widths = {"embed_dim": sizes.width, "embedding_dim": sizes.width}
+        return LSTMConfig(vocab_size=sizes.vocabulary, **widths, num_layers=sizes.layers), CausalLM()
     shared = {
         "vocab_size": sizes.vocabulary,
         "embed_dim": sizes.width,
@@ -246,6 +251,8 @@ def _their_model(sizes: Sizes) -> tuple[Any, dict[str, Any]]:
         return torch.randint(2, sizes.vocabulary, (sizes.rows, length))
 
     inputs = tokens(sizes.inputs)
+    if sizes.family == "lstm":
+        return _torch_lstm(sizes), {"input_ids": inputs, "labels": inputs}
     if sizes.family == "t5":
         t5 = transformers.T5Config(
             vocab_size=sizes.vocabulary, d_model=sizes.width, d_kv=HEAD_DIM, d_ff=sizes.mlp, num_layers=sizes.layers,
@@ -290,6 +297,27 @@ def _their_model(sizes: Sizes) -> tuple[Any, dict[str, Any]]:
         return transformers.DebertaForMaskedLM(deberta), batch
     bert = transformers.BertConfig(**shared, hidden_act="gelu_new", **dropout)
     return transformers.BertForMaskedLM(bert), batch
+
+
+def _torch_lstm(sizes: Sizes) -> Any:
+    """Returns an LSTM language model of torch's layers, which is called as the models of transformers."""
+    import types
+
+    import torch
+
+    class LanguageModel(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(sizes.vocabulary, sizes.width)
+            self.lstm = torch.nn.LSTM(sizes.width, sizes.width, sizes.layers, batch_first=True)
+            self.logits = torch.nn.Linear(sizes.width, sizes.vocabulary)
+
+        def forward(self, input_ids, labels):
+            states, _ = self.lstm(self.embedding(input_ids))
+            loss = torch.nn.functional.cross_entropy(self.logits(states).flatten(0, 1), labels.flatten())
+            return types.SimpleNamespace(loss=loss)
+
+    return LanguageModel()
 
 
 def _their_xlnet(sizes: Sizes, inputs: Any) -> tuple[Any, dict[str, Any]]:

@@ -1,17 +1,17 @@
-"""Compares the training step of seven models on CPU with transformers, eager and compiled.
+"""Compares the training step of eight models on CPU with transformers, eager and compiled.
 
 python benchmarks/peers.py
 python benchmarks/peers.py --write docs/performance.md
 python benchmarks/peers.py --levanter ENVIRONMENT/bin/python
 taskset -c 0 python benchmarks/peers.py --models bigbird xlnet --libraries t5x_like transformers --clock cpu
 
-The models have equal sizes, float32, no dropout, and AdamW: T5 1.1 small, a decoder like GPT-2, and encoders like BERT,
-Longformer, BigBird, DeBERTa and XLNet. Each library runs alone, in a new process with the memory of the machine to
-itself. The libraries take turns for several rounds, so that slow phases of the machine affect all of them. Compilation
-and warm-up are not part of the time; compiled programs are kept between the rounds. Levanter is compared where an
-environment of its own has it (`levanter_step.py`), and only for the decoder. The floor is the time of the model's FLOPs
-at the rate of the step's matrix products, each measured alone by both libraries in every round; the shortest time
-counts.
+The models have equal sizes, float32, no dropout, and AdamW: T5 1.1 small, a decoder like GPT-2, encoders like BERT,
+Longformer, BigBird, DeBERTa and XLNet, and an LSTM language model beside one of torch's layers. Each library runs
+alone, in a new process with the memory of the machine to itself. The libraries take turns for several rounds, so that
+slow phases of the machine affect all of them. Compilation and warm-up are not part of the time; compiled programs are
+kept between the rounds. Levanter is compared where an environment of its own has it (`levanter_step.py`), and only for
+the decoder. The floor is the time of the model's FLOPs at the rate of the step's matrix products, each measured alone
+by both libraries in every round; the shortest time counts.
 
 Random tokens fill all rows. BERT and DeBERTa predict 77 of 512 tokens, Longformer 615 and BigBird 75 of 4,096;
 transformers computes the logits of all of them. XLNet predicts 85 of 512 in both. `--clock cpu` counts CPU seconds of
@@ -42,6 +42,7 @@ from peer_steps import COMPILED, EAGER, OURS, Script, Sizes, Step, make_ours, ma
 LIBRARIES = (OURS, EAGER, COMPILED)
 NAMES = {"t5": "T5 1.1 small", "gpt": "like GPT-2", "bert": "like BERT"}
 NAMES |= {"longformer": "like Longformer", "bigbird": "like BigBird", "deberta": "like DeBERTa", "xlnet": "like XLNet"}
+NAMES |= {"lstm": "LSTM"}
 MODELS = {
     "t5": Sizes("t5", 8, 512, 114, 512, 1024, 6, 6, 8, 32128),
     "gpt": Sizes("gpt", 8, 512, 0, 512, 2048, 8, 8, 6, 50257),
@@ -50,6 +51,7 @@ MODELS = {
     "bigbird": Sizes("bigbird", 1, 4096, 75, 512, 2048, 8, 8, 6, 50358),
     "deberta": Sizes("deberta", 2, 512, 77, 512, 2048, 8, 8, 6, 50265),
     "xlnet": Sizes("xlnet", 2, 512, 85, 512, 2048, 8, 8, 6, 32000),
+    "lstm": Sizes("lstm", 32, 128, 0, 1024, 0, 0, 0, 1, 10000),
 }
 MAKERS: dict[str, Callable[[Sizes], Step]] = {
     OURS: lambda sizes: make_ours(sizes, attention="auto"),
