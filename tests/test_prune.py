@@ -7,13 +7,16 @@ import jax
 import numpy as np
 import pytest
 from copying_run import CONFIG, Copying, run
+from numerics import assert_close
 
 from t5x_like import interop, parameters
+from t5x_like.convert import convert
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.loading import open_model
 from t5x_like.metrics.best import BestMetric
 from t5x_like.models import build
 from t5x_like.models.bert import BertConfig
+from t5x_like.models.llama import LlamaConfig
 from t5x_like.partitioning import Partitioner
 from t5x_like.prune import RECORD, Plan, prune
 
@@ -108,8 +111,8 @@ def test_invalid_settings_raise(tmp_path, trained):
     assert not (tmp_path / "new").exists()
 
 
-def random_bert():
-    shapes, rng = build.stacked_shapes(BERT), np.random.default_rng(0)
+def random_leaves(config):
+    shapes, rng = build.stacked_shapes(config), np.random.default_rng(0)
     return {
         f"model/{name}": rng.normal(size=leaf.shape).astype(np.float32) / 3
         for name, leaf in parameters.named_leaves(shapes).items()
@@ -117,7 +120,7 @@ def random_bert():
 
 
 def test_bert_with_fewer_heads_comes_back_from_hugging_face(tmp_path):
-    leaves = random_bert()
+    leaves = random_leaves(BERT)
     interop.to_huggingface(leaves, BERT, str(tmp_path / "hf"))
     stored = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert (stored["num_attention_heads"], stored["pruned_heads"]) == (4, {"0": [2, 3], "1": [2, 3]})
@@ -131,18 +134,59 @@ def test_bert_with_fewer_heads_comes_back_from_hugging_face(tmp_path):
         interop.config_from_huggingface(str(tmp_path / "hf"))
 
 
+# Half of the heads of 4 features.
+SMALL = {
+    "bert": (dataclasses.replace(BERT, activations=("gelu_exact",)), "BertModel"),
+    "roberta": (
+        dataclasses.replace(BERT, activations=("gelu_exact",), padding_id=1, position_offset=2, num_token_types=1),
+        "RobertaModel",
+    ),
+    "llama": (
+        LlamaConfig(
+            vocab_size=31, embed_dim=16, mlp_dim=8, num_heads=2, num_kv_heads=2, head_dim=4, num_layers=2, max_length=16
+        ),
+        "LlamaModel",
+    ),
+}
+
+
 @pytest.mark.parity
-def test_transformers_has_the_outputs_of_bert_with_fewer_heads(tmp_path):
+@pytest.mark.parametrize("family", SMALL)
+def test_transformers_has_the_outputs_of_models_with_fewer_heads(tmp_path, family):
     import torch
     import transformers
 
-    leaves, config = random_bert(), dataclasses.replace(BERT, activations=("gelu_exact",))
+    config, name = SMALL[family]
+    leaves = random_leaves(config)
     interop.to_huggingface(leaves, config, str(tmp_path / "hf"))
-    theirs = transformers.BertModel.from_pretrained(str(tmp_path / "hf"), add_pooling_layer=False).eval()
-    assert theirs.encoder.layer[0].attention.self.query.weight.shape == (8, 16)
+    options = {} if family == "llama" else {"add_pooling_layer": False}
+    theirs = getattr(transformers, name).from_pretrained(str(tmp_path / "hf"), **options).eval()
+    weights = dict(theirs.named_parameters())
+    kernel = "layers.0.self_attn.q_proj.weight" if family == "llama" else "encoder.layer.0.attention.self.query.weight"
+    assert weights[kernel].shape == (8, 16)
     tokens = np.random.default_rng(1).integers(5, 31, (2, 7)).astype(np.int32)
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens)).last_hidden_state.numpy()
     names = {name.removeprefix("model/"): leaf for name, leaf in leaves.items()}
     ours = parameters.unstack(names, jax.eval_shape(config.make, jax.random.key(0)))
-    np.testing.assert_allclose(ours({"encoder_input_tokens": tokens}).hidden, expected, rtol=1e-4, atol=1e-5)
+    stack = "decoder" if family == "llama" else "encoder"
+    np.testing.assert_allclose(ours({f"{stack}_input_tokens": tokens}).hidden, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parity
+def test_transformers_has_the_logits_of_a_pruned_run(tmp_path, trained):
+    """T5, from the run over `prune` and `convert` to the model of transformers."""
+    import torch
+    import transformers
+
+    options = {"heads": 0.5, "units": 0.25, "layers": {"encoder": (1,)}, "data": Copying(), "batches": 1}
+    prune(opened(trained), output_path=str(tmp_path / "small"), **options)
+    loaded = opened(tmp_path / "small")
+    convert(checkpoint_path=str(tmp_path / "small"), output_path=str(tmp_path / "hf"), model=loaded.config)
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(str(tmp_path / "hf")).eval()
+    assert (theirs.config.num_layers, theirs.config.num_heads, theirs.config.d_ff) == (1, 2, 8)
+    source, target = (np.random.default_rng(seed).integers(2, 32, (2, 6)) for seed in range(2))
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor(source), decoder_input_ids=torch.tensor(target)).logits.numpy()
+    model, batch = loaded.read_model(), {"encoder_input_tokens": source, "decoder_input_tokens": target}
+    assert_close({"logits": model.unembed(model(batch).hidden)}, {"logits": expected})
