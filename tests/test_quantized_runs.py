@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import small_models
 
-from t5x_like import interop, parameters
-from t5x_like.adapters.quantization import FakeQuantized
+from t5x_like import interop, optimizers, parameters
+from t5x_like.adapters.lora import LoRA
+from t5x_like.adapters.quantization import FakeQuantized, Quantized
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.interop import quantized
@@ -112,3 +113,27 @@ def test_quantized_run_is_not_resumed_densely(tmp_path):
     copying_run.run(tmp_path, model=quantized_model, total=3)
     with pytest.raises(UserError, match="checkpoint 3 is of a quantized run, with .* but the model is not quantized"):
         copying_run.run(tmp_path)
+
+
+def test_lora_on_integers_trains_resumes_and_is_exported_with_the_rounded_base(tmp_path):
+    dense, base, back = (str(tmp_path / name) for name in ("dense", "base", "back"))
+    copying_run.run(dense, total=3, evaluations=None)
+    convert(checkpoint_path=dense, output_path=base, model=copying_run.CONFIG, quantization="int8")
+    config = dataclasses.replace(copying_run.CONFIG, adapters=(LoRA(rank=2, alpha=4.0), Quantized()))
+    groups = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
+    options = {"model": config, "path": base, "optimizer": optimizers.adamw(learning_rate=0.01, groups=groups)}
+    copying_run.run(tmp_path / "whole", **options)
+    for total in (3, 6):
+        copying_run.run(tmp_path / "resumed", **options, total=total)
+    assert copying_run.losses(tmp_path / "resumed") == copying_run.losses(tmp_path / "whole")
+
+    trained = open_model(str(tmp_path / "whole"), model=config, partitioner=ONE)
+    leaves = parameters.named_leaves(trained.read_model())
+    before = parameters.named_leaves(open_model(base, partitioner=ONE).read_model())
+    integers = [name for name in before if name.endswith("quantization/values")]
+    assert integers and all(np.array_equal(leaves[name], before[name]) for name in integers)
+    assert any(np.any(leaf) for name, leaf in leaves.items() if name.endswith("adapter/up"))
+    convert(checkpoint_path=str(tmp_path / "whole"), output_path=back, model=config)
+    expected = parameters.stack(parameters.named_leaves(construct.merge(trained.read_model())))
+    for name, leaf in interop.read(back, interop.config_from_huggingface(back)).items():
+        np.testing.assert_allclose(leaf, expected[name.removeprefix("model/")], rtol=1e-6, err_msg=name)
