@@ -38,7 +38,13 @@ def gpt2(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "dtype, activations, share",
-    [("int8", None, 0.5), ("int4", None, 0.4), ("bfloat16", None, 0.53), ("int8", "dynamic", 0.5)],
+    [
+        ("int8", None, 0.5),
+        ("int4", None, 0.4),
+        ("bfloat16", None, 0.53),
+        ("float16", None, 0.53),
+        ("int8", "dynamic", 0.5),
+    ],
 )
 def test_converted_run_is_small_and_generates(gpt2, tmp_path, dtype, activations, share, caplog):
     caplog.set_level("INFO", "absl")

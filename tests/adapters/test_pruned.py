@@ -11,9 +11,10 @@ from copying_run import CONFIG, losses, run
 from families import FAMILIES, example_batch, scanned
 from numerics import assert_close
 
-from t5x_like import optimizers, parameters
+from t5x_like import interop, optimizers, parameters
 from t5x_like.adapters import pruned
 from t5x_like.adapters.pruned import MagnitudePruning, MovementPruning
+from t5x_like.convert import convert
 from t5x_like.decoding.parameters import in_compute_dtype
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model
@@ -112,6 +113,19 @@ def test_resumes_exactly_with_averages_and_opens_pruned(tmp_path, method):
     for name, leaf in parameters.stack(parameters.named_leaves(merged)).items():
         if "/layers/" in name and name.endswith("/kernel"):
             assert [np.count_nonzero(layer) for layer in leaf] == [int(0.25 * leaf[0].size)] * len(leaf), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_exports_have_the_zeros(tmp_path, method):
+    pruned_run(tmp_path / "run", method, evaluations=None)
+    config = dataclasses.replace(CONFIG, adapters=(METHODS[method](**SCHEDULE),))
+    convert(checkpoint_path=str(tmp_path / "run"), output_path=str(tmp_path / "hf"), model=config)
+    found = interop.read(str(tmp_path / "hf"), CONFIG)
+    merged = construct.merge(open_model(str(tmp_path / "run"), model=config).read_model())
+    for name, leaf in parameters.stack(parameters.named_leaves(merged)).items():
+        np.testing.assert_array_equal(found[f"model/{name}"], leaf, err_msg=name)
+        if "/layers/" in name and name.endswith("/kernel"):
+            assert np.count_nonzero(found[f"model/{name}"]) == len(leaf) * int(0.25 * leaf[0].size), name
 
 
 def test_starts_from_the_thresholds_of_pretrained_weights(tmp_path):
