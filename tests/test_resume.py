@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from several_processes import finish, output, start_processes
 
 from t5x_like.metrics import read_goodput, read_metrics
 from t5x_like.training.checkpoints.manager import Checkpoints
@@ -222,6 +223,23 @@ def test_killed_run_on_a_live_pipeline_resumes_with_the_same_losses(command, tmp
     assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
     starts = first_steps(tmp_path / "killed")
     assert starts[0] == 0 and len(starts) == 2 and starts[1] >= 3, "the run ended before the kill, or began again"
+
+
+@pytest.mark.slow
+def test_two_killed_processes_resume_with_the_carried_state(tmp_path):
+    """Each process has half of the rows, and their states."""
+    command = [*CONTINUOUS, "--cpu_devices=2", "--gin.TRAIN_STEPS=12"]
+    for name in ("whole", "killed"):
+        processes = start_processes(tmp_path / name, [*command, f"--gin.MODEL_DIR={tmp_path / name}"])
+        if name == "killed":
+            wait_for(lambda: has_checkpoint(tmp_path / "killed"), processes[0])
+            for process in processes:
+                process.kill()
+            assert finish(processes) == [-signal.SIGKILL] * 2, "the run ended before the kill"
+            processes = start_processes(tmp_path / name, [*command, f"--gin.MODEL_DIR={tmp_path / name}"])
+        assert finish(processes, seconds=300) == [0, 0], output(tmp_path / name, 0)[-3000:]
+    assert first_steps(tmp_path / "killed")[-1] >= 3
+    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
 
 
 @pytest.mark.slow
