@@ -76,13 +76,18 @@ def compare(
             opened.append(open_model(path, partitioner=one_device))
     found_scores = scores.choose(opened, [scores.read(each) for each in opened], metric)
 
-    # ---- weights and compiled predictions ----------------------------------------------------------------------------
+    # ---- weights of all models: those that do not fit are errors before anything is compiled -------------------------
     lengths = task_feature_lengths or opened[0].task_feature_lengths
-    names, sizes, calls = _names(given), {}, {}
-    for name, path, loaded in zip(names, given, opened, strict=True):
+    predictions, weights = [], []
+    for path, loaded in zip(given, opened, strict=True):
         with _named(path):
-            made = prediction.Prediction(loaded, {**loaded.task_feature_lengths, **lengths})
-            params = made.load()
+            predictions.append(prediction.Prediction(loaded, {**loaded.task_feature_lengths, **lengths}))
+            weights.append(predictions[-1].load())
+
+    # ---- compiled predictions ----------------------------------------------------------------------------------------
+    names, sizes, calls = _names(given), {}, {}
+    for name, path, loaded, made, params in zip(names, given, opened, predictions, weights, strict=True):
+        with _named(path):
             compiled = {}
             for number in rows:
                 logging.info("compiling the prediction of %s, batch size %d", name, number)

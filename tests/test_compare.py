@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import shutil
 import types
 
 import copying_run
 import jax
 import pytest
+import safetensors.numpy
 import small_models
 
 from t5x_like import cli, parameters
@@ -181,6 +183,18 @@ def test_directory_without_a_model_or_weights_raises(models, tmp_path):
         UserError, match=f"{models['dense']}: TASK_FEATURE_LENGTHS=.*'inputs' is not a positive integer"
     ):
         compare(models=models["dense"], task_feature_lengths={"inputs": -8})
+
+
+def test_weights_of_all_models_are_read_before_anything_is_compiled(models, tmp_path, monkeypatch):
+    damaged = shutil.copytree(models["bert"], tmp_path / "damaged")
+    stored = safetensors.numpy.load_file(damaged / "model.safetensors")
+    del stored["bert.encoder.layer.0.attention.self.query.weight"]
+    safetensors.numpy.save_file(stored, damaged / "model.safetensors")
+    compiled = []
+    monkeypatch.setattr(prediction.Prediction, "compile", lambda *arguments: compiled.append(arguments))
+    with pytest.raises(UserError, match="damaged.*query.weight"):
+        compare(models=[models["dense"], str(damaged)], **OPTIONS)
+    assert not compiled
 
 
 def test_checkpoints_have_the_names_of_their_runs():

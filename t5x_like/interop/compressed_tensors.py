@@ -25,7 +25,7 @@ from t5x_like.adapters import quantization
 from t5x_like.adapters.base import named_modules
 from t5x_like.errors import UserError
 from t5x_like.interop import json_files, safetensors_files
-from t5x_like.kernels.quantization import LEVELS
+from t5x_like.kernels.quantization import scale_of
 from t5x_like.layers.projections import Projection
 from t5x_like.models import build
 from t5x_like.models.base import ModelConfig
@@ -33,8 +33,9 @@ from t5x_like.models.base import ModelConfig
 KEY, METHOD = "quantization_config", "compressed-tensors"
 _BITS = {"int8": 8, "int4": 4}
 _WORD = 32
-_WEIGHT, _PACKED, _SCALE, _SHAPE, _INPUT_SCALE, _ZERO = (
+_WEIGHT, _BIAS, _PACKED, _SCALE, _SHAPE, _INPUT_SCALE, _ZERO = (
     ".weight",
+    ".bias",
     ".weight_packed",
     ".weight_scale",
     ".weight_shape",
@@ -54,7 +55,8 @@ class Integers:
       dtype: `int8` or `int4`.
       activations: None, `dynamic` or `static`; see `adapters.quantization.Settings`.
       scales: stored name of each quantized kernel -> the scale of each of its elements.
-      input_scales: the same for the scale of the inputs, if their ranges are static.
+      input_scales: stored name of each kernel whose inputs are rounded -> the scale of the inputs, as an array of the
+        shape of the kernel; 1 with dynamic ranges. The kernel of the logits has inputs that are not rounded.
     """
 
     dtype: str
@@ -100,8 +102,10 @@ def integers_of(config: ModelConfig, leaves: Mapping[str, Any]) -> Integers:
         shape[-1] *= _BITS["int8"] // _BITS[dtype]
         kernel = f"{prefix}{name}/kernel"
         scales[kernel] = np.broadcast_to(np.asarray(stored.scale[...]), shape)
-        if stored.activations == "static":
-            of_inputs = np.asarray(stored.range[...])[..., 0] / LEVELS["int8"]
+        if stored.activations is not None:
+            of_inputs = np.ones((), np.float32)
+            if stored.activations == "static":
+                of_inputs = np.asarray(scale_of(stored.range[...][..., 0], "int8"))
             input_scales[kernel] = np.broadcast_to(
                 of_inputs.reshape(of_inputs.shape + (1,) * (len(shape) - of_inputs.ndim)), shape
             )
@@ -116,7 +120,8 @@ def encode(
     """Replaces tensors of an export by their integers and scales.
 
     Embedding tables and projections that transformers stores transposed (`Conv1D` of GPT-2) stay dense, because the
-    format has only matrices `[outputs, inputs]` of `torch.nn.Linear`.
+    format has only matrices `[outputs, inputs]` of `torch.nn.Linear`. With static ranges, biases are rounded to the
+    scale of the product, as `adapters.quantization` adds them.
 
     Args:
       tensors: Hugging Face name -> dense tensor.
@@ -132,15 +137,16 @@ def encode(
     """
     scales, of_inputs = to_tensors(integers.scales), to_tensors(integers.input_scales) if integers.input_scales else {}
     found: dict[str, np.ndarray] = {}
-    modules, dense = [], []
+    modules, dense = {}, []  # name of each module -> whether its inputs are rounded
     for name, tensor in tensors.items():
         scale = scales[name]
         is_linear = tensor.ndim == 2 and name.endswith(_WEIGHT) and np.all(scale > 0) and np.all(scale == scale[:, :1])
         if not is_linear:
             dense += [name] if np.any(scale > 0) else []
-            found[name] = tensor
+            found.setdefault(name, tensor)
             continue
-        modules.append(module := name.removesuffix(_WEIGHT))
+        module = name.removesuffix(_WEIGHT)
+        modules[module] = bool(of_inputs) and bool(np.all(of_inputs[name] > 0))
         values = np.rint(tensor / scale).astype(np.int8)
         if integers.activations is None:
             found[module + _PACKED] = _pack(values, _BITS[integers.dtype])
@@ -148,8 +154,11 @@ def encode(
         else:
             found[name] = values
         found[module + _SCALE] = np.ascontiguousarray(scale[:, :1])
-        if of_inputs:
+        if integers.activations == "static" and modules[module]:
             found[module + _INPUT_SCALE] = of_inputs[name][0, :1].copy()
+            if (bias := tensors.get(module + _BIAS)) is not None:
+                of_product = of_inputs[name][0, 0] * scale[:, 0]
+                found[module + _BIAS] = np.rint(bias / of_product) * of_product
     if not modules:
         raise UserError(
             "INTEGERS=True: transformers has no torch.nn.Linear among the quantized projections of this family. "
@@ -159,7 +168,7 @@ def encode(
         logging.warning(
             "%d of the quantized tensors stay dense, such as %s: not a torch.nn.Linear", len(dense), dense[0]
         )
-    return found, _settings(integers, _targets(modules, tensors))
+    return found, _settings(integers, modules, tensors)
 
 
 def tensors(directory: str) -> "safetensors_files.Tensors | Decoded":
@@ -292,24 +301,35 @@ def _pack(values: np.ndarray, bits: int) -> Int32[np.ndarray, "rows words"]:
     return np.bitwise_or.reduce(digits << shifts, axis=-1).view(np.int32)
 
 
-def _settings(integers: Integers, targets: Sequence[str]) -> dict[str, Any]:
-    inputs = None
-    if integers.activations is not None:
-        is_dynamic = integers.activations == "dynamic"
-        inputs = _arguments(8, "token" if is_dynamic else "tensor", dynamic=is_dynamic)
-    packing = "pack-quantized" if inputs is None else "int-quantized"
-    group = {
-        "targets": list(targets),
-        "weights": _arguments(_BITS[integers.dtype], "channel"),
-        "input_activations": inputs,
-        "output_activations": None,
-        "format": packing,
-    }
+def _settings(integers: Integers, modules: Mapping[str, bool], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the contents of `quantization_config`, with a group for each way in which inputs are rounded.
+
+    Args:
+      integers: how the kernels are rounded.
+      modules: name of each quantized module -> whether its inputs are rounded.
+      tensors: all tensors of the model, with dense weights.
+    """
+    packing = "pack-quantized" if integers.activations is None else "int-quantized"
+    is_dynamic = integers.activations == "dynamic"
+    groups = []
+    for has_inputs in (True, False):
+        if not (chosen := [name for name, rounded in modules.items() if rounded is has_inputs]):
+            continue
+        inputs = _arguments(8, "token" if is_dynamic else "tensor", dynamic=is_dynamic) if has_inputs else None
+        groups.append(
+            {
+                "targets": _targets(chosen, tensors),
+                "weights": _arguments(_BITS[integers.dtype], "channel"),
+                "input_activations": inputs,
+                "output_activations": None,
+                "format": packing,
+            }
+        )
     return {
         "quant_method": METHOD,
         "format": packing,
         "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
+        "config_groups": {f"group_{number}": group for number, group in enumerate(groups)},
         "ignore": [],
     }
 

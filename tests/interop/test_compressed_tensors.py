@@ -1,5 +1,6 @@
 """Exports in integers: read back here, and by the library compressed-tensors in transformers."""
 
+import dataclasses
 import json
 
 import jax
@@ -14,8 +15,10 @@ from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.interop import compressed_tensors
 from t5x_like.loading import open_model
-from t5x_like.models import construct
+from t5x_like.models import build, construct
 from t5x_like.models.bert import BertConfig
+from t5x_like.models.llama import LlamaConfig
+from t5x_like.models.t5 import T5Config
 from t5x_like.partitioning import Partitioner
 
 pytest.importorskip("qwix", reason="needs the extra `quantization`")
@@ -96,24 +99,76 @@ def test_file_has_words_of_integers_and_says_how(tmp_path, dtype, bits):
     assert stored["bert.embeddings.word_embeddings.weight"].dtype == np.float32
 
 
-def test_static_range_is_the_scale_of_the_inputs(tmp_path):
-    config = BertConfig(vocab_size=64, num_layers=2, max_length=16, adapters=(FakeQuantized(),), **small_models.SIZES)
-    model = construct.make(config, jax.random.key(0))
-    number = iter(range(1, 100))
-    leaves = {
-        f"model/{name}": np.full(leaf.shape, [1.27 * next(number), 1.0], np.float32) if name.endswith("range") else leaf
-        for name, leaf in parameters.stack(parameters.named_leaves(model)).items()
-    }
+def _export_static(tmp_path, family):
+    """Exports a model in int8 with static ranges and random biases; returns it, its parameters and the directory."""
+    config, rng, leaves = dataclasses.replace(STATIC[family], adapters=(FakeQuantized(),)), np.random.default_rng(0), {}
+    for name, leaf in parameters.stack(parameters.named_leaves(construct.make(config, jax.random.key(0)))).items():
+        if name.endswith("range"):
+            leaf = np.stack([rng.uniform(5, 8, leaf.shape[:-1]), np.ones(leaf.shape[:-1])], axis=-1)
+        elif name.endswith("bias"):
+            leaf = rng.normal(size=leaf.shape)
+        leaves[f"model/{name}"] = np.asarray(leaf, np.float32)
     config, leaves = interop.quantized.quantize(config, leaves, "int8")
-    integers = compressed_tensors.integers_of(config, leaves)
-    interop.to_huggingface(leaves, config, str(tmp_path / "exported"), integers=integers)
-    stored = safetensors.numpy.load_file(tmp_path / "exported/model.safetensors")
-    ranges = {name: leaf for name, leaf in leaves.items() if name.endswith("query/quantization/range")}
-    ((_, query),) = ranges.items()
+    exported = str(tmp_path / "exported")
+    interop.to_huggingface(leaves, config, exported, integers=compressed_tensors.integers_of(config, leaves))
+    of_model = {name.removeprefix("model/"): leaf for name, leaf in leaves.items()}
+    return parameters.rebuild(build.stacked_shapes(config), of_model), leaves, exported
+
+
+STATIC = {
+    "bert": BertConfig(vocab_size=64, num_layers=2, max_length=16, activations=("gelu_exact",), **small_models.SIZES),
+    "llama": LlamaConfig(vocab_size=64, num_layers=2, max_length=16, **small_models.SIZES),
+    "t5": T5Config(vocab_size=64, encoder_layers=2, decoder_layers=2, **small_models.SIZES),
+}
+QUERIES = {  # here, and in transformers
+    "bert": ("model/encoder/layers/attention/query", "bert.encoder.layer.{}.attention.self.query"),
+    "llama": ("model/decoder/layers/attention/query", "model.layers.{}.self_attn.q_proj"),
+    "t5": ("model/encoder/layers/attention/query", "encoder.block.{}.layer.0.SelfAttention.q"),
+}
+
+
+@pytest.mark.parametrize("family", STATIC)
+def test_static_range_is_the_scale_of_the_inputs(tmp_path, family):
+    _, leaves, exported = _export_static(tmp_path, family)
+    stored = safetensors.numpy.load_file(f"{exported}/model.safetensors")
+    name, module = QUERIES[family]
+    ranges = leaves[f"{name}/quantization/range"]
     for layer in range(2):
-        name = f"bert.encoder.layer.{layer}.attention.self.query"
-        np.testing.assert_allclose(stored[f"{name}.input_scale"], [query[layer, 0] / 127], rtol=1e-6)
-        assert stored[f"{name}.weight"].dtype == np.int8
+        found = module.format(layer)
+        np.testing.assert_allclose(stored[f"{found}.input_scale"], [ranges[layer, 0] / 127], rtol=1e-6)
+        assert stored[f"{found}.weight"].dtype == np.int8
+
+
+def test_inputs_of_the_logits_are_not_rounded(tmp_path):
+    _, _, exported = _export_static(tmp_path, "llama")
+    stored = safetensors.numpy.load_file(f"{exported}/model.safetensors")
+    assert stored["lm_head.weight"].dtype == np.int8 and "lm_head.input_scale" not in stored
+    settings = json.loads((tmp_path / "exported/config.json").read_text())["quantization_config"]
+    rounded, others = settings["config_groups"].values()
+    assert rounded["input_activations"]["dynamic"] is False and others["input_activations"] is None
+    assert others["targets"] == ["re:lm_head$"]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("family", STATIC)
+def test_transformers_computes_with_static_ranges(tmp_path, family):
+    """No input is below -range: the library clamps such integers to -128, and this project to -127."""
+    import torch
+    import transformers
+
+    model, _, exported = _export_static(tmp_path, family)
+    tokens = np.arange(5, 15).reshape(2, 5)
+    expected = model({"encoder_input_tokens": tokens, "decoder_input_tokens": tokens}).hidden
+    expected = expected if family == "bert" else model.logits(expected)
+    names = {"bert": "BertModel", "llama": "LlamaForCausalLM", "t5": "T5ForConditionalGeneration"}
+    inputs = {"input_ids": torch.tensor(tokens)}
+    if family == "t5":
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    loaded = getattr(transformers, names[family]).from_pretrained(exported, dtype=torch.float32).eval()
+    with torch.no_grad():
+        outputs = loaded(**inputs)
+    found = outputs.last_hidden_state if family == "bert" else outputs.logits
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
 def test_quantizing_an_export_again_gives_the_same_integers(tmp_path):
