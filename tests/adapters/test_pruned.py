@@ -128,6 +128,21 @@ def test_exports_have_the_zeros(tmp_path, method):
             assert np.count_nonzero(found[f"model/{name}"]) == len(leaf) * int(0.25 * leaf[0].size), name
 
 
+def test_masks_do_not_depend_on_the_learning_rate_of_the_scores(tmp_path):
+    # A power of 2 changes no digit of the scores.
+    faster = dataclasses.replace(SCORES[0], learning_rate_factor=256.0)
+    pruned_run(tmp_path / "same", "movement")
+    pruned_run(tmp_path / "faster", "movement", optimizer=optimizers.adamw(learning_rate=1e-2, groups=(faster,)))
+    scores = []
+    for name in ("same", "faster"):
+        found = parameters.named_leaves(open_model(str(tmp_path / name)).read_model())
+        scores.append({leaf: np.asarray(found[leaf]) for leaf in found if leaf.endswith("adapter/score")})
+    assert scores[0]
+    for name, leaf in scores[0].items():
+        np.testing.assert_array_equal(scores[1][name], 256 * leaf, err_msg=name)
+    assert column(tmp_path / "same", "loss") == column(tmp_path / "faster", "loss")
+
+
 def test_starts_from_the_thresholds_of_pretrained_weights(tmp_path):
     run(tmp_path / "dense", total=1, save=1)
     config = dataclasses.replace(CONFIG, adapters=(MagnitudePruning(density=0.5, initial_density=0.5, total_steps=1),))
