@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from t5x_like import beam_errors, paths
-from t5x_like.data import mixing
+from t5x_like.data import mixing, skipped_records
 from t5x_like.data.cached import shard_files
 from t5x_like.data.cached.manifest import Manifest, Shard
 from t5x_like.data.cached.mixture_file import MixtureFile
@@ -305,6 +305,7 @@ def _summary(manifest: Manifest) -> str:
     return (
         f"{rows:,} rows in {passes} {'pass' if passes == 1 else 'passes'}, {filled}, {size / 1e6:,.1f} MB "
         f"in {len(manifest.shards)} files"
+        + (f"; skipped {skipped_records.describe(skipped)}" if (skipped := manifest.skipped_in_a_pass) else "")
     )
 
 

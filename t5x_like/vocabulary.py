@@ -10,12 +10,15 @@ from typing import Literal
 from absl import logging
 
 from t5x_like import paths
+from t5x_like.data import skipped_records
+from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import UserError
 
 DEFAULT_DIRECTORY = "vocabulary"
 # The tasks that read a vocabulary of each kind.
 TASKS = {
     "sentencepiece": "text_files_span_corruption, text_files_causal_lm, text_files_masked_lm",
+    "sentencepiece_bpe": "text_files_causal_lm, text_files_span_corruption, text_files_masked_lm",
     "wordpiece": "text_files_sentence_pairs, text_files_masked_lm",
     "byte_bpe": "text_files_causal_lm, text_files_causal_lm_byte_bpe",
     "bytes": "text_files_span_corruption, text_files_causal_lm",
@@ -48,9 +51,9 @@ def vocabulary(
     Args:
       pattern: Files to train on, in a format that the tasks text_files_* read: a local path or bucket URL that may
         contain *, ** and ?.
-      kind: Kind of vocabulary: `sentencepiece` (T5), `wordpiece` (BERT), `byte_bpe` (GPT-2) or `bytes` (ByT5), or a
-        SentencePiece model with the special pieces of `albert`, `xlnet`, `bigbird` or `mt5`, or `words` with their
-        counts (word2vec, GloVe), of which all text is counted.
+      kind: Kind of vocabulary: `sentencepiece` (unigram, T5), `sentencepiece_bpe`, `wordpiece` (BERT), `byte_bpe`
+        (GPT-2) or `bytes` (ByT5), or a SentencePiece model with the special pieces of `albert`, `xlnet`, `bigbird` or
+        `mt5`, or `words` with their counts (word2vec, GloVe), of which all text is counted.
       size: Number of pieces, including special ones; by default 32,000, 384 for `bytes`, and all words for `words`.
       output: Directory to write to; by default `vocabulary/KIND`.
       lower_case: For `wordpiece`, `albert` and `xlnet`: whether to lower-case, by default as the published models.
@@ -87,9 +90,11 @@ def vocabulary(
     # ---- text --------------------------------------------------------------------------------------------------------
     reading = {"text_column": text_column, "on_bad_record": on_bad_record}
     if kind == trainers.WORDS:
-        documents = sample.read_all(pattern, **reading)
+        skipped = SkippedRecords()
+        documents = sample.read_all(pattern, skipped, **reading)
     else:
-        documents = sample.draw(pattern, max_bytes, beam=beam, directory=directory, **reading).documents
+        drawn = sample.draw(pattern, max_bytes, beam=beam, directory=directory, **reading)
+        documents = drawn.documents
 
     # ---- training ----------------------------------------------------------------------------------------------------
     given = {"lower_case": lower_case, "min_count": min_count}
@@ -105,6 +110,8 @@ def vocabulary(
     path = str(paths.local(path).absolute()) if paths.is_local(path) else path
     unit = "ids" if kind == trainers.WORDS else unit  # words and special ids
     print(f"wrote {size:,} {unit}: {', '.join(paths.join(directory, name) for name in files)}")
+    if counts := skipped.bad if kind == trainers.WORDS else drawn.skipped:
+        print(f"skipped {skipped_records.describe(counts)}")
     print(f"tasks: {TASKS[kind]}, with DATA_FILES = {pattern!r}, VOCABULARY_PATH = {path!r}")
     print(f"model: {trainers.models_for(kind, size)}")
     if domains:

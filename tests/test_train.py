@@ -14,6 +14,7 @@ import pytest
 from copying_run import CONFIG, Copying, losses, run
 
 from t5x_like import optimizers, parameters, paths
+from t5x_like.data.cached import CachedMixture
 from t5x_like.data.feed import DataMismatchError, PrefetchingFeed
 from t5x_like.errors import UserError
 from t5x_like.metrics import read_goodput, read_metrics, read_starts
@@ -66,6 +67,21 @@ def test_run_writes_metrics_status_description_and_checkpoints(tmp_path):
     assert (start["step"], start["devices"], start["processes"]) == (0, 1, 1)
     assert start["data"] == {split: [{"name": "rows to copy"}] for split in ("train", "validation")}
     assert "command line: " + start["command"] in (tmp_path / "log.txt").read_text()
+
+
+def test_rows_of_metrics_have_the_epochs_of_each_cache(tmp_path, write_cache):
+    rows = {"large": 30, "small": 15}
+    for task, number in rows.items():
+        lengths = {"inputs": 6, "targets": 4}
+        write_cache(tmp_path / task / "train", lengths=lengths, shards=((0, number),), task=task, first=1)
+    data = CachedMixture(
+        cache_dir=[str(tmp_path / task) for task in rows], batch_size=6, rates={"large": 2, "small": 1}
+    )
+    run(tmp_path / "run", data=data, model=dataclasses.replace(CONFIG, vocab_size=128), evaluations={}, total=5)
+    found = read_metrics(str(tmp_path / "run"))
+    read = [(row["epochs/large"] * rows["large"], row["epochs/small"] * rows["small"]) for row in found]
+    assert [pytest.approx(sum(numbers)) for numbers in read] == [6, 12, 18, 24, 30]
+    assert read[-1] == pytest.approx((20, 10))
 
 
 def test_first_loss_is_the_plain_loss_of_the_first_batch(tmp_path):

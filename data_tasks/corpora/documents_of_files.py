@@ -10,23 +10,20 @@ import dataclasses
 import re
 import threading
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import fsspec
-from absl import logging
 
 from data_tasks.corpora.documents import held_out
 from data_tasks.corpora.formats import format_of
 from data_tasks.corpora.formats.base import BadRecord, Cursor, Reading, Record, check_text, where
 from data_tasks.corpora.text_lines import DamagedFile
+from t5x_like.data.skipped_records import BAD, DAMAGED, EMPTY, SkippedRecords
 from t5x_like.errors import UserError
 
 ERROR, SKIP = "error", "skip"
 _BLANK_LINES = re.compile(rb"\r?\n[^\S\n]*\n\s*")
-# Number of problems per file and reason that are logged individually.
-_LOGGED = 3
 _OPEN_FILES = 16
 _KEPT_BYTES = 192 << 20
 
@@ -87,44 +84,6 @@ class Rules:
             raise UserError(f"lines_per_document={lines} must be at least 1 and max_document_bytes={most} at least 16.")
 
 
-class Skipped:
-    """Counts the records of files that have no document, once per file however often it is read."""
-
-    def __init__(self):
-        self._counts: dict[tuple[str, Part], Counter[str]] = {}
-
-    @property
-    def bad(self) -> Counter[str]:
-        """Reason -> number of records or files, without records that are empty."""
-        total = sum(self._counts.values(), Counter())
-        del total[EMPTY]
-        return total
-
-    def begin(self, path: str, part: Part) -> None:
-        """Begins a pass over a file."""
-        self._counts[path, part] = Counter()
-
-    def add(self, path: str, part: Part, reason: str, message: str = "") -> None:
-        """Counts a record, and logs the first messages of a file."""
-        counts = self._counts.setdefault((path, part), Counter())
-        counts[reason] += 1
-        if message and counts[reason] <= _LOGGED:
-            logging.warning("skipped: %s", message)
-
-    def end(self, path: str, part: Part, records: int) -> None:
-        """Logs the counts of a file at its end."""
-        counts = self._counts.get((path, part), Counter())
-        if not records:
-            logging.warning("%s: the file has no records", path)
-        if counts:
-            found = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
-            level = logging.WARNING if counts.keys() - {EMPTY} else logging.INFO
-            logging.log(level, "%s: skipped: %s", path, found)
-
-
-EMPTY, BAD, DAMAGED = "empty records", "bad records", "damaged files from the damage on"
-
-
 class Block(NamedTuple):
     """Documents of consecutive records.
 
@@ -149,7 +108,9 @@ class BlockReader:
       block_bytes: bytes of records after which a block ends.
     """
 
-    def __init__(self, files: Sequence[fsspec.core.OpenFile], rules: Rules, skipped: Skipped, *, block_bytes: int):
+    def __init__(
+        self, files: Sequence[fsspec.core.OpenFile], rules: Rules, skipped: SkippedRecords, *, block_bytes: int
+    ):
         self.files, self._rules, self._skipped, self._block_bytes = files, rules, skipped, block_bytes
         self._lock = threading.RLock()
         self._open: collections.OrderedDict[tuple[Part, Cursor], Iterator[Record]] = collections.OrderedDict()

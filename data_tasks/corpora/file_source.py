@@ -7,7 +7,6 @@ at their cursors, and decompresses compressed files up to the cursor.
 
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +16,13 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.corpora.documents import TEXT, TRAIN, VALIDATION, epoch_seeds
-from data_tasks.corpora.documents_of_files import Block, BlockReader, Part, Rules, Skipped, iterate, parts_of_shard
+from data_tasks.corpora.documents_of_files import Block, BlockReader, Part, Rules, iterate, parts_of_shard
 from data_tasks.corpora.formats import format_of
 from data_tasks.corpora.formats.base import Cursor, where
 from data_tasks.corpora.matching_files import path_of
+from t5x_like.data import skipped_records
 from t5x_like.data.origins import DOCUMENT, PLACE, Recorder, current_recorder
+from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import UserError
 
 FILE, RECORD = "file", "record"
@@ -54,18 +55,13 @@ class FileSource(seqio.DataSource):
         describe: Callable[[], str],
     ):
         self._split, self._describe = split, describe
-        self._skipped, self._error = Skipped(), None
+        self._error = None
         super().__init__(splits=(TRAIN, VALIDATION))
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
         """True: see `parts_of_shard`."""
         return True
-
-    @property
-    def skipped(self) -> Counter[str]:
-        """Reason -> number of bad records and damaged files that this process has skipped."""
-        return self._skipped.bad
 
     def list_shards(self, split: str) -> Sequence[str]:
         """Returns the paths of the files of a split."""
@@ -98,7 +94,7 @@ class FileSource(seqio.DataSource):
         """
         files, rules = self._split(split)
         rules = dataclasses.replace(rules, reading=dataclasses.replace(rules.reading, fields=PROVENANCE))
-        reader = BlockReader(files, rules, Skipped(), block_bytes=_BLOCK_BYTES)
+        reader = BlockReader(files, rules, SkippedRecords(), block_bytes=_BLOCK_BYTES)
         for part in map(Part, range(len(files))):
             path = path_of(files[part.file])
             for document in iterate(reader, part, counts=False):
@@ -134,7 +130,8 @@ class FileSource(seqio.DataSource):
         index, count = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
         parts = parts_of_shard(len(files), index, count)
         block_bytes = _SHUFFLED_BYTES if shuffle else _BLOCK_BYTES
-        reader = BlockReader(files, rules, self._skipped, block_bytes=block_bytes)
+        skipped = skipped_records.current() or SkippedRecords()
+        reader = BlockReader(files, rules, skipped, block_bytes=block_bytes)
         if shuffle:
             found = epoch_seeds(seed).flat_map(functools.partial(self._shuffled, reader, parts))
         else:

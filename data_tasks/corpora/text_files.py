@@ -20,12 +20,13 @@ import seqio
 from data_tasks import vocabularies
 from data_tasks.corpora import matching_files
 from data_tasks.corpora.documents import TRAIN, VALIDATION
-from data_tasks.corpora.documents_of_files import BlockReader, Part, Rules, Skipped, iterate
+from data_tasks.corpora.documents_of_files import BlockReader, Part, Rules, iterate
 from data_tasks.corpora.file_source import FileSource
 from data_tasks.corpora.formats.base import Reading
 from data_tasks.pretraining.span_corruption import add_span_corruption_task
 from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_model
 from t5x_like.data import task_arguments
+from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import UserError
 
 TASK = "text_files_span_corruption"
@@ -126,6 +127,7 @@ def documents(
     lines_per_document: int = 64,
     max_document_bytes: int | None = MAX_DOCUMENT_BYTES,
     on_bad_record: str = "error",
+    skipped: SkippedRecords | None = None,
 ) -> Iterator[bytes]:
     """Yields the documents of files in order, in UTF-8.
 
@@ -135,6 +137,7 @@ def documents(
       lines_per_document: lines of a .txt file per document.
       max_document_bytes: longer documents are split; None to split none.
       on_bad_record: `error`, or `skip`.
+      skipped: counts what is skipped.
 
     Yields:
       UTF-8 documents.
@@ -143,7 +146,7 @@ def documents(
       UserError: a file is invalid. The message names the file and the place.
     """
     rules = Rules(Reading(text_column, lines_per_document), max_document_bytes, on_bad_record)
-    reader = BlockReader(chosen, rules, Skipped(), block_bytes=_BLOCK_BYTES)
+    reader = BlockReader(chosen, rules, skipped or SkippedRecords(), block_bytes=_BLOCK_BYTES)
     for file in range(len(chosen)):
         yield from (document.text for document in iterate(reader, Part(file)))
 

@@ -5,6 +5,7 @@ import hashlib
 import heapq
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from absl import logging
 
 from data_tasks.corpora import matching_files, text_files
 from t5x_like import beam_errors, paths
+from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import UserError
 
 PROGRESS_SECONDS = 15.0
@@ -20,13 +22,15 @@ PROGRESS_SECONDS = 15.0
 # to the sample.
 _MARGIN = 1.2
 _SHARDS = ".sample"
+_SKIPPED = "skipped"
 
 
 class Sample(NamedTuple):
-    """Documents, and the size of the text from which they were drawn, in bytes."""
+    """Documents, the size of the text from which they were drawn, in bytes, and the records that were skipped."""
 
     documents: list[str]
     read_bytes: int
+    skipped: Counter[str]
 
 
 class _Place(NamedTuple):
@@ -65,33 +69,38 @@ def draw(
     files = [matching_files.path_of(file) for file in matching_files.files(pattern)]
     read = functools.partial(_read, text_column=text_column, on_bad_record=on_bad_record)
     if beam is None:
-        found = _smallest((place for item in enumerate(files) for place in read(item)), max_bytes, len(files))
+        skipped = SkippedRecords()
+        places = (place for item in enumerate(files) for place in read(item, skipped))
+        found, counts = _smallest(places, max_bytes, len(files)), skipped.bad
     else:
-        found = _with_beam(files, read, max_bytes, beam, directory)
+        found, counts = _with_beam(files, read, max_bytes, beam, directory)
     documents = [place.text.decode() for place in sorted(found[0])]
     size = sum(len(place.text) for place in found[0])
-    counts = f"{len(documents):,} documents of {size / 1e6:.1f} MB"
-    logging.info("%d files of %s: %.1f MB of text, training on %s", len(files), pattern, found[1] / 1e6, counts)
+    kept = f"{len(documents):,} documents of {size / 1e6:.1f} MB"
+    logging.info("%d files of %s: %.1f MB of text, training on %s", len(files), pattern, found[1] / 1e6, kept)
     if not documents:
         raise UserError(f"PATTERN={pattern}: no text found in {len(files)} files. Give files with UTF-8 text.")
-    return Sample(documents, found[1])
+    return Sample(documents, found[1], counts)
 
 
-def read_all(pattern: str, *, text_column: str = "text", on_bad_record: str = "error") -> Iterator[bytes]:
-    """Yields all documents of files, one at a time; see `draw`."""
+def read_all(
+    pattern: str, skipped: SkippedRecords, *, text_column: str = "text", on_bad_record: str = "error"
+) -> Iterator[bytes]:
+    """Yields all documents of files, one at a time, and counts what is skipped; see `draw`."""
     return text_files.documents(
         matching_files.files(pattern),
         text_column=text_column,
         max_document_bytes=None,
         on_bad_record=on_bad_record,
+        skipped=skipped,
     )
 
 
-def _read(item: tuple[int, str], *, text_column: str, on_bad_record: str) -> Iterator[_Place]:
+def _read(item: tuple[int, str], skipped: SkippedRecords, *, text_column: str, on_bad_record: str) -> Iterator[_Place]:
     index, path = item
     filesystem, inner = fsspec.url_to_fs(path)
     file = fsspec.core.OpenFile(filesystem, inner, "rb")
-    documents = text_files.documents([file], text_column=text_column, on_bad_record=on_bad_record)
+    documents = text_files.documents([file], text_column=text_column, on_bad_record=on_bad_record, skipped=skipped)
     for number, document in enumerate(documents):
         yield _Place(index, number, document)
 
@@ -119,7 +128,9 @@ def _smallest(places: Iterator[_Place], max_bytes: int, files: int) -> tuple[lis
     return [place for _, place in kept], read
 
 
-def _with_beam(files, read, max_bytes: int, options: Sequence[str], directory: str) -> tuple[list[_Place], int]:
+def _with_beam(
+    files, read, max_bytes: int, options: Sequence[str], directory: str
+) -> tuple[tuple[list[_Place], int], Counter[str]]:
     """Draws a slightly larger sample with Beam, and reduces it as without Beam."""
     try:
         import apache_beam as beam
@@ -129,20 +140,38 @@ def _with_beam(files, read, max_bytes: int, options: Sequence[str], directory: s
             "BEAM: Apache Beam is not installed. Run `pip install -e '.[cache]' -c constraints.txt`, or omit BEAM."
         ) from error
     prefix, total = paths.join(directory, f"{_SHARDS}-text"), paths.join(directory, f"{_SHARDS}-bytes")
+    skipped = paths.join(directory, f"{_SHARDS}-{_SKIPPED}")
     with beam_errors.explained(), beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
-        places = pipeline | beam.Create(list(enumerate(files))) | beam.Reshuffle() | beam.FlatMap(read)
+        found = pipeline | beam.Create(list(enumerate(files))) | beam.Reshuffle()
+        found |= beam.FlatMap(_read_in_pipeline, read).with_outputs(_SKIPPED, main="places")
+        places = found["places"]
         size = places | "sizes" >> beam.Map(lambda place: len(place.text)) | beam.CombineGlobally(sum)
         wanted = beam.pvalue.AsSingleton(size)
         chosen = places | "sample" >> beam.Filter(_is_wanted, max_bytes, wanted)
         _ = chosen | beam.Map(_to_json) | "write sample" >> beam.io.WriteToText(prefix)
+        _ = found[_SKIPPED] | "write skipped" >> beam.io.WriteToText(skipped)
         _ = size | "write size" >> beam.Map(lambda found: paths.write_atomic(total, str(found)))
     read_bytes = int(paths.read_text(total))
     names = [name for name in paths.listdir(directory) if name.startswith(_SHARDS)]
-    lines = (line for name in names if name != f"{_SHARDS}-bytes" for line in _lines(paths.join(directory, name)))
-    kept, _ = _smallest(map(_from_json, lines), max_bytes, len(files))
+
+    def lines(kind: str) -> Iterator[str]:
+        shards = (name for name in names if name.startswith(f"{_SHARDS}-{kind}"))
+        return (line for name in shards for line in _lines(paths.join(directory, name)))
+
+    kept, _ = _smallest(map(_from_json, lines("text")), max_bytes, len(files))
+    counts = sum((Counter(json.loads(line)) for line in lines(_SKIPPED)), Counter())
     for name in names:
         paths.remove(paths.join(directory, name))
-    return kept, read_bytes
+    return (kept, read_bytes), counts
+
+
+def _read_in_pipeline(item, read):
+    """Yields the documents of a file, and then the counts of what was skipped as a tagged output."""
+    import apache_beam as beam
+
+    skipped = SkippedRecords()
+    yield from read(item, skipped)
+    yield beam.pvalue.TaggedOutput(_SKIPPED, json.dumps(skipped.bad))
 
 
 def _is_wanted(place: _Place, max_bytes: int, total: int) -> bool:

@@ -76,8 +76,8 @@ class Feed(Protocol):
           DataMismatchError: the position was saved in other data.
         """
 
-    def epochs(self, batches: int) -> Mapping[str, float]:
-        """Returns source of a mixture -> passes over its rows in the first batches; empty if they are not known."""
+    def metrics(self, batches: int) -> Mapping[str, float]:
+        """Returns what is known of the data of the first batches, under the keys of `metrics.jsonl`."""
 
 
 class PrefetchingFeed:
@@ -142,9 +142,9 @@ class PrefetchingFeed:
     def _is_decided(self) -> bool:
         return bool(self._ready) or self._error is not None or self._stopping
 
-    def epochs(self, batches: int) -> Mapping[str, float]:
-        """Returns the passes over the sources of a mixture; see `Feed`."""
-        return getattr(self._source, "epochs", lambda batches: {})(batches)
+    def metrics(self, batches: int) -> Mapping[str, float]:
+        """Returns the metrics of the host iterator, if it has any; see `Feed`."""
+        return getattr(self._source, "metrics", lambda batches: {})(batches)
 
     def state(self) -> bytes:
         """Returns the position after the last batch that was returned."""

@@ -315,7 +315,7 @@ class _StepLog:
         if self._periods.logs_at(step):
             row = {name: value for name, value in values.items() if name not in ("tokens", "skipped_in_a_row")}
             row |= self._clock.rates()
-            row |= {f"epochs/{name}": passes for name, passes in self._feed.epochs(step).items()}
+            row |= self._feed.metrics(step)
             self._reports.step(step, row)
         return skipped_in_a_row == 0 and math.isfinite(values["param_norm"])
 

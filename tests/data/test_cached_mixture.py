@@ -149,8 +149,8 @@ def test_epochs_count_the_rows_of_each_task(cache_dir):
     for number in range(1, 60):
         rows += numbers(next(iterator))
         large = sum(row < FIRST["small"] for row in rows)
-        assert iterator.epochs(number) == {"large": large / 30, "small": (len(rows) - large) / 15}
-    assert iterator.epochs(0) == {"large": 0, "small": 0}
+        assert iterator.metrics(number) == {"epochs/large": large / 30, "epochs/small": (len(rows) - large) / 15}
+    assert iterator.metrics(0) == {"epochs/large": 0, "epochs/small": 0}
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,10 @@ class CachedIterator:
       identity: Properties that must be equal for a position to have the same meaning.
       batches_without_repeating: Number of batches before rows repeat.
       threads: Number of batches that are read concurrently; 0 reads each batch when it is requested.
-      epochs: Function from a number of batches to the passes over each source; see `PrefetchingFeed.epochs`.
+      metrics: Function from a number of batches to their metrics; see `Feed.metrics`.
 
     Attributes:
-      epochs: The argument.
+      metrics: The argument.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class CachedIterator:
         identity: Mapping[str, Any],
         batches_without_repeating: int,
         threads: int,
-        epochs: Callable[[int], Mapping[str, float]] = lambda batches: {},
+        metrics: Callable[[int], Mapping[str, float]] = lambda batches: {},
     ):
-        self.epochs = epochs
+        self.metrics = metrics
         self._read, self._identity, self._threads = read, dict(identity), threads
         self._without_repeating, self._warned = batches_without_repeating, False
         self._seek(0)

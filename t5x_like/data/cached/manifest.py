@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from t5x_like import paths
 from t5x_like.data.cached.layout import Layout
+from t5x_like.data.skipped_records import DAMAGED
 from t5x_like.errors import UserError
 
 FORMAT = "t5x_like cache 1"
@@ -28,6 +30,10 @@ PLAN = "plan.json"
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _DIGEST_BYTES = 16
 _READ_BYTES = 2**22
+_FIRST_PASS = "000-"  # begins the names of its shards
+
+Skipped = Mapping[str, Mapping[str, int]]
+"""File -> reason -> number of records that could not be read and were skipped (`ON_BAD_RECORD=skip`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +61,14 @@ class Shard(StoredFile):
       number_of_pass: Index of the pass, starting at 0.
       examples: Number of examples packed into the rows.
       tokens: For each track, number of items that are not padding.
+      skipped: File of the data -> reason -> number of its records that were skipped. The manifest of a complete cache
+        has this for all shards, also for those without rows: `Manifest.skipped`.
     """
 
     number_of_pass: int
     examples: int
     tokens: tuple[int, ...]
+    skipped: Skipped = dataclasses.field(default_factory=dict)
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Shard":
@@ -80,6 +89,7 @@ class Manifest:
       shards: Shards in order.
       versions: Library -> version that wrote the cache.
       add_eos: Task feature -> whether its text ends in EOS; empty for caches of earlier versions.
+      skipped: Shard -> what its writer has skipped; shards that have skipped nothing are left out.
     """
 
     settings: Mapping[str, Any]
@@ -89,12 +99,13 @@ class Manifest:
     shards: tuple[Shard, ...]
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     add_eos: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    skipped: Mapping[str, Skipped] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of everything that determines what a run reads, including the checksums of the shards."""
         stored = self._to_json()
-        decisive = {name: value for name, value in stored.items() if name not in ("versions", "add_eos")}
+        decisive = {name: value for name, value in stored.items() if name not in ("versions", "add_eos", "skipped")}
         return hashlib.blake2b(_json(decisive).encode(), digest_size=8).hexdigest()
 
     @property
@@ -104,6 +115,15 @@ class Manifest:
         for shard in self.shards:
             rows[shard.number_of_pass] += shard.rows
         return rows
+
+    @property
+    def skipped_in_a_pass(self) -> Counter[str]:
+        """Reason -> number of records that the first pass has skipped; of damaged files, the number of files."""
+        first = [skipped for shard, skipped in self.skipped.items() if shard.startswith(_FIRST_PASS)]
+        found = sum((Counter(counts) for skipped in first for counts in skipped.values()), Counter())
+        # Each shard that reads a part of a file counts its damage.
+        damaged = {path for skipped in first for path, counts in skipped.items() if DAMAGED in counts}
+        return Counter({**found, DAMAGED: len(damaged)} if damaged else found)
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -123,9 +143,10 @@ class Manifest:
             "layout": self.layout.to_json(),
             "dtypes": list(self.dtypes),
             "vocabularies": {name: dict(about) for name, about in self.vocabularies.items()},
-            "shards": [{**dataclasses.asdict(shard), "tokens": list(shard.tokens)} for shard in self.shards],
+            "shards": [_without_skipped(shard) for shard in self.shards],
             "versions": dict(self.versions),
             "add_eos": dict(self.add_eos),
+            "skipped": dict(self.skipped),
         }
 
 
@@ -161,6 +182,7 @@ def read(directory: str) -> Manifest:
             shards=tuple(map(Shard.from_json, stored["shards"])),
             versions=stored["versions"],
             add_eos=stored.get("add_eos", {}),
+            skipped=stored.get("skipped", {}),
         )
         for name in ("task", "split"):
             check_name(manifest.settings[name])
@@ -172,6 +194,17 @@ def read(directory: str) -> Manifest:
             f"{path} is not a valid manifest of a cache: {error}. Copy or write the cache again."
         ) from error
     return manifest
+
+
+def shard_name(unit: tuple[int, int]) -> str:
+    """Returns the name of a shard, given its pass and its number."""
+    return f"{unit[0]:03d}-{unit[1]:05d}"
+
+
+def _without_skipped(shard: Shard) -> dict[str, Any]:
+    stored = dataclasses.asdict(shard)
+    del stored["skipped"]
+    return stored | {"tokens": list(shard.tokens)}
 
 
 def check_name(value: Any) -> None:

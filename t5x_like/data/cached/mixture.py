@@ -269,7 +269,9 @@ class CachedMixture:
             },
             batches_without_repeating=order.rows // self.batch_size,
             threads=number_of_threads(self.threads, next(iter(self.sources.values())).cache_dir),
-            epochs=lambda batches: order.epochs(batches * self.batch_size),
+            metrics=lambda batches: {
+                f"epochs/{task}": n for task, n in order.epochs(batches * self.batch_size).items()
+            },
         )
 
     def eval_batches(

@@ -16,7 +16,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import t5x_like
 from t5x_like import paths
-from t5x_like.data import continuous, origins, vocabulary_digest
+from t5x_like.data import continuous, origins, skipped_records, vocabulary_digest
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached import origins_file, shard_files, unfinished
 from t5x_like.data.cached.layout import Layout, Value
@@ -24,6 +24,7 @@ from t5x_like.data.cached.manifest import Manifest, Shard
 from t5x_like.data.cached.rows import REAL, encode, storage_dtype
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed import SeqIOSource, example_rows, task_errors
+from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import RunFailed, UserError
 
@@ -32,6 +33,17 @@ from t5x_like.errors import RunFailed, UserError
 WRITER_OPTIONS = "group_size:1,uncompressed"
 _ROWS_AT_ONCE = 64
 _SAMPLED_IDS = 256
+# Tasks over files whose examples name their documents; text_files_…, for messages.
+_WITH_PLACES = (
+    "span_corruption",
+    "causal_lm",
+    "causal_lm_byte_bpe",
+    "masked_lm",
+    "long_documents",
+    "full_sentences",
+    "deberta",
+    "deberta_v3",
+)
 _NAMED = 3  # maximum number of files that a message names
 
 
@@ -138,14 +150,19 @@ class Plan:
         _ = self.layout
 
     def _check_provenance(self) -> None:
-        source = self.source
+        source, is_mixed = self.source, len(self.source.tasks) > 1
+        refused = {"CONTINUOUS": source.continuous, "USE_CACHED_TASKS": source.use_cached, "EXAMPLES": is_mixed}
+        for name in (name for name, is_set in refused.items() if is_set):
+            raise UserError(
+                f"PROVENANCE=True, {name}: exclude each other, because such rows do not carry the places of their "
+                f"documents. Remove {name}, or set PROVENANCE=False."
+            )
         with origins.recorded(origins.Recorder()):
-            carried = not source.continuous and origins.DOCUMENTS in source.task_dataset().element_spec
-        if not carried or source.use_cached or len(source.tasks) > 1:
+            carried = origins.DOCUMENTS in source.task_dataset().element_spec
+        if not carried:
             raise UserError(
                 f"PROVENANCE=True: {source.mixture_or_task_name} does not carry the places of its documents. "
-                "text_files_span_corruption, text_files_causal_lm, text_files_masked_lm and text_files_full_sentences "
-                "do, if CONTINUOUS, USE_CACHED_TASKS and EXAMPLES are not set. Set PROVENANCE=False."
+                f"{', '.join(f'text_files_{name}' for name in _WITH_PLACES)} do. Set PROVENANCE=False."
             )
 
     def units(self) -> list[tuple[int, int]]:
@@ -164,7 +181,7 @@ class Plan:
         """
         claimed = self._unfinished()
         claimed.claim()
-        units = {_name(unit): unit for unit in self.units()}
+        units = {manifests.shard_name(unit): unit for unit in self.units()}
         found = claimed.shards({name: self.file(unit) for name, unit in units.items()})
         return {units[name]: Shard.from_json(shard) for name, shard in found.items()}
 
@@ -208,7 +225,10 @@ class Plan:
         empty = (0,) * len(self.layout.tracks)  # shards that the manifest does not list have no rows
         self._unfinished().reopen(
             {
-                _name(unit): dataclasses.asdict(written.get(file) or Shard("", 0, 0, "", unit[0], 0, empty))
+                (name := manifests.shard_name(unit)): {
+                    **dataclasses.asdict(written.get(file) or Shard("", 0, 0, "", unit[0], 0, empty)),
+                    "skipped": manifest.skipped.get(name, {}),
+                }
                 for unit in self.units()
                 if (file := self.file(unit)) not in lost
             }
@@ -246,6 +266,7 @@ class Plan:
                 "seqio": getattr(seqio, "__version__", ""),
             },
             add_eos=self.source.add_eos(),
+            skipped={manifests.shard_name(unit): shard.skipped for unit, shard in done.items() if shard.skipped},
         )
         manifest.write(self.directory)
         self._unfinished().remove()
@@ -259,7 +280,7 @@ class Plan:
 
     def record_shard(self, unit: tuple[int, int], shard: Shard) -> None:
         """Records that a shard is complete."""
-        unfinished.record(self.directory, _name(unit), dataclasses.asdict(shard))
+        unfinished.record(self.directory, manifests.shard_name(unit), dataclasses.asdict(shard))
 
     def file(self, unit: tuple[int, int]) -> str:
         """Returns the path of a shard's file relative to the directory."""
@@ -303,11 +324,6 @@ class Plan:
         return ds.with_options(options)
 
 
-def _name(unit: tuple[int, int]) -> str:
-    """Returns the name of a shard's record."""
-    return f"{unit[0]:03d}-{unit[1]:05d}"
-
-
 def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], None] | None = None) -> Shard:
     """Writes one shard atomically.
 
@@ -325,7 +341,9 @@ def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], N
     limits = layout.storage_spec(plan.spec).id_limits({name: about["ids"] for name, about in plan.vocabularies.items()})
     rows, examples, tokens = 0, 0, [0] * len(layout.tracks)
     recorder, documents = (origins.Recorder() if plan.provenance else None), origins_file.name(target)
+    skipped = SkippedRecords()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(skipped_records.counted(skipped))
         local = stack.enter_context(shard_files.local_file(target))
         writer = ArrayRecordWriter(local, WRITER_OPTIONS)
         if recorder is not None:
@@ -353,7 +371,7 @@ def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], N
             shard_files.store(local_documents, documents)
         if rows:
             shard_files.store(local, target)
-    shard = Shard(file if rows else "", rows, size, digest, unit[0], examples, tuple(tokens))
+    shard = Shard(file if rows else "", rows, size, digest, unit[0], examples, tuple(tokens), skipped.per_file())
     plan.record_shard(unit, shard)
     return shard
 

@@ -16,7 +16,9 @@ import tensorflow as tf
 from absl import logging
 
 from t5x_like import paths
+from t5x_like.data import skipped_records
 from t5x_like.data.feed import DataMismatchError
+from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
 
@@ -92,7 +94,8 @@ class SeqIOIterator:
         self._dtypes, self._id_limits = dict(dtypes), dict(id_limits)
         self._identity, self._versions = dict(identity), dict(versions)
         self._batches = 0
-        self._dataset = make_dataset()
+        self._skipped = SkippedRecords()
+        self._dataset = self._make()
         self._iterator = iter(self._dataset)
         self.can_be_saved = True
 
@@ -118,6 +121,18 @@ class SeqIOIterator:
         if self._batches == 1:
             self._save()  # warns at the start of a run if the pipeline cannot be saved
         return batch
+
+    def _make(self) -> tf.data.Dataset:
+        with skipped_records.counted(self._skipped):
+            return self._make_dataset()
+
+    def metrics(self, batches: int) -> dict[str, int]:
+        """Returns the numbers of bad records and damaged files that this process has skipped since it started.
+
+        Args:
+          batches: Not used: the pipeline may have read further.
+        """
+        return {reason.replace(" ", "_"): count for reason, count in self._skipped.bad.items()}
 
     def _check_not_empty(self) -> None:
         """Raises if the pipeline has ended before the first batch."""
@@ -159,7 +174,7 @@ class SeqIOIterator:
                     ) from error
         else:
             # A new dataset, because the shuffling of the old one would continue from the last iterator.
-            self._iterator = iter(self._make_dataset())
+            self._iterator = iter(self._make())
             self._replay(position.batches)
         self._batches = position.batches
 

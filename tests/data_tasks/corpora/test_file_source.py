@@ -122,8 +122,9 @@ def test_bad_record_ends_a_run_with_its_place_or_is_skipped(pattern, tmp_path):
         for _ in live(pattern, num_epochs=1).host_iterator(ENCODER_DECODER):
             pass
     source = live(pattern, num_epochs=1, on_bad_record="skip")
-    assert len(list(source.host_iterator(ENCODER_DECODER))) > 5
-    assert source.tasks[0].source.skipped["bad records"] == 1
+    iterator = source.host_iterator(ENCODER_DECODER)
+    assert len(list(iterator)) > 5
+    assert iterator.metrics(0) == {"bad_records": 1}
 
 
 def test_error_of_a_preprocessor_names_the_record(pattern, tmp_path):

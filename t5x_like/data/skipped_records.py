@@ -1,0 +1,87 @@
+"""The records of files that are skipped because they cannot be read (`ON_BAD_RECORD=skip`), counted per reader.
+
+A source of files counts them in the `SkippedRecords` of the context in which its data is requested, so that training,
+and each shard of a cache, has counts of its own. TensorFlow's threads read the files later.
+"""
+
+import contextlib
+import contextvars
+import threading
+from collections import Counter
+from collections.abc import Hashable, Iterator
+
+from absl import logging
+
+EMPTY, BAD, DAMAGED = "empty records", "bad records", "damaged files"
+# Number of problems per file and reason that are logged individually.
+_LOGGED = 3
+
+_CURRENT = contextvars.ContextVar("skipped records", default=None)
+
+
+class SkippedRecords:
+    """Counts the records of files that have no document, once per file however often it is read; for any thread."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, Hashable], Counter[str]] = {}
+
+    @property
+    def bad(self) -> Counter[str]:
+        """Reason -> number of records or files, without records that are empty."""
+        with self._lock:
+            total = sum(self._counts.values(), Counter())
+        del total[EMPTY]
+        return total
+
+    def per_file(self) -> dict[str, dict[str, int]]:
+        """Returns path -> reason -> number, of files with records other than empty ones; sorted by path."""
+        found: dict[str, Counter[str]] = {}
+        with self._lock:
+            for (path, _), counts in self._counts.items():
+                found.setdefault(path, Counter()).update({key: n for key, n in counts.items() if key != EMPTY})
+        return {path: dict(sorted(counts.items())) for path, counts in sorted(found.items()) if counts}
+
+    def begin(self, path: str, part: Hashable) -> None:
+        """Begins a pass over a file, or over the part of its records that one reader has."""
+        with self._lock:
+            self._counts[path, part] = Counter()
+
+    def add(self, path: str, part: Hashable, reason: str, message: str = "") -> None:
+        """Counts a record, and logs the first messages of a file."""
+        with self._lock:
+            counts = self._counts.setdefault((path, part), Counter())
+            counts[reason] += 1
+            is_logged = message and counts[reason] <= _LOGGED
+        if is_logged:
+            logging.warning("skipped: %s", message)
+
+    def end(self, path: str, part: Hashable, records: int) -> None:
+        """Logs the counts of a file at its end."""
+        with self._lock:
+            counts = Counter(self._counts.get((path, part)))
+        if not records:
+            logging.warning("%s: the file has no records", path)
+        if counts:
+            level = logging.WARNING if counts.keys() - {EMPTY} else logging.INFO
+            logging.log(level, "%s: skipped: %s", path, describe(counts))
+
+
+def describe(counts: Counter[str] | dict[str, int]) -> str:
+    """Describes counts per reason, such as `5 bad records, 1 damaged files`."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+
+
+@contextlib.contextmanager
+def counted(skipped: SkippedRecords | None) -> Iterator[None]:
+    """Sets the counts of the sources whose data is requested in this context; None to log them only."""
+    token = _CURRENT.set(skipped)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def current() -> SkippedRecords | None:
+    """Returns the counts of the context; None if nothing asks for them."""
+    return _CURRENT.get()

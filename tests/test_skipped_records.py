@@ -1,0 +1,108 @@
+"""Records that ON_BAD_RECORD=skip skips are counted where the user sees them: in `cache`, `train` and `vocabulary`."""
+
+import dataclasses
+import gzip
+import io
+import json
+
+import pytest
+from copying_run import CONFIG, run
+from rich.console import Console
+
+import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
+from data_tasks.vocabularies import sample
+from t5x_like import cache as cache_command
+from t5x_like import vocabulary as vocabulary_command
+from t5x_like.data.cached import manifest
+from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.data.skipped_records import SkippedRecords
+from t5x_like.metrics import read_metrics
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+
+GOOD = "".join(json.dumps({"text": f"record {number} of the file"}) + "\n" for number in range(40))
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Returns a pattern: a file with five bad records, a truncated one, and one without the field `text`."""
+    directory = tmp_path / "files"
+    directory.mkdir()
+    (directory / "a.jsonl").write_text(GOOD + "bad\n" * 5)
+    (directory / "b.jsonl.gz").write_bytes(gzip.compress(GOOD.encode())[:-4])
+    (directory / "c.jsonl").write_text('{"body": "no text"}\n')
+    return f"{directory}/*"
+
+
+def source_of(pattern, **changes):
+    return SeqIOSource(
+        mixture_or_task_name="text_files_span_corruption",
+        task_feature_lengths={"inputs": 16, "targets": 8},
+        batch_size=8,
+        data_files=pattern,
+        task_arguments={"validation_fraction": 0.0},
+        on_bad_record="skip",
+        **changes,
+    )
+
+
+def test_manifest_and_summary_of_a_cache_count_skipped_records(files, tmp_path):
+    def cache():
+        shown = io.StringIO()
+        settings = {"objective": SequenceToSequence(), "processes": 1, "passes": 2, "shards": 3}
+        console = Console(file=shown)
+        cache_command.cache(data=source_of(files), cache_dir=str(tmp_path / "cache"), console=console, **settings)
+        return shown.getvalue().splitlines()[-1], manifest.read(str(tmp_path / "cache" / "train"))
+
+    printed, found = cache()
+    assert printed.endswith("; skipped 6 bad records, 1 damaged files")
+    first, second, third = (f"{tmp_path}/files/{name}" for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl"))
+    of_a_pass = [{first: {"bad records": 5}}, {second: {"damaged files": 1}}, {third: {"bad records": 1}}]
+    assert found.skipped == {f"00{number}-0000{index}": of_a_pass[index] for number in (0, 1) for index in range(3)}
+    assert [shard.file[9:14] for shard in found.shards] == ["00000", "00001"] * 2  # the third one has no rows
+    # The counts of the shards that are not written again stay, also of those without rows.
+    (tmp_path / "cache" / "train" / found.shards[0].file).unlink()
+    assert cache() == (printed, found)
+
+
+def test_damaged_file_of_several_shards_is_counted_once():
+    skipped = {f"000-0000{shard}": {"a.jsonl": {"damaged files": 1, "bad records": 2}} for shard in range(3)}
+    made = manifest.Manifest({}, None, (), {}, (), skipped=skipped)
+    assert made.skipped_in_a_pass == {"damaged files": 1, "bad records": 6}
+
+
+def test_second_pass_over_a_file_is_not_counted_again():
+    skipped = SkippedRecords()
+    for _ in range(2):
+        skipped.begin("a", 0)
+        skipped.add("a", 0, "bad records")
+        skipped.add("a", 0, "empty records")
+    assert skipped.bad == {"bad records": 1} and skipped.per_file() == {"a": {"bad records": 1}}
+
+
+def test_rows_of_metrics_count_skipped_records_of_training(files, tmp_path):
+    model = dataclasses.replace(CONFIG, vocab_size=1024)
+    run(tmp_path / "run", data=source_of(files), model=model, evaluations={}, total=20, save=20)
+    rows = read_metrics(str(tmp_path / "run"))
+    assert (rows[-1]["bad_records"], rows[-1]["damaged_files"]) == (6, 1)
+    for name in ("b.jsonl.gz", "c.jsonl"):
+        (tmp_path / "files" / name).unlink()
+    (tmp_path / "files" / "a.jsonl").write_text(GOOD)
+    run(tmp_path / "good", data=source_of(files), model=model, evaluations={}, total=1)
+    assert not {"bad_records", "damaged_files"} & set(read_metrics(str(tmp_path / "good"))[-1])
+
+
+@pytest.mark.parametrize("kind", ["words", "sentencepiece"])
+def test_vocabulary_prints_the_number_of_skipped_records(kind, files, tmp_path, capsys):
+    settings = {"min_count": 1} if kind == "words" else {"size": 285}
+    output = str(tmp_path / "vocabulary")
+    vocabulary_command.vocabulary(pattern=files, kind=kind, output=output, on_bad_record="skip", **settings)
+    assert "skipped 6 bad records, 1 damaged files\n" in capsys.readouterr().out
+
+
+@pytest.mark.beam
+def test_workers_of_beam_count_skipped_records(files, tmp_path):
+    alone, together = (
+        sample.draw(files, 1000, on_bad_record="skip", beam=beam, directory=str(tmp_path / "out"))
+        for beam in (None, [])
+    )
+    assert together == alone and alone.skipped == {"bad records": 6, "damaged files": 1}
