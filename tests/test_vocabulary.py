@@ -20,6 +20,12 @@ TEXT = "The naïve café — Zwölf Boxkämpfer, 2026!\n\tdon't  stop\n"
 # Kind -> task, its text after encoding and decoding, and the gin files and settings of a tiny model.
 KINDS = {
     "sentencepiece": ("text_files_span_corruption", TEXT, ["models/t5_1_1/tiny.gin", "runs/pretrain.gin"], "T5Config"),
+    "sentencepiece_bpe": (
+        "text_files_causal_lm",
+        TEXT,
+        ["models/gpt2/tiny.gin", "runs/gpt.gin"],
+        "GPTConfig",
+    ),
     "wordpiece": (
         "text_files_sentence_pairs",
         "the naive cafe — zwolf boxkampfer , 2026 ! don ' t stop",
@@ -100,6 +106,19 @@ def test_training_is_deterministic(kind):
     assert trainers.KINDS[kind](documents, 300) == trainers.KINDS[kind](documents, 300)
 
 
+def test_pieces_of_sentencepiece_bpe_are_merges(texts, tmp_path):
+    """Unigram keeps pieces by their likelihood; BPE joins the two pieces that are most frequent beside each other."""
+    (tmp_path / "a.txt").write_text("ab ab ab ab abc abc d\n")
+    path = vocabulary(pattern=f"{tmp_path}/a.txt", kind="sentencepiece_bpe", size=270, output=str(tmp_path / "out"))
+    model = sentencepiece.SentencePieceProcessor(model_file=path)
+    assert [model.id_to_piece(index) for index in range(260, 264)] == ["ab", "▁ab", "▁abc", "▁d"]
+    assert model.encode("abc", out_type=str) == ["▁abc"]
+    with pytest.raises(UserError, match=r"SIZE=9000: too large for this text. Give at most \d+, or more text"):
+        vocabulary(pattern=f"{tmp_path}/a.txt", kind="sentencepiece_bpe", size=9000, output=str(tmp_path / "large"))
+    with pytest.raises(UserError, match=r"SIZE=100: too small"):
+        vocabulary(pattern=f"{tmp_path}/a.txt", kind="sentencepiece_bpe", size=100, output=str(tmp_path / "small"))
+
+
 @pytest.mark.parity
 def test_transformers_reads_the_written_files(texts, tmp_path):
     pytest.importorskip("tokenizers")
@@ -143,7 +162,10 @@ def test_larger_text_is_sampled(texts, tmp_path, monkeypatch):
     ("changed", "message"),
     [
         ({"pattern": "nothing/*.txt"}, "pattern 'nothing/.*: no file matches .*nothing"),
-        ({"kind": "bpe"}, "KIND=bpe: unknown kind of vocabulary. Give one of sentencepiece, wordpiece, byte_bpe"),
+        (
+            {"kind": "bpe"},
+            "KIND=bpe: unknown kind of vocabulary. Give one of sentencepiece, sentencepiece_bpe, wordpiece",
+        ),
         ({"size": 0}, "SIZE=0"),
         ({"size": 400_000}, r"SIZE=400000: too large for this text. Give at most \d+"),
         ({"size": 400_000, "kind": "wordpiece"}, r"SIZE=400000: too large for this text. Give at most \d+"),

@@ -25,13 +25,14 @@ PIECES = 1024 - SENTINELS
 _RULES = "2581\t20\n"
 
 
-def train(documents: Iterable[str], pieces: int = PIECES, *, threads: int = 1) -> bytes:
+def train(documents: Iterable[str], pieces: int = PIECES, *, threads: int = 1, model_type: str = "unigram") -> bytes:
     """Trains a SentencePiece model for T5: padding 0, EOS 1, unknown 2. Decoding restores every text exactly.
 
     Args:
       documents: text to train on.
       pieces: number of pieces, including special ones and 256 bytes.
       threads: number of threads of the trainer. The model may depend on it.
+      model_type: `unigram` (Kudo 2018) or `bpe` (Sennrich et al. 2016).
 
     Returns:
       The serialized model.
@@ -43,15 +44,15 @@ def train(documents: Iterable[str], pieces: int = PIECES, *, threads: int = 1) -
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
         rules.write(_RULES)
         rules.flush()
-        _train(iter(documents), model, pieces, rules.name, threads)
+        _train(iter(documents), model, pieces, rules.name, threads, model_type)
     return model.getvalue()
 
 
-def _train(documents: Iterator[str], model: io.BytesIO, pieces: int, rules: str, threads: int) -> None:
+def _train(documents: Iterator[str], model: io.BytesIO, pieces: int, rules: str, threads: int, model_type: str) -> None:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=documents,
         model_writer=model,
-        model_type="unigram",
+        model_type=model_type,
         vocab_size=pieces,
         pad_id=0,
         eos_id=1,

@@ -39,13 +39,16 @@ WORDS = "words"
 Files = dict[str, bytes]
 
 
-def sentencepiece(documents: Sequence[str], size: int, lower_case: bool = False) -> Files:
-    """Trains a unigram model with padding 0, EOS 1 and unknown 2; the tasks append T5's sentinels.
+def sentencepiece(
+    documents: Sequence[str], size: int, lower_case: bool = False, *, model_type: str = "unigram"
+) -> Files:
+    """Trains a SentencePiece model with padding 0, EOS 1 and unknown 2; the tasks append T5's sentinels.
 
     Args:
       documents: text to train on.
       size: number of pieces, including special pieces and 256 bytes.
       lower_case: not supported, since T5 keeps text as it is.
+      model_type: `unigram`, as in T5, or `bpe`, as in Llama 2.
 
     Returns:
       `sentencepiece.model`.
@@ -56,7 +59,8 @@ def sentencepiece(documents: Sequence[str], size: int, lower_case: bool = False)
     if lower_case:
         raise UserError("LOWER_CASE=True: not supported by SentencePiece. Remove it, or use KIND=wordpiece.")
     with _explain_size(size):
-        return {"sentencepiece.model": train.train(documents, size, threads=os.cpu_count() or 1)}
+        threads = os.cpu_count() or 1
+        return {"sentencepiece.model": train.train(documents, size, threads=threads, model_type=model_type)}
 
 
 def with_layout(kind: str, documents: Sequence[str], size: int, lower_case: bool | None = None) -> Files:
@@ -214,6 +218,7 @@ def whole_words(
 
 KINDS: dict[str, Callable[..., Files]] = {
     "sentencepiece": sentencepiece,
+    "sentencepiece_bpe": functools.partial(sentencepiece, model_type="bpe"),
     "wordpiece": word_pieces,
     "byte_bpe": byte_pairs,
     "bytes": bytes_vocabulary,
@@ -284,7 +289,7 @@ def path_of(directory: str, files: Files) -> str:
 
 def models_for(kind: str, size: int) -> str:
     """Describes the settings that a model needs for a vocabulary of this kind and size."""
-    if kind == "sentencepiece":
+    if kind in ("sentencepiece", "sentencepiece_bpe"):
         return f"vocab_size = {size + SENTINELS} or more: {size} pieces and the {SENTINELS} sentinels that tasks add"
     if kind == "byte_bpe":
         return f"vocab_size = {size} or more, and BOS_ID = {size - 1} ({byte_bpe.END_OF_TEXT})"

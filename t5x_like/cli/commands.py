@@ -326,7 +326,8 @@ COMMANDS = {
             "pattern": ("PATTERN", "the files to train on, such as 'books/*.txt' or 'data/*.parquet'"),
             "kind": (
                 "KIND",
-                "sentencepiece (default), wordpiece, byte_bpe, bytes, words, albert, xlnet, bigbird or mt5",
+                "sentencepiece (default), sentencepiece_bpe, wordpiece, byte_bpe, bytes, words, albert, xlnet, bigbird "
+                "or mt5",
             ),
             "size": ("SIZE", "number of tokens, including special tokens (default: 32000; of words: all)"),
             "output": ("OUTPUT_PATH", "the directory to write to (default: vocabulary/KIND)"),
