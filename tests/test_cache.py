@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import errno
+import os
 import sys
 
 import grain
@@ -269,6 +270,58 @@ def test_beam_writes_the_same_bytes(tmp_path):
     (alone,) = write(tmp_path / "one").values()
     (with_beam,) = write(tmp_path / "beam", beam=["--runner=DirectRunner"]).values()
     assert with_beam.fingerprint == alone.fingerprint
+
+
+@pytest.mark.beam
+def test_two_workers_of_beam_may_write_each_shard_twice(tmp_path, monkeypatch):
+    """Two processes write all shards, each twice, as a runner does that starts a slow bundle a second time."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    (alone,) = write(tmp_path / "one", shards=2).values()
+    plan = writer.Plan(str(tmp_path / "two" / "train"), make(), SPANS.features, shards=2)
+    plan.begin()
+    options = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
+    command._with_beam(plan, plan.units() * 2, options)
+    assert plan.finish().fingerprint == alone.fingerprint
+    assert sorted(path.name for path in (tmp_path / "two" / "train").iterdir()) == ["manifest.json", "pass-000"]
+    assert len(list((tmp_path / "two" / "train" / "pass-000").iterdir())) == 2
+
+
+@pytest.mark.beam
+def test_retried_bundle_of_beam_writes_the_same_bytes(tmp_path, monkeypatch):
+    """A runner that retries: the first attempt of a shard fails when its first rows are written."""
+    (alone,) = write(tmp_path / "one").values()
+    attempts, encode = [], writer.encode
+
+    def unreliable(*given):
+        attempts.append(1)
+        yield from encode(*given)
+        if len(attempts) == 1:
+            raise OSError("the worker was preempted")
+
+    monkeypatch.setattr(writer, "encode", unreliable)
+    (again,) = write(tmp_path / "beam", beam=["--runner=BundleBasedDirectRunner"]).values()
+    assert len(attempts) > 1 and again.fingerprint == alone.fingerprint
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.beam
+def test_beam_resumes_after_the_complete_shards(tmp_path, monkeypatch):
+    (alone,) = write(tmp_path / "one", shards=3).values()
+    written, write_shard = [], writer.write_shard
+
+    def interrupted(plan, unit, wrote):
+        if unit == (0, 1):
+            raise RunFailed("the pipeline was cancelled")
+        return write_shard(plan, unit, wrote)
+
+    monkeypatch.setattr(writer, "write_shard", interrupted)
+    with pytest.raises(RunFailed, match="the pipeline was cancelled"):
+        write(tmp_path / "beam", shards=3)
+    monkeypatch.setattr(
+        writer, "write_shard", lambda plan, unit, wrote: written.append(unit) or write_shard(plan, unit)
+    )
+    (resumed,) = write(tmp_path / "beam", shards=3, beam=[]).values()
+    assert sorted(written) == [(0, 1), (0, 2)] and resumed.fingerprint == alone.fingerprint
 
 
 def test_shards_are_stored_in_a_bucket():
