@@ -63,7 +63,8 @@ class ReadPages:
             try:
                 found = next(records, None)
             except (DamagedFile, FileNotFoundError) as error:
-                message = str(error) if isinstance(error, DamagedFile) else f"{path}: the file does not exist any more."
+                gone = f"{path}: the file does not exist any more. Restore it."
+                message = str(error) if isinstance(error, DamagedFile) else gone
                 self._skip(record, "damaged-file", path, message)
                 return
             if found is None:

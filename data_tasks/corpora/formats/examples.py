@@ -98,6 +98,7 @@ class ArrayRecord(_Examples):
             raise UserError(f"{path}: ArrayRecord reads local paths and gs:// only. Copy the file to one of them.")
         if not file.fs.exists(file.path):
             raise FileNotFoundError(path)
+        number = start.record
         try:
             reader = ArrayRecordReader(path, _SEQUENTIAL)
             reader.seek(start.record)
@@ -106,7 +107,9 @@ class ArrayRecord(_Examples):
                 yield Record(number, Cursor(number + 1), raw, len(raw))
             reader.close()
         except (ValueError, RuntimeError, IndexError) as error:
-            raise DamagedFile(f"{path}: not a complete ArrayRecord file ({error}). Copy the file again.") from error
+            raise DamagedFile(
+                f"{path}: the file is damaged or not complete at record {number:,} ({error}). Copy the file again."
+            ) from error
 
 
 def _features(raw: bytes) -> Mapping[str, Any]:

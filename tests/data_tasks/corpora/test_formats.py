@@ -2,16 +2,20 @@
 
 import gzip
 import json
+import re
 import sys
 
 import fsspec
 import pytest
+import tensorflow as tf
+from array_record.python.array_record_module import ArrayRecordWriter
 from file_formats import PACKAGES, WRITERS, table
 
 import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks.corpora import documents_of_files, matching_files, text_files, text_lines
 from data_tasks.corpora.formats import format_of
 from data_tasks.corpora.formats.base import Cursor, Reading
+from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import UserError
 
 TEXTS = [f"document {number} é" for number in range(20)]
@@ -34,7 +38,7 @@ def read(path, on_bad_record="error", **reading):
     """Returns the documents of a pattern, and the counts of what was skipped."""
     files = matching_files.files(str(path))
     rules = documents_of_files.Rules(Reading(**reading), on_bad_record=on_bad_record)
-    skipped = documents_of_files.Skipped()
+    skipped = SkippedRecords()
     reader = documents_of_files.BlockReader(files, rules, skipped, block_bytes=100)
     parts = map(documents_of_files.Part, range(len(files)))
     return [document.text.decode() for part in parts for document in documents_of_files.iterate(reader, part)], skipped
@@ -61,7 +65,8 @@ def test_truncated_file_is_named_and_skipped_on_request(tmp_path, name):
     data = path.read_bytes()
     # The end of a text format is damaged by a cut within its last record.
     path.write_bytes(data[: len(data) - 40] if name != "a.jsonl" else data[:-10])
-    with pytest.raises(UserError, match=rf"{name}.*ON_BAD_RECORD=skip skips and counts"):
+    place = r"(:\d+: the |( |: the file is )?.*(after|at) (row|record|byte) \d)"
+    with pytest.raises(UserError, match=rf"/{re.escape(name)}{place}.*ON_BAD_RECORD=skip skips and counts"):
         read(path)
     found, skipped = read(path, "skip")
     assert found == [text * 20 for text in TEXTS][: len(found)] and sum(skipped.bad.values()) == 1
@@ -104,8 +109,6 @@ def test_bad_records_are_named_and_skipped_on_request(tmp_path, problem, monkeyp
     monkeypatch.setattr(text_lines, "MAX_LINE_BYTES", 100)
     path = tmp_path / name
     if content is None:
-        import tensorflow as tf
-
         good = tf.train.Example()
         good.features.feature["text"].bytes_list.value.append(b"fine")
         with tf.io.TFRecordWriter(str(path)) as writer:
@@ -117,6 +120,43 @@ def test_bad_records_are_named_and_skipped_on_request(tmp_path, problem, monkeyp
         read(path, lines_per_document=1)
     found, skipped = read(path, "skip", lines_per_document=1)
     assert {text.strip() for text in found} <= {"fine", "a"} and sum(skipped.bad.values()) == 1
+
+
+@pytest.mark.parametrize("name", ["a.tfrecord-00000-of-00001", "a.warc.wet.gz"])
+def test_long_records_of_binary_formats_are_named_and_skipped_on_request(tmp_path, name, monkeypatch):
+    if "warc" in name:
+        pytest.importorskip("warcio")
+    monkeypatch.setattr(text_lines, "MAX_LINE_BYTES", 100)
+    path = write(tmp_path / name, ["fine", "a" * 200, "fine"])
+    number = 2 if "warc" in name else 1  # record 0 of an archive describes it
+    with pytest.raises(UserError, match=rf"/{name}, record {number} \(from 0\): the record is longer than 0 MiB"):
+        read(path)
+    found, skipped = read(path, "skip")
+    assert found == ["fine", "fine"] and skipped.bad == {"bad records": 1}
+
+
+def test_line_of_200_megabytes_is_named_and_skipped_on_request(tmp_path):
+    long = json.dumps({"text": "a" * 200_000_000})
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(f'{{"text": "1"}}\n{long}\n{{"text": "3"}}\n'.encode(), 1))
+    with pytest.raises(UserError, match=r"/a\.jsonl\.gz:2: the line is longer than 128 MiB\..* skips and counts"):
+        read(tmp_path / "a.jsonl.gz")
+    found, skipped = read(tmp_path / "a.jsonl.gz", "skip")
+    assert found == ["1", "3"] and skipped.bad == {"bad records": 1}
+
+
+def test_damage_in_the_middle_of_an_array_record_file_is_placed(tmp_path):
+    path = tmp_path / "a.array_record"
+    writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    for text in TEXTS:
+        example = tf.train.Example()
+        example.features.feature["text"].bytes_list.value.append(text.encode())
+        writer.write(example.SerializeToString())
+    writer.close()
+    data = path.read_bytes()
+    path.write_bytes(data.replace(TEXTS[11].encode(), TEXTS[12].encode()))
+    with pytest.raises(UserError, match=r"/a\.array_record: the file is damaged or not complete at record 11 \("):
+        read(path)
+    assert read(path, "skip")[0] == TEXTS[:11]
 
 
 def test_skipped_records_are_counted_once_and_logged(tmp_path, caplog):
@@ -165,6 +205,18 @@ def test_saved_data_set_is_read_from_its_directory(tmp_path):
     (tmp_path / "dataset_dict.json").unlink()
     with pytest.raises(UserError, match=r"is a directory, but not of a saved data set: state\.json not found"):
         read(tmp_path)
+
+
+@pytest.mark.parity
+def test_data_set_that_datasets_saves_is_read(tmp_path):
+    """The extra `lm-eval` installs the package `datasets`, which reading does not need."""
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_dict({"id": list(range(len(TEXTS))), "text": TEXTS})
+    made.save_to_disk(str(tmp_path / "one"), num_shards=3)
+    assert read(tmp_path / "one")[0] == TEXTS
+    held_out = made.shuffle(seed=0).select(range(5))
+    datasets.DatasetDict({"train": made, "test": held_out}).save_to_disk(str(tmp_path / "two"))
+    assert read(tmp_path / "two" / "test")[0] == held_out["text"][:] != TEXTS[:5]
 
 
 def test_archive_of_pages_without_text_raises(tmp_path):
