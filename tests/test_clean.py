@@ -5,10 +5,12 @@ import json
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import web_archives
+import zstandard
 
 from t5x_like import clean as command
 from t5x_like.cleaning import bad_words, duplicate_lines, lengths, lines, pages, reading, urls, writing
@@ -130,6 +132,22 @@ BAD_FILES = {
 }
 
 
+def test_program_of_the_page_converts_responses_of_archives(tmp_path, monkeypatch, capsys):
+    """The program with a stand-in for `trafilatura`, which no extra installs."""
+    page = (Path(__file__).resolve().parents[1] / "docs/corpus.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    html = b"HTTP/1.0 200 OK\r\nContent-Type: text/html\r\n\r\n<p>Lemons."
+    image = b"HTTP/1.0 200 OK\r\nContent-Type: image/png\r\n\r\n<p>Lemons."
+    pages = [("http://a.example", html), ("http://a.example/image", image)]
+    web_archives.write(tmp_path / "a.warc.gz", pages, kind="response", content_type="application/http")
+    fake = types.SimpleNamespace(extract=lambda html, url: html.decode().removeprefix("<p>"))
+    monkeypatch.setitem(sys.modules, "trafilatura", fake)
+    monkeypatch.setattr(sys, "argv", ["html_to_text.py", str(tmp_path / "a.warc.gz")])
+    exec(program, {})
+    expected = {"url": "http://a.example", "timestamp": "2026-01-02T03:04:05Z", "text": "Lemons."}
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [expected]
+
+
 @pytest.mark.beam
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_bad_input_is_named_and_skipped_only_on_request(name, crawl, tmp_path):
@@ -147,6 +165,26 @@ def test_bad_input_is_named_and_skipped_only_on_request(name, crawl, tmp_path):
     assert cleaned.counters["split-wet-file"][counter] == 1
     assert "http://b.example" in {page["url"] for page in web_archives.read_cleaned(tmp_path / "out")[1]}
     assert [each.text for each in cleaned.examples if each.rule == counter and re.search(message, each.text)]
+
+
+@pytest.mark.beam
+def test_file_that_disappears_is_named_and_skipped_only_on_request(crawl, tmp_path, monkeypatch):
+    web_archives.write(crawl / "b.warc.wet.gz", {"http://b.example": "Good."})
+    run = command.run
+
+    def lose(files, *rest):
+        (crawl / "b.warc.wet.gz").unlink(missing_ok=True)
+        return run(files, *rest)
+
+    monkeypatch.setattr(command, "run", lose)
+    message = f"{crawl}/b.warc.wet.gz: the file does not exist any more. Restore it."
+    with pytest.raises(UserError, match=re.escape(message) + r" ON_BAD_RECORD=skip skips and counts"):
+        clean(crawl, tmp_path / "out")
+    web_archives.write(crawl / "b.warc.wet.gz", {"http://b.example": "Good."})
+    cleaned = clean(crawl, tmp_path / "out", on_bad_record="skip")
+    assert cleaned.counters["split-wet-file"]["damaged-file"] == 1
+    assert sum(cleaned.splits["train"].values()) == len(web_archives.PAGES)
+    assert [each.text for each in cleaned.examples if each.rule == "damaged-file"] == [message]
 
 
 @pytest.mark.beam
@@ -265,6 +303,32 @@ def test_validation_split_has_its_fraction(fraction, tmp_path):
     splits = [write.shard_of(pages.Page(f"http://a.example/{index}", "text"))[0] for index in range(number)]
     # Four standard deviations.
     assert splits.count("validation") / number == pytest.approx(fraction, abs=4 * (fraction / number) ** 0.5)
+
+
+@pytest.mark.beam
+def test_languages_are_written_to_their_own_directories(tmp_path):
+    """Of three languages, two have directories; each has the splits of its pages."""
+    rows = [
+        {"url": f"http://a.example/{n}", "text": f"Text {n}.", "language": ("de", "sw", "fr")[n % 3]} for n in range(60)
+    ]
+    (tmp_path / "pages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output = tmp_path / "out"
+    cleaned = command.clean(
+        data_files=f"{tmp_path}/*.jsonl",
+        output=str(output),
+        steps=[],
+        shards=2,
+        by_language=("de", "sw"),
+        validation_fraction=0.25,
+    )
+    names = {f"{language}{split}" for language in ("de/", "sw/", "") for split in ("train", "validation")}
+    assert set(cleaned.splits) == names and {path.name for path in output.iterdir() if path.is_dir()} == {"de", "sw"}
+    for language, directory in (("de", output / "de"), ("sw", output / "sw"), ("fr", output)):
+        pages_of_language = []
+        for path in directory.glob("*-of-*.jsonl.zst"):
+            with zstandard.open(path, "rt", encoding="utf-8") as file:
+                pages_of_language += map(json.loads, file)
+        assert len(pages_of_language) == 20 and {page["language"] for page in pages_of_language} == {language}
 
 
 def test_text_instead_of_a_list_of_languages_raises(tmp_path):
