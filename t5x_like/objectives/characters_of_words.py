@@ -20,7 +20,7 @@ from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Objective, Params, Pass
 from t5x_like.objectives.carry import NO_CARRY, Carry
 from t5x_like.objectives.keys import NO_KEYS, Keys
-from t5x_like.objectives.text_numbers import text_numbers
+from t5x_like.objectives.text_ids import text_ids
 from t5x_like.recorded import recorded
 
 _TOKENS, _SEGMENTS = "encoder_input_tokens", "encoder_segment_ids"
@@ -37,11 +37,11 @@ class CharactersOfWords(Objective):
     Args:
       objective: the objective.
       vocabulary_path: words and their counts, the vocabulary of the task; see `data.word_counts`.
-      texts: largest number of texts per row, 2 for pairs.
+      texts_per_row: largest number of texts per row, 2 for pairs.
       max_characters: characters per word.
 
     Raises:
-      UserError: `texts` is not 1 or 2.
+      UserError: `texts_per_row` is not 1 or 2.
     """
 
     computed_features = (CHARACTERS,)
@@ -51,13 +51,15 @@ class CharactersOfWords(Objective):
         objective: Objective,
         *,
         vocabulary_path: str | None,
-        texts: int = 1,
+        texts_per_row: int = 1,
         max_characters: int = word_characters.MAX_CHARACTERS,
     ):
-        if texts not in (1, 2):
-            raise UserError(f"texts={texts!r} of CharactersOfWords: must be 1, or 2 for pairs of texts")
+        if texts_per_row not in (1, 2):
+            raise UserError(
+                f"texts_per_row={texts_per_row!r} of CharactersOfWords: out of range. Give 1, or 2 for pairs of texts."
+            )
         self.objective, self.vocabulary_path = objective, vocabulary_path
-        self.texts, self.max_characters = texts, max_characters
+        self.texts_per_row, self.max_characters = texts_per_row, max_characters
         self.features, self.coefficients = objective.features, objective.coefficients
         self.other_names, self.labels = objective.other_names, objective.labels
         self.prepare, self.draws = objective.prepare, objective.draws
@@ -101,7 +103,7 @@ class CharactersOfWords(Objective):
 
     def _reading(self, params: Params) -> dict[str, Any]:
         table = characters_of(self.vocabulary_path, self.max_characters)
-        return {**params, "model": _ReadsWords(params["model"], table, self.texts)}
+        return {**params, "model": _ReadsWords(params["model"], table, self.texts_per_row)}
 
 
 @functools.lru_cache(maxsize=2)
@@ -123,11 +125,11 @@ class _ReadsWords:
     Args:
       model: the model.
       table: the characters of each id.
-      texts: largest number of texts per row.
+      texts_per_row: largest number of texts per row.
     """
 
-    def __init__(self, model: nnx.Module, table: Int[np.ndarray, "ids characters"], texts: int):
-        self._model, self._table, self._texts = model, table, texts
+    def __init__(self, model: nnx.Module, table: Int[np.ndarray, "ids characters"], texts_per_row: int):
+        self._model, self._table, self._texts_per_row = model, table, texts_per_row
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -143,9 +145,9 @@ class _ReadsWords:
         """Returns the hidden states of words; see `Model.__call__`. `edits` see each text as a row."""
         tokens = batch[_TOKENS]
         ones = jnp.ones_like(tokens)
-        numbers = text_numbers(tokens, batch.get(_SEGMENTS, ones) != 0)
+        ids = text_ids(tokens, batch.get(_SEGMENTS, ones) != 0)
         # [texts, batch, length]: the words of each text, from position 0 on.
-        of_text = numbers == jnp.arange(self._texts)[:, None, None]
+        of_text = ids == jnp.arange(self._texts_per_row)[:, None, None]
         starts = jnp.argmax(of_text, axis=-1, keepdims=True)
         at = jnp.arange(tokens.shape[1])
         ids = jnp.take_along_axis(jnp.broadcast_to(tokens, of_text.shape), starts + at, axis=-1, mode="clip")

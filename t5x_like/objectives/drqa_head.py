@@ -31,7 +31,7 @@ from t5x_like.objectives.head_modules import Logits
 from t5x_like.objectives.heads import Hidden
 from t5x_like.objectives.pair_attention import attend
 from t5x_like.objectives.span_extraction import MASKED
-from t5x_like.objectives.text_numbers import TokenTypes
+from t5x_like.objectives.text_ids import TokenTypes
 
 _TEXTS = TokenTypes()
 
@@ -42,12 +42,12 @@ class QuestionAndPassage(NamedTuple):
     Attributes:
       hidden: features of all tokens.
       tokens: ids of the tokens.
-      numbers: 0 for the question, 1 for the passage, other numbers for other tokens.
+      text_ids: 0 for the question, 1 for the passage, other numbers for other tokens.
     """
 
     hidden: Hidden
     tokens: Int[Array, "batch length"]
-    numbers: Int[Array, "batch length"]
+    text_ids: Int[Array, "batch length"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class DrQA:
 
     def read(self, hidden: Hidden, batch: Batch) -> QuestionAndPassage:
         """Returns the features and ids of all tokens; see `HeadForm.read`."""
-        return QuestionAndPassage(hidden, batch["encoder_input_tokens"], _TEXTS.numbers(batch))
+        return QuestionAndPassage(hidden, batch["encoder_input_tokens"], _TEXTS.of_tokens(batch))
 
 
 class DrQAHead(nnx.Module):
@@ -132,7 +132,7 @@ class DrQAHead(nnx.Module):
     def __call__(self, read: QuestionAndPassage, dropout_key: jax.Array | None = None) -> Logits:
         """Computes the logits of start and end in float32, `MASKED` outside of the passage; see `Head`."""
         input_key, passage_key, question_key = split_key(dropout_key, 3)
-        tokens, is_question, is_passage = read.tokens, read.numbers == 0, read.numbers == 1
+        tokens, is_question, is_passage = read.tokens, read.text_ids == 0, read.text_ids == 1
         x = self.dropout(read.hidden, input_key)
         visible = is_passage[:, :, None] & is_question[:, None]
         projected = jax.nn.relu(self.align(x))

@@ -87,20 +87,20 @@ class Enhancement:
         return jax.nn.relu(parameters(jnp.concatenate(compared, axis=-1)))
 
 
-def attend_to_other_text(states: States, numbers: Int[Array, "batch length"]) -> States:
+def attend_to_other_text(states: States, text_ids: Int[Array, "batch length"]) -> States:
     """Returns for each word the mean of the words of the other text, weighted by a softmax of their inner products.
 
     Args:
       states: states of words.
-      numbers: number of the text of each word, 0 or 1. Other words, and words without another text, get 0.
+      text_ids: text id of each word, 0 or 1. Other words, and words without another text, get 0.
     """
-    return attend(states, states, states, _of_other_text(numbers))
+    return attend(states, states, states, _of_other_text(text_ids))
 
 
-def _of_other_text(numbers: Int[Array, "batch length"]) -> Bool[Array, "batch length length"]:
+def _of_other_text(text_ids: Int[Array, "batch length"]) -> Bool[Array, "batch length length"]:
     """Returns whether two words belong to the two texts of a pair; see `attend_to_other_text`."""
-    is_word = numbers >= 0
-    return (numbers[:, :, None] + numbers[:, None, :] == 1) & is_word[:, :, None] & is_word[:, None]
+    is_word = text_ids >= 0
+    return (text_ids[:, :, None] + text_ids[:, None, :] == 1) & is_word[:, :, None] & is_word[:, None]
 
 
 def attend(queries: States, keys: States, values: Features, visible: Bool[Array, "batch length length"]) -> Features:

@@ -26,7 +26,7 @@ from t5x_like.objectives.head_modules import Logits
 from t5x_like.objectives.heads import Hidden
 from t5x_like.objectives.maxima import largest
 from t5x_like.objectives.pair_attention import PairAttention, attend_to_other_text
-from t5x_like.objectives.text_numbers import EndOfSentence, TextNumbers
+from t5x_like.objectives.text_ids import EndOfSentence, TextIds
 
 
 class Words(NamedTuple):
@@ -34,11 +34,11 @@ class Words(NamedTuple):
 
     Attributes:
       hidden: states of words.
-      numbers: number of the text of each word, from 0; -1 for what is in no text.
+      text_ids: text id of each word, from 0; -1 for tokens outside the texts.
     """
 
     hidden: Hidden
-    numbers: Int[Array, "batch length"]
+    text_ids: Int[Array, "batch length"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,9 @@ class TextVectors:
     pretrained = types.MappingProxyType({})
 
     # Number of texts per row: 1, or 2 for pairs.
-    texts: int = 1
-    # How the texts of a row are told apart: `text_numbers.EndOfSentence()` for words, or `text_numbers.TokenTypes()`.
-    numbers: TextNumbers = EndOfSentence()
+    texts_per_row: int = 1
+    # How the texts of a row are told apart: `text_ids.EndOfSentence()` for words, or `text_ids.TokenTypes()`.
+    text_ids: TextIds = EndOfSentence()
     # Attention between the words of a pair: `pair_attention.Concatenation()`, `pair_attention.Enhancement()`, or None.
     attention: PairAttention | None = None
     # The cells: `bidirectional.LSTMCells()` or `bidirectional.GRUCells()`.
@@ -74,10 +74,10 @@ class TextVectors:
                 f"attention={self.attention!r} of TextVectors: not a form of attention. Give "
                 "@pair_attention.Concatenation(), @pair_attention.Enhancement() or None."
             )
-        if self.texts not in (1, 2) or (self.attention is not None and self.texts != 2):
+        if self.texts_per_row not in (1, 2) or (self.attention is not None and self.texts_per_row != 2):
             raise UserError(
-                f"texts={self.texts} of TextVectors with attention={self.attention}: must be 1, or 2 for pairs, which "
-                "attention needs."
+                f"texts_per_row={self.texts_per_row} of TextVectors with attention={self.attention}: out of range. "
+                "Give 1, or 2 for pairs, which attention needs."
             )
         if not 0 <= self.dropout_rate < 1:
             raise UserError(f"dropout_rate={self.dropout_rate} of TextVectors is out of range. Give a rate in [0, 1).")
@@ -85,7 +85,7 @@ class TextVectors:
     @property
     def inputs(self) -> FeatureSpec:
         """The features that the model reads."""
-        return self.numbers.inputs
+        return self.text_ids.inputs
 
     def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> "TextVectorsHead":
         """Creates the head; see `HeadForm.make`."""
@@ -93,7 +93,7 @@ class TextVectors:
 
     def read(self, hidden: Hidden, batch: Batch) -> Words:
         """Returns the states of all words; see `HeadForm.read`."""
-        return Words(hidden, self.numbers.numbers(batch))
+        return Words(hidden, self.text_ids.of_tokens(batch))
 
 
 class TextVectorsHead(nnx.Module):
@@ -116,7 +116,8 @@ class TextVectorsHead(nnx.Module):
     def __init__(self, form: TextVectors, config: HeadConfig, outputs: int, *, key: jax.Array):
         encoder_key, composition_key, dense_key, classifier_key = jax.random.split(key, 4)
         states = 2 * form.size
-        self.texts, self.attention, self.dropout = form.texts, form.attention, Dropout(form.dropout_rate)
+        self.texts_per_row, self.attention = form.texts_per_row, form.attention
+        self.dropout = Dropout(form.dropout_rate)
         dtype = config.compute_dtype
         self.encoder = BidirectionalRNN(form.cells, config.embed_dim, form.size, dtype=dtype, key=encoder_key)
         if form.attention is not None:
@@ -124,7 +125,7 @@ class TextVectorsHead(nnx.Module):
             self.comparison = form.attention.make(states, dtype=dtype, key=comparison_key)
             sizes = form.attention.size(states), form.size
             self.composition = BidirectionalRNN(form.cells, *sizes, dtype=dtype, key=composition_key)
-        features = states * (4 if form.texts == 2 else 1)
+        features = states * (4 if form.texts_per_row == 2 else 1)
 
         def projection(sizes, axes, key):
             init = initializers.glorot_uniform
@@ -136,15 +137,15 @@ class TextVectorsHead(nnx.Module):
     def __call__(self, words: Words, dropout_key: jax.Array | None = None) -> Logits:
         """Computes logits, or scores, in float32, `[batch, 1, outputs]`; see `Head`."""
         first_key, second_key, last_key = split_key(dropout_key, 3)
-        hidden, numbers = words
+        hidden, text_ids = words
         # A network skips what is in no text.
-        states = self.encoder(self.dropout(hidden, first_key), numbers + 1)
+        states = self.encoder(self.dropout(hidden, first_key), text_ids + 1)
         if self.attention is not None:
-            attended = attend_to_other_text(states, numbers)
+            attended = attend_to_other_text(states, text_ids)
             compared = self.attention.features(self.comparison, states, attended)
-            states = self.composition(self.dropout(compared, second_key), numbers + 1)
-        vectors = [largest(states, (numbers == number)[..., None]) for number in range(self.texts)]
-        if self.texts == 2:
+            states = self.composition(self.dropout(compared, second_key), text_ids + 1)
+        vectors = [largest(states, (text_ids == text)[..., None]) for text in range(self.texts_per_row)]
+        if self.texts_per_row == 2:
             first, second = vectors
             vectors += [jnp.abs(first - second), first * second]
         features = jnp.concatenate(vectors, axis=-1)[:, None].astype(jnp.float32)

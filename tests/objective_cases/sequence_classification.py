@@ -10,7 +10,7 @@ from t5x_like.objectives.pair_attention import Enhancement
 from t5x_like.objectives.pooled_tokens import PooledTokens
 from t5x_like.objectives.pooled_windows import PooledWindows
 from t5x_like.objectives.sequence_classification import SequenceClassification
-from t5x_like.objectives.text_numbers import TokenTypes
+from t5x_like.objectives.text_ids import TokenTypes
 from t5x_like.objectives.text_vectors_head import TextVectors
 
 CASES = {
@@ -31,7 +31,12 @@ CASES = {
         SequenceClassification(
             LABELS,
             head=TextVectors(
-                texts=2, numbers=TokenTypes(), attention=Enhancement(), cells=GRUCells(), size=4, classifier_size=6
+                texts_per_row=2,
+                text_ids=TokenTypes(),
+                attention=Enhancement(),
+                cells=GRUCells(),
+                size=4,
+                classifier_size=6,
             ),
         ),
         "bert",

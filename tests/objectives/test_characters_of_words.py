@@ -24,7 +24,7 @@ CONFIG = ElmoConfig(
     vocab_size=23, filters=((1, 4), (3, 5)), character_dim=3, cell_dim=6, projection_dim=4, highway_layers=1
 )
 WORDS = ["a", "play", "naïve", "xyz"]  # ids 3 to 6
-HEAD = TextVectors(texts=2, attention=Concatenation(), size=5, classifier_size=7)
+HEAD = TextVectors(texts_per_row=2, attention=Concatenation(), size=5, classifier_size=7)
 # "a play </s> naïve <unk> a", and "play" alone.
 TOKENS = np.array([[3, 4, 1, 5, 2, 3, 0], [4, 0, 0, 0, 0, 0, 0]])
 SEGMENTS = (TOKENS != 0).astype(np.int32)
@@ -35,7 +35,7 @@ def objective(tmp_path_factory):
     path = tmp_path_factory.mktemp("words") / "vocab.txt"
     path.write_text("".join(f"{word} {9 - number}\n" for number, word in enumerate(WORDS)))
     inner = FeatureBased(SequenceClassification(labels=("no", "yes"), head=HEAD), features=ScalarMix())
-    return CharactersOfWords(inner, vocabulary_path=str(path), texts=2, max_characters=9)
+    return CharactersOfWords(inner, vocabulary_path=str(path), texts_per_row=2, max_characters=9)
 
 
 @pytest.fixture(scope="module")
@@ -68,5 +68,5 @@ def test_the_model_reads_what_the_objective_computes(objective):
     check_inputs(CONFIG, objective, shapes)
     with pytest.raises(UserError, match="the model needs 'encoder_input_characters'"):
         check_inputs(CONFIG, objective.objective, shapes)
-    with pytest.raises(UserError, match="texts=3 of CharactersOfWords"):
-        CharactersOfWords(objective.objective, vocabulary_path=None, texts=3)
+    with pytest.raises(UserError, match="texts_per_row=3 of CharactersOfWords"):
+        CharactersOfWords(objective.objective, vocabulary_path=None, texts_per_row=3)

@@ -13,7 +13,7 @@ from t5x_like import parameters
 from t5x_like.errors import UserError
 from t5x_like.objectives.bidirectional import GRUCells, LSTMCells
 from t5x_like.objectives.pair_attention import Concatenation, Enhancement
-from t5x_like.objectives.text_numbers import EndOfSentence, TokenTypes
+from t5x_like.objectives.text_ids import EndOfSentence, TokenTypes
 from t5x_like.objectives.text_vectors_head import TextVectors
 
 SIZE = 5
@@ -76,9 +76,11 @@ def compare(form, head, one, other):
 
 @pytest.mark.parametrize("cells", [LSTMCells(), GRUCells()])
 @pytest.mark.parametrize("attention", [None, Concatenation(), Enhancement()])
-@pytest.mark.parametrize(("numbers", "first"), [(EndOfSentence(), 2), (TokenTypes(), 3)])
-def test_logits_by_hand(cells, attention, numbers, first):
-    form = TextVectors(texts=2, numbers=numbers, attention=attention, cells=cells, size=SIZE, classifier_size=7)
+@pytest.mark.parametrize(("text_ids", "first"), [(EndOfSentence(), 2), (TokenTypes(), 3)])
+def test_logits_by_hand(cells, attention, text_ids, first):
+    form = TextVectors(
+        texts_per_row=2, text_ids=text_ids, attention=attention, cells=cells, size=SIZE, classifier_size=7
+    )
     head, rng = head_of(form), np.random.default_rng(1)
     hidden = rng.normal(size=(2, 7, 8)).astype(np.float32)
     found = jax.jit(lambda hidden: head(form.read(hidden, BATCH)))(hidden)
@@ -99,8 +101,8 @@ def test_logits_by_hand(cells, attention, numbers, first):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"attention": Concatenation()}, "texts=1 of TextVectors with attention=Concatenation"),
-        ({"attention": True, "texts": 2}, "attention=True of TextVectors: not a form of attention"),
+        ({"attention": Concatenation()}, "texts_per_row=1 of TextVectors with attention=Concatenation"),
+        ({"attention": True, "texts_per_row": 2}, "attention=True of TextVectors: not a form of attention"),
         ({"size": 0}, "size=0 of TextVectors"),
     ],
 )
