@@ -21,6 +21,8 @@ pytestmark = pytest.mark.full
 # Enough steps for several checkpoints, some of them between two evaluations.
 STEPS = 40
 PROCESSES = Path(__file__).parent / "processes"
+ROOT = Path(__file__).parents[1]
+SIZES = {"vocab_size": 40, "embed_dim": 16, "embedding_dim": 8}
 # For the slow test: the number of kills, and enough steps that the run lasts until the last kill.
 KILLS, LONG = 20, 400
 TRAIN = [sys.executable, "-m", "t5x_like", "train"]
@@ -46,6 +48,18 @@ CONTINUOUS = [
     "--gin.MIXTURE_OR_TASK_NAME=python_docs_causal_lm",
     "--gin.TASK_FEATURE_LENGTHS={'targets': 48}",
     "--gin.WARMUP_STEPS=2",
+    "--gin.BATCH_SIZE=4",
+    "--gin.KEEP_CHECKPOINTS=1",
+    *EVERY_STEP,
+]
+# The same of words, with a softmax over sampled words.
+WORDS = [
+    *(*TRAIN, "--gin_file=models/lstm/imdb.gin", "--gin_file=runs/lm_lstm.gin"),
+    f"--gin.DATA_FILES={ROOT}/tests/config/goldens/*.txt",
+    f"--gin.VOCABULARY_PATH={PROCESSES}/words/vocab.txt",
+    *(f"--gin.LSTMConfig.{name}={size}" for name, size in SIZES.items()),
+    "--gin.Unigram.number=8",
+    "--gin.TASK_FEATURE_LENGTHS={'targets': 48}",
     "--gin.BATCH_SIZE=4",
     "--gin.KEEP_CHECKPOINTS=1",
     *EVERY_STEP,
@@ -204,6 +218,7 @@ def test_terminated_run_saves_and_resumes(uninterrupted, tmp_path):
     [
         pytest.param(LIVE, id="shuffled"),
         pytest.param(CONTINUOUS, id="continuous"),
+        pytest.param(WORDS, id="words", marks=pytest.mark.slow),
         pytest.param(CHARACTERS, id="characters", marks=pytest.mark.slow),
         pytest.param(ELMO, id="elmo", marks=pytest.mark.slow),
     ],

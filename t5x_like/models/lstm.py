@@ -50,10 +50,14 @@ class LSTMConfig(BaseConfig):
     embedding_dim: int = 512
     # Number of layers.
     num_layers: int = 1
-    # Dropout rate of the embeddings and of the hidden states. All positions of a row share one mask.
+    # Dropout rate of the hidden states, and of the embeddings by default. All positions of a row share one mask.
     dropout_rate: float = 0.0
+    # Dropout rate of the embeddings; None: dropout_rate.
+    embedding_dropout_rate: float | None = None
     # Bound of the uniform distribution of new parameters.
     initializer_range: float = 0.1
+    # Bound for the token embeddings; None: initializer_range.
+    embedding_initializer_range: float | None = None
     # Normalization of the token embeddings over the vocabulary: `embedding_norms.FrequencyNorm()`, or None.
     embedding_norm: EmbeddingNorm | None = None
 
@@ -62,6 +66,10 @@ class LSTMConfig(BaseConfig):
         checks.positive_integers(self, "embed_dim", "embedding_dim", "num_layers")
         checks.rates(self, "dropout_rate")
         checks.positive(self, "initializer_range")
+        if self.embedding_dropout_rate is not None:
+            checks.rates(self, "embedding_dropout_rate")
+        if self.embedding_initializer_range is not None:
+            checks.positive(self, "embedding_initializer_range")
         problem = None
         if prompt.find(self) is not None:
             problem = "has no prompt, because its rows continue from batch to batch"
@@ -194,7 +202,9 @@ class LSTM(nnx.Module):
         self.config, init = config, initializers.uniform(config.initializer_range)
         norm, sizes = config.embedding_norm, (config.vocab_size, config.embedding_dim)
         embedder = Embedder if norm is None else functools.partial(NormalizedEmbedder, norm)
-        self.token_embedder = embedder(*sizes, key=token_key, init=init, dtype=config.compute_dtype)
+        table_range = config.embedding_initializer_range
+        table_init = init if table_range is None else initializers.uniform(table_range)
+        self.token_embedder = embedder(*sizes, key=token_key, init=table_init, dtype=config.compute_dtype)
         self.decoder = LSTMLayers(config, layers_key)
         self.logits = Unembedding(config.embed_dim, config.vocab_size, key=logits_key, init=init, bias=True)
 
@@ -224,8 +234,9 @@ class LSTM(nnx.Module):
         ones = jnp.ones(x.shape[:2], jnp.int32)
         resets = batch.get(RESETS, batch.get("decoder_positions", ones) == 0)
         padding = batch.get("decoder_segment_ids", ones) == 0
+        rate = config.dropout_rate if config.embedding_dropout_rate is None else config.embedding_dropout_rate
         keys, drop = split_key(dropout_key, config.num_layers + 1), Dropout(config.dropout_rate, broadcast_dims=(1,))
-        x, after, hidden = drop(x, keys[0]), {}, []
+        x, after, hidden = Dropout(rate, broadcast_dims=(1,))(x, keys[0]), {}, []
         x, captured = captures.state(capturing.EMBEDDING, x)
         for number, key in enumerate(keys[1:]):
             layer = getattr(self.decoder, f"layer_{number}")

@@ -2,7 +2,7 @@
 
 from t5x_like.optimizers.adafactor import AdafactorState, adafactor
 from t5x_like.optimizers.adamw import adamw
-from t5x_like.optimizers.base import Optimizer, clip_by_global_norm, global_norm
+from t5x_like.optimizers.base import Optimizer, clip_by_global_norm, clip_groups, global_norm
 from t5x_like.optimizers.finetuning import GradualUnfreezing, LayerDecay, finetuning_groups
 from t5x_like.optimizers.from_optax import from_optax, hidden_matrices, matrices
 from t5x_like.optimizers.groups import ParameterGroup, count_trained, merge, split
@@ -18,6 +18,7 @@ __all__ = [
     "adafactor",
     "adamw",
     "clip_by_global_norm",
+    "clip_groups",
     "count_trained",
     "finetuning_groups",
     "from_optax",

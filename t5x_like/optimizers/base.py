@@ -1,15 +1,16 @@
 """The interface of optimizers, and gradient clipping."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from t5x_like import parameters
 from t5x_like.errors import UserError
-from t5x_like.optimizers.groups import ParameterGroup
+from t5x_like.optimizers.groups import ParameterGroup, trainable_leaves
 from t5x_like.optimizers.schedules import Schedule, check_learning_rate
 from t5x_like.parameters import Tree
 
@@ -69,3 +70,25 @@ def clip_by_global_norm(gradients: Tree, max_norm: float) -> tuple[Tree, Float[A
     clip = optax.clip_by_global_norm(max_norm)
     clipped, _ = clip.update(optax.tree.cast(gradients, jnp.float32), clip.init(gradients))
     return optax.tree.cast_like(clipped, gradients), global_norm(gradients)
+
+
+def clip_groups(gradients: Tree, params: Tree, max_norm: float, groups: Sequence[ParameterGroup]) -> Tree:
+    """Scales the gradients of parameter groups with `clip` so that their global norm is at most `max_norm`.
+
+    Args:
+      gradients: The gradients.
+      params: The trainable parameters.
+      max_norm: See `clip_by_global_norm`.
+      groups: The parameter groups; the first one that matches a parameter applies.
+
+    Returns:
+      The gradients; those of groups without `clip` as they are.
+
+    Raises:
+      UserError: See `clip_by_global_norm` and `groups.leaves`.
+    """
+    if all(group.clip for group in groups):
+        return clip_by_global_norm(gradients, max_norm)[0]
+    known, named = trainable_leaves(params, groups), parameters.named_leaves(gradients)
+    clipped, _ = clip_by_global_norm({name: named[name] for name, leaf in known.items() if leaf.group.clip}, max_norm)
+    return parameters.rebuild(gradients, named | clipped)

@@ -56,6 +56,8 @@ class ParameterGroup:
         keep their values. The optimizer's moments follow the gradients all the same, so that the first update after a
         factor of 0 has the size of the others, and the gradients count in the global norm.
       freeze: Whether the parameters are constant, without gradients and optimizer state.
+      clip: Whether the limit of the global norm of gradients applies. Gradients without it keep their size, and do not
+        count in the norm.
     """
 
     pattern: str = ".*"
@@ -64,6 +66,7 @@ class ParameterGroup:
     weight_decay_factor: float | Sequence[float] | LayerFactor = 1.0
     update_factor: float | Sequence[float] | LayerFactor = 1.0
     freeze: bool = False
+    clip: bool = True
 
     def __post_init__(self):
         parameters.check_pattern("ParameterGroup.pattern", self.pattern)

@@ -88,7 +88,7 @@ def make_train_step(
             (own, old_ranges), (grads, observed) = ranges.split(own), ranges.split(grads)
             norms[name] = optimizers.global_norm(grads)
             if stage.max_grad_norm is not None:
-                grads, _ = optimizers.clip_by_global_norm(grads, stage.max_grad_norm)
+                grads = optimizers.clip_groups(grads, own, stage.max_grad_norm, stage.optimizer.groups)
             opt_state = state.opt_state[name] if several else state.opt_state
             updates, opt_states[name] = stage.optimizer.update(grads, opt_state, own, step=state.step)
             own = jax.tree.map(jnp.add, own, partitioning.shard_tree(updates))

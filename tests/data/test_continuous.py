@@ -9,6 +9,7 @@ import seqio
 
 from data_tasks.corpora.documents import Corpus, DocumentSource
 from data_tasks.pretraining.language_model import add_causal_lm_task, add_prefix_lm_task
+from data_tasks.vocabularies.late import LateVocabulary
 from t5x_like.data import continuous, specs
 from t5x_like.data.cached import CachedMixture, CachedSource
 from t5x_like.data.seqio_feed import SeqIOSource
@@ -18,6 +19,8 @@ from t5x_like.objectives.recurrent_lm import RecurrentLM
 LENGTH, ROWS, EOS = 7, 4, 1
 SPEC = RecurrentLM.features
 VOCABULARY = seqio.ByteVocabulary(extra_ids=0)
+# The words of `continuous_words`: the others are `<unk>`.
+WORDS = "continuous_words 9\n1 5\n2 4\n3 3\n"
 
 
 def texts(name, count):
@@ -30,16 +33,19 @@ def corpus(name, count):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def registered():
-    """Registers two causal LM tasks over bytes, a mixture of them, and a task that needs lengths."""
+def registered(tmp_path_factory):
+    """Registers two causal LM tasks over bytes, a mixture of them, a task over words, and a task that needs lengths."""
     for name, count in (("continuous_one", 40), ("continuous_two", 25)):
         add_causal_lm_task(name, DocumentSource(functools.partial(corpus, name, count)), VOCABULARY)
+    (path := tmp_path_factory.mktemp("words") / "vocab.txt").write_text(WORDS)
+    source = DocumentSource(functools.partial(corpus, "continuous_words", 40))
+    add_causal_lm_task("continuous_words", source, LateVocabulary(lambda: str(path)))
     seqio.MixtureRegistry.add("continuous_mixture", [("continuous_one", 2), ("continuous_two", 1)])
     source = DocumentSource(functools.partial(corpus, "continuous_prefix", 9))
     add_prefix_lm_task("continuous_prefix", source, VOCABULARY)
     yield
     seqio.MixtureRegistry.remove("continuous_mixture")
-    for name in ("continuous_one", "continuous_two", "continuous_prefix"):
+    for name in ("continuous_one", "continuous_two", "continuous_words", "continuous_prefix"):
         seqio.TaskRegistry.remove(name)
 
 
@@ -89,6 +95,16 @@ def test_rows_continue_those_of_the_batch_before():
     assert max(map(len, documents())) > 8 * LENGTH  # documents are not trimmed
 
 
+def test_rows_of_words_continue_those_of_the_batch_before():
+    """A document is its name, its number and letters; numbers above 3, and letters, are unknown."""
+    documents = [
+        [3, 3 + number if 1 <= number <= 3 else 2, *([2] if number * 7 % 23 else []), EOS] for number in range(40)
+    ]
+    expected = streams(documents * 2)[0]
+    source = make(mixture_or_task_name="continuous_words")
+    assert [tokens(batch) for batch in take(source.host_iterator(SPEC), len(expected))] == expected
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_rows_do_not_depend_on_the_number_of_processes(count):
     alone = take(make().host_iterator(SPEC), 30)
@@ -99,7 +115,9 @@ def test_rows_do_not_depend_on_the_number_of_processes(count):
     assert_same(joined, alone)
 
 
-@pytest.mark.parametrize(("name", "process"), [("continuous_one", (0, 1)), ("continuous_mixture", (1, 2))])
+@pytest.mark.parametrize(
+    ("name", "process"), [("continuous_one", (0, 1)), ("continuous_words", (0, 1)), ("continuous_mixture", (1, 2))]
+)
 def test_restored_iterator_continues_bit_exactly(name, process):
     def iterate():
         source = make(mixture_or_task_name=name)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from t5x_like import parameters
+from t5x_like.errors import UserError
 from t5x_like.models.lstm import LSTM, LSTMConfig
 from t5x_like.objectives import passes
 from t5x_like.objectives.carry import as_features
@@ -118,3 +119,17 @@ def test_dropout_has_one_mask_for_all_positions():
     hidden = model(batch, dropout_key=jax.random.key(1), capture=["decoder/embedding"]).captured["decoder/embedding"]
     np.testing.assert_array_equal(hidden, np.broadcast_to(hidden[:, :1], hidden.shape))
     assert np.mean(np.asarray(hidden) == 0) > 0.2 and np.any(hidden[0] != hidden[1])
+
+
+def test_embeddings_may_have_a_dropout_rate_and_initial_values_of_their_own():
+    config = dataclasses.replace(SMALL, embedding_dropout_rate=0.5, embedding_initializer_range=1.0)
+    model, batch = make(config), {"decoder_input_tokens": np.ones((2, 5), np.int32)}
+    assert (
+        0.5 < np.abs(model.token_embedder.embedding[...]).max() <= 1 and np.abs(model.logits.kernel[...]).max() <= 0.1
+    )
+    captured = model(
+        batch, dropout_key=jax.random.key(1), capture=["decoder/embedding", "decoder/layers/hidden"]
+    ).captured
+    assert np.any(captured["decoder/embedding"] == 0) and not np.any(captured["decoder/layers/hidden"] == 0)
+    with pytest.raises(UserError, match="embedding_dropout_rate=1"):
+        dataclasses.replace(SMALL, embedding_dropout_rate=1.0)

@@ -257,6 +257,16 @@ def test_clip_by_global_norm():
         optimizers.clip_by_global_norm(grads, 0)
 
 
+def test_groups_without_clipping_keep_their_gradients_and_do_not_count_in_the_norm():
+    params = {name: nnx.Param(jnp.ones(1), axes=("embed",)) for name in ("a", "b", "c")}
+    grads = {name: nnx.Param(jnp.array([size])) for name, size in (("a", 3.0), ("b", 4.0), ("c", 60.0))}
+    groups = [optimizers.ParameterGroup("^c", clip=False)]
+    clipped = optimizers.clip_groups(grads, params, 1.0, groups)
+    assert_close([clipped[name][0] for name in "abc"], [0.6, 0.8, 60.0])
+    clipped = optimizers.clip_groups(grads, params, 65.0, [])  # √(3² + 4² + 60²) is less
+    assert_close([clipped[name][0] for name in "abc"], [3.0, 4.0, 60.0])
+
+
 def test_global_norm_accumulates_in_float32():
     ones = {"w": jnp.ones((300, 300), jnp.bfloat16)}
     assert float(optimizers.global_norm(ones)) == 300.0

@@ -59,6 +59,15 @@ def test_cosine_values():
     assert at(schedule, 6) == approx(0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4)))
 
 
+def test_exponential_values():
+    released = schedules.exponential(1e-3, decay_rate=0.9999)
+    assert at(released, 0, 1, 2) == approx(1e-3, 9.999e-4, 9.9980001e-4)
+    # 1e-3 · exp(-1) and 1e-3 · exp(-10), approximately, where 0.9999 is the nearest float32.
+    assert at(released, 10_000, 100_000) == pytest.approx([3.678e-4, 4.530e-8], rel=1e-4)
+    every_two = schedules.exponential(0.8, decay_rate=0.25, decay_steps=2, warmup_steps=2, floor=0.1)
+    assert at(every_two, 0, 1, 2, 3, 4, 99) == approx(0.1, 0.4, 0.8, 0.4, 0.2, 0.1)
+
+
 def test_wsd_values():
     schedule = schedules.wsd(1.0, total_steps=20, decay_steps=5, warmup_steps=2)
     assert at(schedule, 0, 1, 2, 15, 16, 19, 20, 21) == approx(0.0, 0.5, 1.0, 1.0, 0.8, 0.2, 0.0, 0.0)
@@ -131,6 +140,8 @@ def test_unknown_factor_raises_with_suggestion():
         (lambda: schedules.linear(1.0, total_steps=10, warmup_steps=10_000), "WARMUP_STEPS=10000 .* TRAIN_STEPS=10"),
         (lambda: schedules.linear(1.0, total_steps=-5), "TRAIN_STEPS=-5 is not positive. Give a positive integer"),
         (lambda: schedules.cosine(1.0, total_steps=0, warmup_steps=0.1), "TRAIN_STEPS=0 is not positive"),
+        (lambda: schedules.exponential(1.0, decay_rate=1.5), "decay_rate=1.5 of the schedule is out of range"),
+        (lambda: schedules.exponential(1.0, decay_rate=0.5, decay_steps=0), "decay_steps=0 of the schedule is not pos"),
         (lambda: schedules.linear(-0.1, total_steps=5), "LEARNING_RATE=-0.1 is not a positive number"),
         (lambda: schedules.constant(float("nan")), "LEARNING_RATE=nan is not a positive number"),
         (lambda: schedules.factors("constant", base_learning_rate=-1.0), "LEARNING_RATE=-1.0 is not a pos"),
