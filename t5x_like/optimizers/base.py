@@ -11,7 +11,8 @@ from jaxtyping import Array, Float
 from t5x_like import parameters
 from t5x_like.errors import UserError
 from t5x_like.optimizers.groups import ParameterGroup, trainable_leaves
-from t5x_like.optimizers.schedules import Schedule, check_learning_rate
+from t5x_like.optimizers.schedule_checks import check_learning_rate
+from t5x_like.optimizers.schedules import Schedule
 from t5x_like.parameters import Tree
 
 

@@ -6,7 +6,6 @@ BERT's released fine-tuning code.
 """
 
 import difflib
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import jax.numpy as jnp
@@ -14,11 +13,11 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
+from t5x_like.optimizers.schedule_checks import Warmup, check_bounds, check_learning_rate, check_span, in_steps
 from t5x_like.recorded import recorded
 
 Step = Int[Array, ""] | int
 Schedule = Callable[[Step], Float[Array, ""]]
-Warmup = int | float
 
 
 @recorded
@@ -42,7 +41,7 @@ def constant(
       UserError: An argument is negative, `floor` exceeds `value`, or `warmup_steps` is not a number of steps.
     """
     warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
-    _check(value, floor)
+    check_bounds(value, floor)
     return _bounded(_after_warmup(optax.constant_schedule(value), value, warmup_steps), floor)
 
 
@@ -69,7 +68,7 @@ def rsqrt(
       UserError: `warmup_steps` is not positive, or another argument is negative.
     """
     warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
-    _check(base, floor)
+    check_bounds(base, floor)
     if warmup_steps < 1:
         raise UserError(f"warmup_steps={warmup_steps} of rsqrt is not positive. Give a positive integer.")
     return _bounded(lambda step: base / jnp.sqrt(jnp.maximum(step, warmup_steps)), floor)
@@ -119,8 +118,8 @@ def polynomial(
       UserError: An argument is negative, `floor` exceeds `peak`, or the warmup lasts until `total_steps`.
     """
     warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
-    _check(peak, floor)
-    _check_span(warmup_steps, total_steps)
+    check_bounds(peak, floor)
+    check_span(warmup_steps, total_steps)
     if power <= 0:
         raise UserError(f"power={power} of the schedule is not positive. Give 1 for a linear decay, or 3.")
     decay = optax.polynomial_schedule(peak, floor, power, total_steps - warmup_steps)
@@ -146,8 +145,8 @@ def cosine(peak: float, *, total_steps: int, warmup_steps: Warmup = 0, floor: fl
       UserError: An argument is negative, `floor` exceeds `peak`, or the warmup lasts until `total_steps`.
     """
     warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
-    _check(peak, floor)
-    _check_span(warmup_steps, total_steps)
+    check_bounds(peak, floor)
+    check_span(warmup_steps, total_steps)
     decay = optax.cosine_decay_schedule(peak, total_steps - warmup_steps, alpha=floor / peak if peak else 0.0)
     return _bounded(_after_warmup(decay, peak, warmup_steps), floor)
 
@@ -182,7 +181,7 @@ def exponential(
       UserError: `decay_rate` or `decay_steps` is out of range, another argument is negative, or `floor` exceeds `peak`.
     """
     warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
-    _check(peak, floor)
+    check_bounds(peak, floor)
     if not 0 < decay_rate <= 1:
         raise UserError(f"decay_rate={decay_rate} of the schedule is out of range. Give a number in (0, 1].")
     if decay_steps < 1:
@@ -213,9 +212,9 @@ def wsd(
       UserError: An argument is negative, `floor` exceeds `peak`, or warmup and decay do not fit into `total_steps`.
     """
     warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
-    _check(peak, floor)
+    check_bounds(peak, floor)
     decay_steps = max(1, total_steps // 10) if decay_steps is None else decay_steps
-    _check_span(warmup_steps, total_steps)
+    check_span(warmup_steps, total_steps)
     if not 0 < decay_steps <= total_steps - warmup_steps:
         raise UserError(
             f"decay_steps={decay_steps} must lie between 1 and total_steps - warmup_steps = "
@@ -357,63 +356,3 @@ def _after_warmup(schedule: optax.Schedule, peak: float, warmup_steps: int) -> o
 
 def _bounded(learning_rate: optax.Schedule, floor: float) -> Schedule:
     return lambda step: jnp.asarray(jnp.maximum(learning_rate(jnp.asarray(step)), floor), jnp.float32)
-
-
-def in_steps(name: str, steps: int | float, total_steps: int | None) -> int:
-    """Returns a number of steps that may be given as a fraction of the run, which is rounded down.
-
-    Args:
-      name: What the number is, for error messages.
-      steps: A number of steps, or a fraction in (0, 1) of `total_steps`.
-      total_steps: Number of steps of the run; None if it is unknown.
-
-    Raises:
-      UserError: `steps` is negative or not an integer above 1, or `total_steps` is None for a fraction.
-    """
-    if isinstance(steps, bool) or not isinstance(steps, int | float):
-        raise UserError(
-            f"{name}={steps!r} is not a number. Give a number of steps, or a fraction between 0 and 1 of TRAIN_STEPS."
-        )
-    if steps < 0:
-        raise UserError(
-            f"{name}={steps} is negative. Give 0, a positive integer, or a fraction between 0 and 1 of TRAIN_STEPS."
-        )
-    if 0 < steps < 1:
-        if total_steps is None:
-            raise UserError(
-                f"{name}={steps} is a fraction of the run, but total_steps beside it is not set. Give a number of "
-                "steps, or set total_steps = %TRAIN_STEPS in a gin file."
-            )
-        return int(steps * total_steps)
-    if not float(steps).is_integer():
-        raise UserError(
-            f"{name}={steps} is neither a number of steps nor a fraction. Give an integer, or a fraction between 0 and "
-            "1 of TRAIN_STEPS."
-        )
-    return int(steps)
-
-
-def check_learning_rate(value: float) -> None:
-    """Checks a learning rate.
-
-    Raises:
-      UserError: It is negative or not finite.
-    """
-    if not (math.isfinite(value) and value >= 0):
-        raise UserError(f"LEARNING_RATE={value} is not a positive number. Give a positive number, or 0.")
-
-
-def _check(peak: float, floor: float):
-    check_learning_rate(peak)
-    if not 0.0 <= floor <= peak:
-        raise UserError(f"floor={floor} is not between 0 and the learning rate {peak}. Give 0, or a smaller floor.")
-
-
-def _check_span(warmup_steps: int, total_steps: int):
-    if total_steps < 1:
-        raise UserError(f"TRAIN_STEPS={total_steps} is not positive. Give a positive integer.")
-    if warmup_steps >= total_steps:
-        raise UserError(
-            f"WARMUP_STEPS={warmup_steps} is not less than TRAIN_STEPS={total_steps}. Give fewer steps, such as 0.1 "
-            "for a tenth of the run, or use a schedule without decay (constant, rsqrt)."
-        )
