@@ -123,10 +123,9 @@ def test_dropout_has_one_mask_for_all_positions():
 
 def test_embeddings_may_have_a_dropout_rate_and_initial_values_of_their_own():
     config = dataclasses.replace(SMALL, embedding_dropout_rate=0.5, embedding_initializer_range=1.0)
-    model, batch = make(config), {"decoder_input_tokens": np.ones((2, 5), np.int32)}
-    assert (
-        0.5 < np.abs(model.token_embedder.embedding[...]).max() <= 1 and np.abs(model.logits.kernel[...]).max() <= 0.1
-    )
+    model, batch = config.make(jax.random.key(0)), {"decoder_input_tokens": np.ones((2, 5), np.int32)}
+    assert 0.5 < np.abs(model.token_embedder.embedding[...]).max() <= 1
+    assert np.abs(model.logits.kernel[...]).max() <= np.float32(0.1)
     captured = model(
         batch, dropout_key=jax.random.key(1), capture=["decoder/embedding", "decoder/layers/hidden"]
     ).captured
