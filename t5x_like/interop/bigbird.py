@@ -10,12 +10,23 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
-from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, NEXT_SENTENCE, attention, head_form, special_tokens
+from t5x_like.interop.bert import (
+    ACTIVATIONS,
+    MASKED_LM,
+    NEXT_SENTENCE,
+    TENSORFLOW_HEADS,
+    attention,
+    head_form,
+    special_tokens,
+)
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS, architecture
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.bigbird import BigBirdConfig
 from t5x_like.objectives import heads
 from t5x_like.objectives.bigbird_heads import ActivatedFirstToken, FeedForwardEachToken
+from t5x_like.objectives.joint import Joint
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.next_sentence import NextSentence
 
 _NAMES = {
     # field of the configuration: key of config.json
@@ -201,4 +212,18 @@ FAMILY = Family(
     ignored=re.compile(r"bert\.(embeddings\.(position_ids|token_type_ids)|pooler\.(weight|bias))"),
     tied=tied,
     sentencepiece="spiece.model",
+    tensorflow=TensorFlowFormat(
+        # The norm of the embeddings belongs to the encoder.
+        markers=("bert/encoder/LayerNorm/gamma", "bert/encoder/layer_0/attention/self/query/kernel"),
+        names=(
+            *TENSORFLOW_HEADS,
+            (r"^bert\.embeddings\.LayerNorm", "bert.encoder.LayerNorm"),
+            (r"^bert\.pooler", "bert.pooler.dense"),
+            (r"\.transform\.dense\.", ".transform."),
+            (r"\.transform\.LayerNorm\.weight$", ".transform.gamma"),
+            (r"\.transform\.LayerNorm\.bias$", ".transform.beta"),
+        ),
+        objective=lambda config, shapes: (Joint, {"objectives": [MaskedLM(), NextSentence()]}),
+        renamed=((r"^transform/", "cls/predictions/transform/"),),
+    ),
 )

@@ -167,7 +167,7 @@ FAMILY = Family(
     ignored=re.compile(r"electra\.embeddings\.(position_ids|token_type_ids)"),
     tied=lambda config: {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     tensorflow=TensorFlowFormat(
-        marker="electra/encoder/layer_0/attention/self/query/kernel",
+        markers=("electra/encoder/layer_0/attention/self/query/kernel",),
         names=(
             (r"^generator_lm_head\.bias$", "generator_predictions.output_bias"),
             (r"^discriminator_predictions\.dense_prediction\.", "discriminator_predictions.dense_1."),

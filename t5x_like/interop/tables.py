@@ -155,21 +155,24 @@ class TensorFlowFormat:
     """How the released TensorFlow code of a family stores a model; see `tensorflow_checkpoints`.
 
     Attributes:
-      marker: name of a variable that no other family has.
+      markers: names of variables that no other family has together.
       names: (regex, replacement) pairs that turn Hugging Face names into names of variables with dots.
       objective: returns the class and the settings of the objective of pretraining, given the configuration and the
         shapes of all variables.
       config_file: name of the file with the sizes; None if published checkpoints have none.
       config_keys: key of this file -> key of config.json, where they differ.
       has_networks: whether the objective has networks beside the model.
+      renamed: (regex, replacement) pairs for checkpoints that the released code writes with other names than the
+        published ones have.
     """
 
-    marker: str
+    markers: tuple[str, ...]
     names: tuple[tuple[str, str], ...]
     objective: Callable[[Any, Mapping[str, tuple[int, ...]]], tuple[type, dict[str, Any]]]
     config_file: str | None = None
     config_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     has_networks: bool = False
+    renamed: tuple[tuple[str, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reads the checkpoints in which BERT, ALBERT, ELECTRA and XLNet were published: variables of TensorFlow 1.
+"""Reads the TensorFlow 1 checkpoints in which BERT, ALBERT, BigBird, ELECTRA and XLNet were published.
 
 The names of the variables follow from the Hugging Face names in the table of a family, by the rules of its
 `tables.TensorFlowFormat`. Kernels are `[inputs, outputs]`, tables and the classifier of pairs of segments as in
@@ -7,7 +7,7 @@ transformers. The state of the optimizer is not read.
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,7 @@ def read(prefix: str, config: ModelConfig | None) -> Imported:
     """
     variables = _Variables(prefix)
     family = _family(variables)
+    variables.rename(family.tensorflow.renamed)
     config = _config(prefix, family) if config is None else config
     if type(config) is not family.config_class:
         raise UserError(
@@ -127,9 +128,16 @@ class _Variables:
             raise self._damaged(error) from error
         found = self._reader.get_variable_to_shape_map()
         self.shapes = {name: tuple(shape) for name, shape in sorted(found.items()) if not _OPTIMIZER.fullmatch(name)}
+        self._stored = {name: name for name in self.shapes}
 
     def __contains__(self, name: str) -> bool:
         return name in self.shapes
+
+    def rename(self, rules: Sequence[tuple[str, str]]) -> None:
+        """Renames variables by (regex, replacement) pairs; see `TensorFlowFormat.renamed`."""
+        for pattern, replacement in rules:
+            self.shapes = {re.sub(pattern, replacement, name): shape for name, shape in self.shapes.items()}
+            self._stored = {re.sub(pattern, replacement, name): stored for name, stored in self._stored.items()}
 
     def read(self, name: str) -> Float[np.ndarray, "..."]:
         """Reads a variable as float32.
@@ -138,7 +146,7 @@ class _Variables:
           UserError: a file is missing or damaged.
         """
         try:
-            return np.asarray(self._reader.get_tensor(name), np.float32)
+            return np.asarray(self._reader.get_tensor(self._stored[name]), np.float32)
         except self._errors as error:
             raise self._damaged(error, f"variable {name!r}: ") from error
 
@@ -247,13 +255,13 @@ def _family(variables: _Variables) -> Family:
     Raises:
       UserError: the checkpoint is not of a known family.
     """
-    known = {family.tensorflow.marker: family for family in families() if family.tensorflow is not None}
-    for marker, family in known.items():
-        if marker in variables:
+    known = {family.tensorflow.markers: family for family in families() if family.tensorflow is not None}
+    for markers, family in known.items():
+        if all(marker in variables for marker in markers):
             return family
     raise UserError(
-        f"{variables.prefix}: not a checkpoint of BERT, ALBERT, ELECTRA or XLNet, of whose variables "
-        f"{', '.join(known)} none was found. Convert another model with its own tools."
+        f"{variables.prefix}: not a checkpoint of BERT, ALBERT, BigBird, ELECTRA or XLNet, of whose "
+        f"variables {', '.join(markers[0] for markers in known)} none was found. Convert another model with its own tools."
     )
 
 
@@ -274,9 +282,10 @@ def _config(prefix: str, family: Family) -> ModelConfig:
                 found |= {key: "gelu_new" for key, value in found.items() if value == "gelu"}
             with file_in_errors(file):
                 return family.config_from_json({"model_type": model_type, **found})
+    model_files = family.config_class.__module__.rpartition(".")[2]
     raise UserError(
         f"{prefix}: its sizes are not known: {' and '.join(names)} not found. Give the model of the checkpoint, such "
-        f"as --gin_file=models/{model_type}/base.gin"
+        f"as --gin_file=models/{model_files}/base.gin"
     )
 
 

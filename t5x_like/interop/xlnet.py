@@ -163,7 +163,7 @@ FAMILY = Family(
     sentencepiece="spiece.model",
     tokenizer_class="XLNetTokenizer",
     tensorflow=TensorFlowFormat(
-        marker="model/transformer/mask_emb/mask_emb",
+        markers=("model/transformer/mask_emb/mask_emb",),
         names=(
             (r"^", "model."),
             (r"\.layer\.\{i\}\.rel_attn\.(r_\w_bias|seg_embed)$", r".\1"),

@@ -1,5 +1,6 @@
-"""TensorFlow checkpoints of BERT, ALBERT and ELECTRA, compared with transformers' models with the same weights."""
+"""TensorFlow checkpoints of BERT, ALBERT, BigBird, ELECTRA and XLNet, compared with transformers' models with the same weights."""
 
+import functools
 import json
 import shutil
 
@@ -142,6 +143,38 @@ def bert(directory, name="bert_model.ckpt", change=None):
     return model
 
 
+def bigbird(directory, head="cls/predictions/transform"):
+    """Writes a BigBird, whose norm of the embeddings is in the encoder; returns transformers' model.
+
+    Args:
+      directory: where to write.
+      head: scope of the masked-LM head: that of the published checkpoints, or that of the released code.
+    """
+    sizes = SIZES | {"block_size": 2, "num_random_blocks": 1, "max_position_embeddings": 16}
+    config = transformers.BigBirdConfig(hidden_act="gelu_new", **sizes)
+    model = random_model(transformers.BigBirdForPreTraining, config)
+    state = state_of(model)
+    there = "cls.predictions.transform"
+    arrays = {
+        "cls/predictions/output_bias": "cls.predictions.bias",
+        "cls/seq_relationship/output_weights": "cls.seq_relationship.weight",
+        "cls/seq_relationship/output_bias": "cls.seq_relationship.bias",
+        f"{head}/bias": f"{there}.dense.bias",
+        f"{head}/gamma": f"{there}.LayerNorm.weight",
+        f"{head}/beta": f"{there}.LayerNorm.bias",
+    }
+    layers = modules("bert/encoder/layer_{i}", "bert.encoder.layer.{i}", 2, BERT_LAYER)
+    found = layers | {"bert/pooler/dense": "bert.pooler"}
+    values = variables(state, {"bert/embeddings": "bert.embeddings"}, found, arrays)
+    values[f"{head}/kernel"] = state[f"{there}.dense.weight"].T
+    for name in ("gamma", "beta"):
+        values[f"bert/encoder/LayerNorm/{name}"] = values.pop(f"bert/embeddings/LayerNorm/{name}")
+    directory.mkdir()
+    write(directory / "model.ckpt-0", values)
+    (directory / "config.json").write_text(config.to_json_string())
+    return model
+
+
 def albert(directory):
     """Writes an ALBERT; returns transformers' model."""
     sizes = SIZES | {"embedding_size": 5, "num_hidden_layers": 3}
@@ -275,7 +308,12 @@ def masked_lm_logits(heads, model, hidden):
 
 @pytest.mark.parametrize(
     ("write_model", "name", "order"),
-    [(bert, "bert_model.ckpt", NextSentence), (albert, "model.ckpt-best", SentenceOrder)],
+    [
+        (bert, "bert_model.ckpt", NextSentence),
+        (albert, "model.ckpt-best", SentenceOrder),
+        (bigbird, "model.ckpt-0", NextSentence),
+        (functools.partial(bigbird, head="transform"), "model.ckpt-0", NextSentence),
+    ],
 )
 def test_model_equals_transformers(tmp_path, write_model, name, order):
     model = write_model(tmp_path / "tf")
@@ -283,6 +321,13 @@ def test_model_equals_transformers(tmp_path, write_model, name, order):
     assert_logits_equal(tmp_path / "tf" / name, objective, masked_lm_logits, theirs)
     run = convert(checkpoint_path=str(tmp_path / "tf"), output_path=str(tmp_path / "run"))
     assert_exported(run, model)
+
+
+def test_sizes_of_bigbird_come_from_a_model_file(tmp_path):
+    bigbird(tmp_path / "tf")
+    (tmp_path / "tf" / "config.json").unlink()
+    with pytest.raises(UserError, match="config.json not found.*--gin_file=models/bigbird/base.gin"):
+        convert(checkpoint_path=str(tmp_path / "tf"), output_path=str(tmp_path / "run"))
 
 
 def test_xlnet_equals_transformers(tmp_path):
