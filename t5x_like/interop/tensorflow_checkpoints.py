@@ -261,7 +261,8 @@ def _family(variables: _Variables) -> Family:
             return family
     raise UserError(
         f"{variables.prefix}: not a checkpoint of BERT, ALBERT, BigBird, ELECTRA or XLNet, of whose "
-        f"variables {', '.join(markers[0] for markers in known)} none was found. Convert another model with its own tools."
+        f"variables {', '.join(markers[0] for markers in known)} none was found. Convert another model with its own "
+        "tools."
     )
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow checkpoints of BERT, ALBERT, BigBird, ELECTRA and XLNet, compared with transformers' models with the same weights."""
+"""TensorFlow checkpoints of published models, compared with transformers' models with the same weights."""
 
 import functools
 import json
