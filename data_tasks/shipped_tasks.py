@@ -4,6 +4,7 @@ import data_tasks.vocabularies.seqio_interface  # noqa: F401 (makes the vocabula
 from data_tasks.corpora import c4, characters, text_files, text_table
 from data_tasks.downstream import (
     few_shot,
+    global_sentences,
     glue,
     glue_submissions,
     gpt_transforms,
@@ -51,6 +52,7 @@ __all__ = [
     "deberta_tasks",
     "entity_alignment",
     "few_shot",
+    "global_sentences",
     "glue",
     "glue_submissions",
     "gpt_transforms",

@@ -1,4 +1,4 @@
-"""A wrapper of heads for tasks that choose the global tokens of Longformer."""
+"""Wrappers of heads for tasks that choose the global tokens of Longformer, or mark the sentences that ETC reads."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,14 +11,15 @@ from t5x_like.layers.blocks import Hidden
 from t5x_like.models.longformer import GLOBAL_TOKENS
 from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.heads import HeadForm
+from t5x_like.objectives.sentence_masked_lm import with_sentences
 
 # The feature of a task, as long as its `inputs`, that is 1 for global tokens.
 TASK_FEATURE = "global_tokens"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskGlobalTokens:
-    """Any head, with the global tokens of the task feature `global_tokens`, which is as long as `inputs`."""
+class _Wrapper:
+    """Any head, with further features of the task. Subclasses add them in `inputs`."""
 
     # The head.
     form: HeadForm
@@ -27,16 +28,6 @@ class TaskGlobalTokens:
     def each_token(self) -> bool:
         """See `HeadForm`."""
         return self.form.each_token
-
-    @property
-    def inputs(self) -> FeatureSpec:
-        """The features that the head's model reads, and the global tokens."""
-        inputs = self.form.inputs
-        return dataclasses.replace(
-            inputs,
-            features=(*inputs.features, ModelFeature(GLOBAL_TOKENS, TASK_FEATURE, "tokens")),
-            aligned_features=(*inputs.aligned_features, TaskFeature(TASK_FEATURE, aligned_with="inputs")),
-        )
 
     @property
     def pretrained(self) -> Mapping[str, tuple[str, ...]]:
@@ -55,3 +46,28 @@ class TaskGlobalTokens:
     def read(self, hidden: Hidden, batch: Batch) -> Any:
         """Returns what the head reads; see `HeadForm.read`."""
         return self.form.read(hidden, batch)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskGlobalTokens(_Wrapper):
+    """Any head, with the global tokens of the task feature `global_tokens`, which is as long as `inputs`."""
+
+    @property
+    def inputs(self) -> FeatureSpec:
+        """The features that the head's model reads, and the global tokens."""
+        inputs = self.form.inputs
+        return dataclasses.replace(
+            inputs,
+            features=(*inputs.features, ModelFeature(GLOBAL_TOKENS, TASK_FEATURE, "tokens")),
+            aligned_features=(*inputs.aligned_features, TaskFeature(TASK_FEATURE, aligned_with="inputs")),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskSentences(_Wrapper):
+    """Any head, with a global token per sentence; sentences begin at the task feature `global_positions`."""
+
+    @property
+    def inputs(self) -> FeatureSpec:
+        """The features that the head's model reads, and where sentences begin."""
+        return with_sentences(self.form.inputs)

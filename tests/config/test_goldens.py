@@ -203,6 +203,16 @@ RUNS = {
         [*TASK, ("LABELS", "('no', 'yes')"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
     "bigbird_etc": ("train", ["models/bigbird_etc/base.gin", "runs/bigbird_etc.gin"], TASK),
+    "finetune_bigbird_etc": (
+        "train",
+        ["models/bigbird_etc/base.gin", "runs/finetune_bigbird_etc.gin"],
+        [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
+    "finetune_bigbird_etc_squad": (
+        "train",
+        ["models/bigbird_etc/base.gin", "runs/finetune_bigbird_etc_squad.gin"],
+        [*TASK, ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "deberta": ("train", ["models/deberta/base.gin", "runs/deberta.gin"], TASK),
     "deberta_v3": ("train", ["models/deberta_v3/base.gin", "runs/deberta_v3.gin"], TASK),
     "finetune_deberta": (
