@@ -1,5 +1,7 @@
 """DeBERTa: rows of relative positions, positions out of order, the convolution, and invalid configurations."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from families import FAMILIES, random_model
 
 from t5x_like.errors import UserError
+from t5x_like.kernels.masks import Mask
 from t5x_like.models.deberta import DebertaConfig, DisentangledBias, RelativePositions
 from t5x_like.models.deberta_v2 import DebertaV2Config
 from t5x_like.objectives.enhanced_masked_lm import EnhancedMaskedLM
@@ -29,6 +32,23 @@ def test_bias_reads_the_positions_that_it_is_given():
     found = of_short_text.materialize(q[:, :3], k[:, :3], **options)
     np.testing.assert_allclose(found, whole[:, :, :3, :3], atol=1e-5)
     assert bias.terms(q, k) is None
+
+
+@pytest.mark.parametrize("name", ["deberta", "deberta_v2"])
+def test_table_of_relative_positions_has_dropout(name):
+    """The attention has no other dropout here, so its output does not depend on the key without that of the table."""
+    model = random_model(dataclasses.replace(FAMILIES[name].config, dropout_rate=0.3))
+    x = np.random.default_rng(0).normal(size=(1, 7, model.config.embed_dim)).astype(np.float32)
+    mask = Mask(key_valid=jnp.ones((1, 7), bool))
+
+    @jax.jit
+    def attend(key):
+        attention = model.encoder.layers[0].attention
+        return attention(x, mask=mask, relative=model.relative_table(), dropout_key=key)[0]
+
+    first, second, exact = attend(jax.random.key(1)), attend(jax.random.key(2)), attend(None)
+    np.testing.assert_array_equal(first, attend(jax.random.key(1)))
+    assert min(np.abs(first - second).max(), np.abs(first - exact).max()) > 0.01
 
 
 def test_published_buckets_are_exact_up_to_half_and_logarithmic_beyond():
