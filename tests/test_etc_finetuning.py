@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from families import FAMILIES, random_model
+from objective_cases import CASES, terms_of
 
 from t5x_like.data import batches
 from t5x_like.metrics import read_metrics
@@ -92,3 +93,13 @@ def test_loss_and_gradient_depend_on_the_sentences(make, form, targets):
     assert abs(first - second) > 1e-5
     of_globals = gradient["model"].encoder.layers[0].attention.global_out.kernel[...]
     assert np.abs(of_globals).max() > 1e-5
+
+
+@pytest.mark.parametrize("name", ["classification", "tagging", "multiple choice"])
+def test_blocks_of_tokens_have_global_tokens_in_tasks_without_sentences(name):
+    case = dataclasses.replace(CASES[name], family="etc", layers=2)
+    params, batch = case.params(tokens_per_global=3, local_radius=1), case.batch()
+    total = jax.jit(jax.value_and_grad(lambda params: sum(terms_of(case.objective, params, batch).sums.values())))
+    loss, gradient = total(params)
+    of_globals = np.abs(gradient["model"].encoder.layers[0].attention.global_out.kernel[...]).max()
+    assert np.isfinite(loss) and 0 < of_globals < np.inf
