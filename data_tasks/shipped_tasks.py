@@ -3,6 +3,7 @@
 import data_tasks.vocabularies.seqio_interface  # noqa: F401 (makes the vocabularies SeqIO's)
 from data_tasks.corpora import c4, characters, text_files, text_table
 from data_tasks.downstream import (
+    book_identification,
     few_shot,
     global_sentences,
     glue,
@@ -47,6 +48,7 @@ from data_tasks.pretraining import (
 __all__ = [
     "bidirectional_words",
     "bigbird_tasks",
+    "book_identification",
     "c4",
     "characters",
     "deberta_tasks",

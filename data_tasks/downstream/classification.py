@@ -19,15 +19,18 @@ from data_tasks.vocabularies.late import LateVocabulary
 VOCABULARY_PATH = "vocabulary_path"
 """The name of the task argument."""
 
+Labels = Sequence[str] | LabelVocabulary
+"""The names of labels, or the vocabulary that finds them later."""
+
 
 def output_features(
-    vocabulary: seqio.Vocabulary, labels: Sequence[str] | None, scores: Sequence[str] = ()
+    vocabulary: seqio.Vocabulary, labels: Labels | None, scores: Sequence[str] = ()
 ) -> dict[str, seqio.Feature]:
     """Returns the output features of a classification task.
 
     Args:
       vocabulary: the vocabulary of the texts.
-      labels: the names of the labels; None for regression.
+      labels: the names of the labels, or a vocabulary that finds them later; None for regression.
       scores: the names of the scores of a regression, if there are several.
 
     Returns:
@@ -37,8 +40,12 @@ def output_features(
     return {
         "inputs": seqio.Feature(vocabulary, add_eos=False),
         "token_types": seqio.Feature(PASS_THROUGH, add_eos=False),
-        "targets": seqio.Feature(LabelVocabulary(labels or scores), add_eos=False, dtype=dtype),
+        "targets": seqio.Feature(_label_vocabulary(labels, scores), add_eos=False, dtype=dtype),
     }
+
+
+def _label_vocabulary(labels: Labels | None, scores: Sequence[str]) -> LabelVocabulary:
+    return labels if isinstance(labels, LabelVocabulary) else LabelVocabulary(labels or scores)
 
 
 def late_vocabulary(arguments: Mapping[str, Any]) -> LateVocabulary:
@@ -74,7 +81,7 @@ def add(
     arguments: Mapping[str, Any],
     *,
     texts: tuple[str, ...],
-    labels: Sequence[str] | None,
+    labels: Labels | None,
     scores: Sequence[str] = (),
     metric_fns: Sequence[Callable],
     prepare: Sequence[Callable[[tf.data.Dataset], tf.data.Dataset]] = (),
@@ -87,7 +94,7 @@ def add(
       source: examples with texts and a scalar `label`, or a `label` `[scores]` after `prepare`.
       arguments: the declared arguments of the task, with `vocabulary_path`.
       texts: the one or two features that hold texts.
-      labels: the names of the labels; None for regression.
+      labels: the names of the labels, or a vocabulary that finds them later; None for regression.
       scores: the names of the scores of a regression, if there are several.
       metric_fns: the metrics.
       prepare: changes the examples of the source, for example their texts.

@@ -360,6 +360,13 @@ def test_labels_are_those_of_the_task(tasks):
     assert trained("--gin.LABELS=('negative', 'positive')")["LABELS"] == ("negative", "positive")
 
 
+def test_labels_of_a_task_over_books_are_the_names_of_the_files(tmp_path):
+    for name in ("doyle", "austen"):
+        (tmp_path / f"{name}.txt").write_text("a text")
+    words = (f"--gin.DATA_FILES={tmp_path}/*.txt", "--gin.TRAIN_STEPS=1")
+    assert trained(*words, task="text_files_book")["LABELS"] == ("austen", "doyle")
+
+
 @pytest.mark.parametrize(
     ("labels", "problem"),
     [("('a', 'b', 'c')", "3 labels, but epochs_first has 2"), ("('yes', 'no')", "not in the order of epochs_first")],

@@ -64,4 +64,6 @@ def _of_data(settings: KnownSettings, *, scores: bool) -> tuple[str, tuple[str, 
     targets = source.provider.output_features.get(_TARGETS)
     if targets is None or targets.dtype.is_floating != scores:
         return source.name, ()
-    return source.name, tuple(vars(targets.vocabulary).get("names", ()))
+    vocabulary = targets.vocabulary
+    has_names = "names" in vars(vocabulary) or hasattr(type(vocabulary), "names")
+    return source.name, tuple(vocabulary.names) if has_names else ()

@@ -1,0 +1,68 @@
+"""Book identification: labels are the names of files, and passages of both splits are at different places."""
+
+import pytest
+
+from data_tasks.downstream import book_identification
+from data_tasks.downstream.book_identification import TASK
+from t5x_like.data import task_arguments
+from t5x_like.data.seqio_feed.registry import find_provider
+from t5x_like.errors import UserError
+
+
+@pytest.fixture
+def task(tmp_path):
+    """Returns a function that sets the arguments of the task, whose books have 45, 30 and 20 words, and returns it."""
+
+    def set_arguments(**arguments):
+        task_arguments.reset()
+        task_arguments.update([TASK], {"pattern": str(tmp_path / "*.txt"), "words": 5, **arguments})
+        return find_provider(TASK)
+
+    for name, number in (("carroll", 45), ("austen", 30), ("doyle", 20)):
+        words = [f"{name}{index}" for index in range(number)]
+        lines = [" ".join(words[start : start + 7]) for start in range(0, number, 7)]
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(lines))
+    yield set_arguments
+    task_arguments.reset()
+
+
+def examples(task, split):
+    return [(row["text"].decode(), int(row["label"])) for row in task.source.get_dataset(split).as_numpy_iterator()]
+
+
+def test_the_label_is_the_file_and_validation_passages_follow_those_of_training(task):
+    found = task(validation_fraction=0.3)
+    names = found.output_features["targets"].vocabulary.names
+    assert names == ("austen", "carroll", "doyle")
+    assert found.output_features["targets"].vocabulary.vocab_size == 3
+    train, validation = (examples(found, split) for split in ("train", "validation"))
+    assert [len(each) for each in (train, validation)] == [4 + 6 + 3, 2 + 3 + 1]
+    for label, name in enumerate(names):
+        places = [
+            [int(word.removeprefix(name)) for text, found in split if found == label for word in text.split()]
+            for split in (train, validation)
+        ]
+        assert sorted(places[0]) == list(range(len(places[0])))
+        assert sorted(places[1]) == list(range(len(places[0]), len(places[0]) + len(places[1])))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"words": 0}, "words=0 in TASK_ARGUMENTS of text_files_book: not a positive integer"),
+        ({"words": 15}, "doyle has fewer than two passages of 15 words"),
+        ({"validation_fraction": 1.0}, "validation_fraction=1.0 in TASK_ARGUMENTS of text_files_book"),
+        ({"pattern": ""}, "text_files_book reads files, but none are given"),
+    ],
+)
+def test_wrong_arguments_raise(task, arguments, message):
+    with pytest.raises(UserError, match=message):
+        task(**arguments).source.get_dataset("train")
+
+
+def test_labels_must_differ(task, tmp_path):
+    with pytest.raises(UserError, match="1 file found. Give two or more files"):
+        assert task(pattern=str(tmp_path / "doyle.txt")).output_features["targets"].vocabulary.names
+    (tmp_path / "austen.md.txt").write_text("a")
+    with pytest.raises(UserError, match="two files are named 'austen'"):
+        book_identification.names_of(book_identification._files({"pattern": str(tmp_path / "*.txt")}))
