@@ -22,6 +22,7 @@ ELSEWHERE = (
     "checkpoint_1000000",
     "uncased_L-12",
     "electra_small",
+    "bigbr_base",
 )
 
 
