@@ -16,6 +16,7 @@ from t5x_like.runtime import run_files
 from t5x_like.runtime.protocol import LIKELY_TO_REPEAT, LOST_PEER, PREEMPTED, SUCCESS, SUPERVISED, USER_ERROR
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_WAIT_SECONDS = 5.0
 # The pause before a restart doubles with each crash, because the machine or the store may need time to recover.
 FIRST_PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 300.0
@@ -134,7 +135,10 @@ class Supervisor:
         self._child = subprocess.Popen(self._command, env={**os.environ, SUPERVISED: "1"}, start_new_session=True)
         if self._stop_requested.is_set():  # the request came between two child processes
             self._child.terminate()
-        return self._child.wait()
+        # A wait without end would not see a signal that arrives just before it blocks, until the child ends.
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._child.wait(timeout=_WAIT_SECONDS)
 
     def _forward(self, number, frame) -> None:
         self._stop_requested.set()
