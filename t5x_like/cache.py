@@ -305,7 +305,7 @@ def _summary(manifest: Manifest) -> str:
     return (
         f"{rows:,} rows in {passes} {'pass' if passes == 1 else 'passes'}, {filled}, {size / 1e6:,.1f} MB "
         f"in {len(manifest.shards)} files"
-        + (f"; skipped {skipped_records.describe(skipped)}" if (skipped := manifest.skipped_in_a_pass) else "")
+        + (f"; skipped {skipped_records.describe(skipped)}" if (skipped := manifest.skipped_in_first_pass) else "")
     )
 
 

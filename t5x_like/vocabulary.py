@@ -89,12 +89,11 @@ def vocabulary(
 
     # ---- text --------------------------------------------------------------------------------------------------------
     reading = {"text_column": text_column, "on_bad_record": on_bad_record}
+    skipped = SkippedRecords()
     if kind == trainers.WORDS:
-        skipped = SkippedRecords()
         documents = sample.read_all(pattern, skipped, **reading)
     else:
-        drawn = sample.draw(pattern, max_bytes, beam=beam, directory=directory, **reading)
-        documents = drawn.documents
+        documents = sample.draw(pattern, max_bytes, skipped, beam=beam, directory=directory, **reading).documents
 
     # ---- training ----------------------------------------------------------------------------------------------------
     given = {"lower_case": lower_case, "min_count": min_count}
@@ -110,7 +109,7 @@ def vocabulary(
     path = str(paths.local(path).absolute()) if paths.is_local(path) else path
     unit = "ids" if kind == trainers.WORDS else unit  # words and special ids
     print(f"wrote {size:,} {unit}: {', '.join(paths.join(directory, name) for name in files)}")
-    if counts := skipped.bad if kind == trainers.WORDS else drawn.skipped:
+    if counts := skipped.bad:
         print(f"skipped {skipped_records.describe(counts)}")
     print(f"tasks: {TASKS[kind]}, with DATA_FILES = {pattern!r}, VOCABULARY_PATH = {path!r}")
     print(f"model: {trainers.models_for(kind, size)}")

@@ -10,12 +10,13 @@ from copying_run import CONFIG, run
 from rich.console import Console
 
 import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
+from data_tasks.corpora import file_source
 from data_tasks.vocabularies import sample
 from t5x_like import cache as cache_command
 from t5x_like import vocabulary as vocabulary_command
 from t5x_like.data.cached import manifest
 from t5x_like.data.seqio_feed import SeqIOSource
-from t5x_like.data.skipped_records import SkippedRecords
+from t5x_like.data.skipped_records import SkippedRecords, describe
 from t5x_like.metrics import read_metrics
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 
@@ -54,9 +55,9 @@ def test_manifest_and_summary_of_a_cache_count_skipped_records(files, tmp_path):
         return shown.getvalue().splitlines()[-1], manifest.read(str(tmp_path / "cache" / "train"))
 
     printed, found = cache()
-    assert printed.endswith("; skipped 6 bad records, 1 damaged files")
+    assert printed.endswith("; skipped 6 bad records, 1 damaged file")
     first, second, third = (f"{tmp_path}/files/{name}" for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl"))
-    of_a_pass = [{first: {"bad records": 5}}, {second: {"damaged files": 1}}, {third: {"bad records": 1}}]
+    of_a_pass = [{first: {"bad_records": 5}}, {second: {"damaged_files": 1}}, {third: {"bad_records": 1}}]
     assert found.skipped == {f"00{number}-0000{index}": of_a_pass[index] for number in (0, 1) for index in range(3)}
     assert [shard.file[9:14] for shard in found.shards] == ["00000", "00001"] * 2  # the third one has no rows
     # The counts of the shards that are not written again stay, also of those without rows.
@@ -65,18 +66,47 @@ def test_manifest_and_summary_of_a_cache_count_skipped_records(files, tmp_path):
 
 
 def test_damaged_file_of_several_shards_is_counted_once():
-    skipped = {f"000-0000{shard}": {"a.jsonl": {"damaged files": 1, "bad records": 2}} for shard in range(3)}
+    skipped = {f"000-0000{shard}": {"a.jsonl": {"damaged_files": 1, "bad_records": 2}} for shard in range(3)}
     made = manifest.Manifest({}, None, (), {}, (), skipped=skipped)
-    assert made.skipped_in_a_pass == {"damaged files": 1, "bad records": 6}
+    assert made.skipped_in_first_pass == {"damaged_files": 1, "bad_records": 6}
 
 
 def test_second_pass_over_a_file_is_not_counted_again():
     skipped = SkippedRecords()
+    for bad in (2, 2, 3):
+        skipped.begin("a", 0)
+        for _ in range(bad):
+            skipped.add("a", 0, "bad_records")
+            skipped.add("a", 0, "empty_records")
+        assert skipped.bad == {"bad_records": bad} and skipped.per_file() == {"a": {"bad_records": bad}}
+
+
+def test_counts_do_not_decrease_during_the_second_pass():
+    skipped = SkippedRecords()
     for _ in range(2):
         skipped.begin("a", 0)
-        skipped.add("a", 0, "bad records")
-        skipped.add("a", 0, "empty records")
-    assert skipped.bad == {"bad records": 1} and skipped.per_file() == {"a": {"bad records": 1}}
+        skipped.add("a", 0, "bad_records")
+        skipped.add("a", 0, "damaged_files")
+    skipped.begin("a", 0)
+    assert skipped.bad == {"bad_records": 1, "damaged_files": 1}
+    skipped.add("a", 0, "bad_records")
+    assert skipped.bad == {"bad_records": 1, "damaged_files": 1}
+    assert skipped.per_file() == {"a": {"bad_records": 1, "damaged_files": 1}}
+
+
+def test_counts_of_singular_and_plural():
+    assert describe({"bad_records": 1, "damaged_files": 2_000}) == "1 bad record, 2,000 damaged files"
+
+
+def test_metrics_do_not_decrease_in_the_middle_of_the_second_pass(files, monkeypatch):
+    monkeypatch.setattr(file_source, "_SHUFFLED_BYTES", 200)  # a few lines per block
+    batches = source_of(files).host_iterator(SequenceToSequence().features)
+    found = []
+    for _ in range(60):
+        next(batches)
+        found.append(batches.metrics(len(found) + 1))
+    first = found.index({"bad_records": 6, "damaged_files": 1})
+    assert found[first:] == [found[first]] * (60 - first) and first < 30
 
 
 def test_rows_of_metrics_count_skipped_records_of_training(files, tmp_path):
@@ -96,13 +126,17 @@ def test_vocabulary_prints_the_number_of_skipped_records(kind, files, tmp_path, 
     settings = {"min_count": 1} if kind == "words" else {"size": 285}
     output = str(tmp_path / "vocabulary")
     vocabulary_command.vocabulary(pattern=files, kind=kind, output=output, on_bad_record="skip", **settings)
-    assert "skipped 6 bad records, 1 damaged files\n" in capsys.readouterr().out
+    assert "skipped 6 bad records, 1 damaged file\n" in capsys.readouterr().out
 
 
 @pytest.mark.beam
 def test_workers_of_beam_count_skipped_records(files, tmp_path):
-    alone, together = (
-        sample.draw(files, 1000, on_bad_record="skip", beam=beam, directory=str(tmp_path / "out"))
-        for beam in (None, [])
-    )
-    assert together == alone and alone.skipped == {"bad records": 6, "damaged files": 1}
+    def draw(beam):
+        skipped = SkippedRecords()
+        directory = str(tmp_path / "out")
+        drawn = sample.draw(files, 1000, skipped, on_bad_record="skip", beam=beam, directory=directory)
+        return drawn, skipped.per_file()
+
+    alone, together = draw(None), draw([])
+    counts = {"a.jsonl": {"bad_records": 5}, "b.jsonl.gz": {"damaged_files": 1}, "c.jsonl": {"bad_records": 1}}
+    assert together == alone and alone[1] == {f"{tmp_path}/files/{name}": each for name, each in counts.items()}

@@ -13,6 +13,7 @@ import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks.vocabularies import late, sample, trainers
 from t5x_like import cli, config, paths
 from t5x_like.data import task_arguments
+from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.vocabulary import vocabulary
 
@@ -297,8 +298,8 @@ def test_sample_does_not_depend_on_the_order_of_documents():
 
 @pytest.mark.beam
 def test_beam_draws_the_same_sample(texts, tmp_path):
-    alone = sample.draw(f"{texts}/*", 8_000)
-    with_beam = sample.draw(f"{texts}/*", 8_000, beam=[], directory=str(tmp_path))
+    alone = sample.draw(f"{texts}/*", 8_000, SkippedRecords())
+    with_beam = sample.draw(f"{texts}/*", 8_000, SkippedRecords(), beam=[], directory=str(tmp_path))
     assert with_beam == alone and 0 < len(alone.documents) < 300
     assert list(tmp_path.iterdir()) == []
 
@@ -307,5 +308,5 @@ def test_beam_draws_the_same_sample(texts, tmp_path):
 def test_bad_record_is_named_without_the_transform_of_beam(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"body": "lemon"}')
     with pytest.raises(UserError, match=r"a.jsonl:1: the line has no field 'text'") as error:
-        sample.draw(f"{tmp_path}/*", 8_000, beam=[], directory=str(tmp_path))
+        sample.draw(f"{tmp_path}/*", 8_000, SkippedRecords(), beam=[], directory=str(tmp_path))
     assert "while running" not in str(error.value)

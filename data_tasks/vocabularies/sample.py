@@ -5,7 +5,6 @@ import hashlib
 import heapq
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -26,11 +25,10 @@ _SKIPPED = "skipped"
 
 
 class Sample(NamedTuple):
-    """Documents, the size of the text from which they were drawn, in bytes, and the records that were skipped."""
+    """Documents, and the size of the text from which they were drawn, in bytes."""
 
     documents: list[str]
     read_bytes: int
-    skipped: Counter[str]
 
 
 class _Place(NamedTuple):
@@ -44,6 +42,7 @@ class _Place(NamedTuple):
 def draw(
     pattern: str,
     max_bytes: int,
+    skipped: SkippedRecords,
     *,
     text_column: str = "text",
     on_bad_record: str = "error",
@@ -55,6 +54,7 @@ def draw(
     Args:
       pattern: the files; see `matching_files.files`.
       max_bytes: size of the sample. Memory holds the sample and one document.
+      skipped: counts what is skipped.
       text_column: column, or field of a record, with the text.
       on_bad_record: `error` or `skip`.
       beam: options of an Apache Beam pipeline that reads the files, twice; None to read them in this process, once.
@@ -69,18 +69,17 @@ def draw(
     files = [matching_files.path_of(file) for file in matching_files.files(pattern)]
     read = functools.partial(_read, text_column=text_column, on_bad_record=on_bad_record)
     if beam is None:
-        skipped = SkippedRecords()
         places = (place for item in enumerate(files) for place in read(item, skipped))
-        found, counts = _smallest(places, max_bytes, len(files)), skipped.bad
+        chosen, read_bytes = _smallest(places, max_bytes, len(files))
     else:
-        found, counts = _with_beam(files, read, max_bytes, beam, directory)
-    documents = [place.text.decode() for place in sorted(found[0])]
-    size = sum(len(place.text) for place in found[0])
+        chosen, read_bytes = _with_beam(files, read, max_bytes, skipped, beam, directory)
+    documents = [place.text.decode() for place in sorted(chosen)]
+    size = sum(len(place.text) for place in chosen)
     kept = f"{len(documents):,} documents of {size / 1e6:.1f} MB"
-    logging.info("%d files of %s: %.1f MB of text, training on %s", len(files), pattern, found[1] / 1e6, kept)
+    logging.info("%d files of %s: %.1f MB of text, training on %s", len(files), pattern, read_bytes / 1e6, kept)
     if not documents:
         raise UserError(f"PATTERN={pattern}: no text found in {len(files)} files. Give files with UTF-8 text.")
-    return Sample(documents, found[1], counts)
+    return Sample(documents, read_bytes)
 
 
 def read_all(
@@ -129,8 +128,8 @@ def _smallest(places: Iterator[_Place], max_bytes: int, files: int) -> tuple[lis
 
 
 def _with_beam(
-    files, read, max_bytes: int, options: Sequence[str], directory: str
-) -> tuple[tuple[list[_Place], int], Counter[str]]:
+    files, read, max_bytes: int, skipped: SkippedRecords, options: Sequence[str], directory: str
+) -> tuple[list[_Place], int]:
     """Draws a slightly larger sample with Beam, and reduces it as without Beam."""
     try:
         import apache_beam as beam
@@ -140,7 +139,7 @@ def _with_beam(
             "BEAM: Apache Beam is not installed. Run `pip install -e '.[cache]' -c constraints.txt`, or omit BEAM."
         ) from error
     prefix, total = paths.join(directory, f"{_SHARDS}-text"), paths.join(directory, f"{_SHARDS}-bytes")
-    skipped = paths.join(directory, f"{_SHARDS}-{_SKIPPED}")
+    skipped_prefix = paths.join(directory, f"{_SHARDS}-{_SKIPPED}")
     with beam_errors.explained(), beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
         found = pipeline | beam.Create(list(enumerate(files))) | beam.Reshuffle()
         found |= beam.FlatMap(_read_in_pipeline, read).with_outputs(_SKIPPED, main="places")
@@ -149,7 +148,7 @@ def _with_beam(
         wanted = beam.pvalue.AsSingleton(size)
         chosen = places | "sample" >> beam.Filter(_is_wanted, max_bytes, wanted)
         _ = chosen | beam.Map(_to_json) | "write sample" >> beam.io.WriteToText(prefix)
-        _ = found[_SKIPPED] | "write skipped" >> beam.io.WriteToText(skipped)
+        _ = found[_SKIPPED] | "write skipped" >> beam.io.WriteToText(skipped_prefix)
         _ = size | "write size" >> beam.Map(lambda found: paths.write_atomic(total, str(found)))
     read_bytes = int(paths.read_text(total))
     names = [name for name in paths.listdir(directory) if name.startswith(_SHARDS)]
@@ -159,10 +158,11 @@ def _with_beam(
         return (line for name in shards for line in _lines(paths.join(directory, name)))
 
     kept, _ = _smallest(map(_from_json, lines("text")), max_bytes, len(files))
-    counts = sum((Counter(json.loads(line)) for line in lines(_SKIPPED)), Counter())
+    for line in lines(_SKIPPED):
+        skipped.merge(json.loads(line))
     for name in names:
         paths.remove(paths.join(directory, name))
-    return (kept, read_bytes), counts
+    return kept, read_bytes
 
 
 def _read_in_pipeline(item, read):
@@ -171,7 +171,7 @@ def _read_in_pipeline(item, read):
 
     skipped = SkippedRecords()
     yield from read(item, skipped)
-    yield beam.pvalue.TaggedOutput(_SKIPPED, json.dumps(skipped.bad))
+    yield beam.pvalue.TaggedOutput(_SKIPPED, json.dumps(skipped.per_file()))
 
 
 def _is_wanted(place: _Place, max_bytes: int, total: int) -> bool:

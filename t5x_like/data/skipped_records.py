@@ -8,11 +8,11 @@ import contextlib
 import contextvars
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 
 from absl import logging
 
-EMPTY, BAD, DAMAGED = "empty records", "bad records", "damaged files"
+EMPTY, BAD, DAMAGED = "empty_records", "bad_records", "damaged_files"
 # Number of problems per file and reason that are logged individually.
 _LOGGED = 3
 
@@ -20,17 +20,22 @@ _CURRENT = contextvars.ContextVar("skipped records", default=None)
 
 
 class SkippedRecords:
-    """Counts the records of files that have no document, once per file however often it is read; for any thread."""
+    """Counts the records of files that have no document, once per file however often it is read; for any thread.
+
+    The counts never decrease: during a later pass over a file, they are the maximum over its passes.
+    """
 
     def __init__(self):
         self._lock = threading.Lock()
+        # (path, part) -> counts of the current pass, and the maximum of earlier passes.
         self._counts: dict[tuple[str, Hashable], Counter[str]] = {}
+        self._earlier: dict[tuple[str, Hashable], Counter[str]] = {}
 
     @property
     def bad(self) -> Counter[str]:
         """Reason -> number of records or files, without records that are empty."""
         with self._lock:
-            total = sum(self._counts.values(), Counter())
+            total = sum(self._all().values(), Counter())
         del total[EMPTY]
         return total
 
@@ -38,14 +43,25 @@ class SkippedRecords:
         """Returns path -> reason -> number, of files with records other than empty ones; sorted by path."""
         found: dict[str, Counter[str]] = {}
         with self._lock:
-            for (path, _), counts in self._counts.items():
+            for (path, _), counts in self._all().items():
                 found.setdefault(path, Counter()).update({key: n for key, n in counts.items() if key != EMPTY})
         return {path: dict(sorted(counts.items())) for path, counts in sorted(found.items()) if counts}
 
+    def merge(self, per_file: Mapping[str, Mapping[str, int]]) -> None:
+        """Sets the counts of files that another reader has counted.
+
+        Args:
+          per_file: path -> reason -> number; see `per_file`. Merging the same files again does not add to them.
+        """
+        with self._lock:
+            self._counts |= {(path, None): Counter(counts) for path, counts in per_file.items()}
+
     def begin(self, path: str, part: Hashable) -> None:
         """Begins a pass over a file, or over the part of its records that one reader has."""
+        key = path, part
         with self._lock:
-            self._counts[path, part] = Counter()
+            self._earlier[key] = self._earlier.get(key, Counter()) | self._counts.get(key, Counter())
+            self._counts[key] = Counter()
 
     def add(self, path: str, part: Hashable, reason: str, message: str = "") -> None:
         """Counts a record, and logs the first messages of a file."""
@@ -66,10 +82,17 @@ class SkippedRecords:
             level = logging.WARNING if counts.keys() - {EMPTY} else logging.INFO
             logging.log(level, "%s: skipped: %s", path, describe(counts))
 
+    def _all(self) -> dict[tuple[str, Hashable], Counter[str]]:
+        return {key: counts | self._earlier.get(key, Counter()) for key, counts in self._counts.items()}
 
-def describe(counts: Counter[str] | dict[str, int]) -> str:
-    """Describes counts per reason, such as `5 bad records, 1 damaged files`."""
-    return ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+
+def describe(counts: Mapping[str, int]) -> str:
+    """Describes counts per reason, such as `5 bad records, 1 damaged file`."""
+
+    def noun(reason: str, count: int) -> str:
+        return reason.replace("_", " ").removesuffix("s" if count == 1 else "")
+
+    return ", ".join(f"{count:,} {noun(reason, count)}" for reason, count in counts.items())
 
 
 @contextlib.contextmanager

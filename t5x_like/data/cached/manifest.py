@@ -30,7 +30,6 @@ PLAN = "plan.json"
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _DIGEST_BYTES = 16
 _READ_BYTES = 2**22
-_FIRST_PASS = "000-"  # begins the names of its shards
 
 Skipped = Mapping[str, Mapping[str, int]]
 """File -> reason -> number of records that could not be read and were skipped (`ON_BAD_RECORD=skip`)."""
@@ -117,9 +116,9 @@ class Manifest:
         return rows
 
     @property
-    def skipped_in_a_pass(self) -> Counter[str]:
+    def skipped_in_first_pass(self) -> Counter[str]:
         """Reason -> number of records that the first pass has skipped; of damaged files, the number of files."""
-        first = [skipped for shard, skipped in self.skipped.items() if shard.startswith(_FIRST_PASS)]
+        first = [skipped for shard, skipped in self.skipped.items() if shard.startswith(_prefix(0))]
         found = sum((Counter(counts) for skipped in first for counts in skipped.values()), Counter())
         # Each shard that reads a part of a file counts its damage.
         damaged = {path for skipped in first for path, counts in skipped.items() if DAMAGED in counts}
@@ -198,7 +197,12 @@ def read(directory: str) -> Manifest:
 
 def shard_name(unit: tuple[int, int]) -> str:
     """Returns the name of a shard, given its pass and its number."""
-    return f"{unit[0]:03d}-{unit[1]:05d}"
+    return f"{_prefix(unit[0])}{unit[1]:05d}"
+
+
+def _prefix(number_of_pass: int) -> str:
+    """Returns how the names of the shards of a pass begin."""
+    return f"{number_of_pass:03d}-"
 
 
 def _without_skipped(shard: Shard) -> dict[str, Any]:

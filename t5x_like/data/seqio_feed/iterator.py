@@ -132,7 +132,7 @@ class SeqIOIterator:
         Args:
           batches: Not used: the pipeline may have read further.
         """
-        return {reason.replace(" ", "_"): count for reason, count in self._skipped.bad.items()}
+        return dict(self._skipped.bad)
 
     def _check_not_empty(self) -> None:
         """Raises if the pipeline has ended before the first batch."""

@@ -132,7 +132,7 @@ def test_long_records_of_binary_formats_are_named_and_skipped_on_request(tmp_pat
     with pytest.raises(UserError, match=rf"/{name}, record {number} \(from 0\): the record is longer than 0 MiB"):
         read(path)
     found, skipped = read(path, "skip")
-    assert found == ["fine", "fine"] and skipped.bad == {"bad records": 1}
+    assert found == ["fine", "fine"] and skipped.bad == {"bad_records": 1}
 
 
 def test_line_of_200_megabytes_is_named_and_skipped_on_request(tmp_path):
@@ -141,7 +141,7 @@ def test_line_of_200_megabytes_is_named_and_skipped_on_request(tmp_path):
     with pytest.raises(UserError, match=r"/a\.jsonl\.gz:2: the line is longer than 128 MiB\..* skips and counts"):
         read(tmp_path / "a.jsonl.gz")
     found, skipped = read(tmp_path / "a.jsonl.gz", "skip")
-    assert found == ["1", "3"] and skipped.bad == {"bad records": 1}
+    assert found == ["1", "3"] and skipped.bad == {"bad_records": 1}
 
 
 def test_damage_in_the_middle_of_an_array_record_file_is_placed(tmp_path):
@@ -164,10 +164,10 @@ def test_skipped_records_are_counted_once_and_logged(tmp_path, caplog):
         (tmp_path / name).write_text('{"text": "fine"}\n' + "bad\n" * 5 + '{"text": ""}\n')
     (tmp_path / "c.jsonl").write_text("")
     found, skipped = read(tmp_path / "*.jsonl", "skip")
-    assert found == ["fine", "fine"] and skipped.bad == {"bad records": 10}
+    assert found == ["fine", "fine"] and skipped.bad == {"bad_records": 10}
     assert "a.jsonl:2: the line is not JSON" in caplog.text and "a.jsonl:6" not in caplog.text
     assert (
-        "a.jsonl: skipped: 5 bad records, 1 empty records" in caplog.text
+        "a.jsonl: skipped: 5 bad records, 1 empty record" in caplog.text
         and "c.jsonl: the file has no records" in caplog.text
     )
 
