@@ -10,7 +10,7 @@ from copying_run import CONFIG, run
 from rich.console import Console
 
 import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
-from data_tasks.corpora import file_source
+from data_tasks.corpora import documents_of_files, file_source
 from data_tasks.vocabularies import sample
 from t5x_like import cache as cache_command
 from t5x_like import vocabulary as vocabulary_command
@@ -100,6 +100,7 @@ def test_counts_of_singular_and_plural():
 
 def test_metrics_do_not_decrease_in_the_middle_of_the_second_pass(files, monkeypatch):
     monkeypatch.setattr(file_source, "_SHUFFLED_BYTES", 200)  # a few lines per block
+    monkeypatch.setattr(documents_of_files, "_KEPT_BYTES", 0)  # blocks are read again in each pass
     batches = source_of(files).host_iterator(SequenceToSequence().features)
     found = []
     for _ in range(60):
