@@ -24,7 +24,7 @@ from data_tasks.corpora.documents_of_files import BlockReader, Part, Rules, iter
 from data_tasks.corpora.file_source import FileSource
 from data_tasks.corpora.formats.base import Reading
 from data_tasks.pretraining.span_corruption import add_span_corruption_task
-from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_or_words
+from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_model
 from t5x_like.data import task_arguments
 from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import UserError
@@ -54,8 +54,8 @@ _DEFAULTS = FILES_ARGUMENTS | dict(
     # Longer documents are split, between lines or words where possible. Documents are tokenized and corrupted in
     # batches, so the first batch takes several seconds per 10 MB.
     max_document_bytes=MAX_DOCUMENT_BYTES,
-    # A Hugging Face directory, a SentencePiece model, or words and their counts. Default: the model shipped with this
-    # package, which can encode any text.
+    # A Hugging Face directory, or a SentencePiece model; words and their counts in tasks that read them. Default: the
+    # model shipped with this package, which can encode any text.
     vocabulary_path=None,
 )
 
@@ -68,8 +68,8 @@ def declare(
     Args:
       task: the name that the task will be registered under.
       make_vocabulary: makes the vocabulary, given a function that returns the argument `vocabulary_path` (None if not
-        given). Default: from a Hugging Face directory, a SentencePiece model or a file of words; the shipped model
-        without `vocabulary_path`.
+        given). Default: from a Hugging Face directory or a SentencePiece model, the shipped one without
+        `vocabulary_path`.
       **defaults: defaults of arguments that differ from other tasks.
 
     Returns:
@@ -81,7 +81,7 @@ def declare(
 
 
 def _sentencepiece(path: Callable[[], str | None]) -> LateVocabulary:
-    return LateVocabulary(lambda: path() or str(vocabularies.PYTHON_DOCS_MODEL), read_other=sentencepiece_or_words)
+    return LateVocabulary(lambda: path() or str(vocabularies.PYTHON_DOCS_MODEL), read_other=sentencepiece_model)
 
 
 def source(values: Mapping[str, Any], between_blank_lines: Callable[[], bool] = lambda: False) -> FileSource:

@@ -15,7 +15,7 @@ from data_tasks.pretraining.language_model import (
 from data_tasks.pretraining.ul2 import add_ul2_mixture
 from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
-from data_tasks.vocabularies.late import LateVocabulary
+from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_or_words
 from t5x_like import paths
 from t5x_like.errors import UserError
 
@@ -44,10 +44,18 @@ def _byte_bpe(path: Callable[[], str | None]) -> LateVocabulary:
     return LateVocabulary(given, read_other=_read_byte_bpe)
 
 
+def _with_words(path: Callable[[], str | None]) -> LateVocabulary:
+    """Returns the vocabulary of tasks that read words and their counts, too; see `text_files.declare`."""
+    return LateVocabulary(lambda: path() or str(vocabularies.PYTHON_DOCS_MODEL), read_other=sentencepiece_or_words)
+
+
 def _read_byte_bpe(directory: str) -> ByteBPEVocabulary:
     return ByteBPEVocabulary(paths.join(directory, VOCAB_FILE), paths.join(directory, MERGES_FILE))
 
 
-add_causal_lm_task("text_files_causal_lm", *text_files.declare("text_files_causal_lm"))
-add_sequence_autoencoder_task("text_files_sequence_autoencoder", *text_files.declare("text_files_sequence_autoencoder"))
+for _name, _add in (
+    ("text_files_causal_lm", add_causal_lm_task),
+    ("text_files_sequence_autoencoder", add_sequence_autoencoder_task),
+):
+    _add(_name, *text_files.declare(_name, _with_words))
 add_causal_lm_task("text_files_causal_lm_byte_bpe", *text_files.declare("text_files_causal_lm_byte_bpe", _byte_bpe))

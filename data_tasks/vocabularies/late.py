@@ -178,8 +178,8 @@ class SeparatedVocabulary(LateVocabulary):
 def _read(path: str, extra_ids: int) -> Vocabulary:
     if path.endswith(SENTENCEPIECE_SUFFIX):
         return sentencepiece_model(path, extra_ids)
-    if (words := _words(path)) is not None:
-        return words
+    if (words := word_counts.find(path)) is not None:
+        return WordSequenceVocabulary(words)
     if not paths.listdir(path):
         raise UserError(
             f"VOCABULARY_PATH={path!r}: not a directory with files. Give a Hugging Face directory, or a SentencePiece "
@@ -188,15 +188,11 @@ def _read(path: str, extra_ids: int) -> Vocabulary:
     return from_folder(path)
 
 
-def _words(path: str) -> WordSequenceVocabulary | None:
-    """Returns the vocabulary of words and their counts at a path, or None."""
-    found = word_counts.find(path)
-    return None if found is None else WordSequenceVocabulary(found)
-
-
 @functools.lru_cache(maxsize=8)
 def sentencepiece_or_words(path: str) -> Vocabulary:
-    """Returns the vocabulary of words and their counts, or of a SentencePiece model. Each path is read once.
+    """Returns the vocabulary of words and their counts, or of a SentencePiece model, for tasks that read both.
+
+    Each path is read once.
 
     Args:
       path: see `word_counts.find` and `sentencepiece_model`.
@@ -204,8 +200,7 @@ def sentencepiece_or_words(path: str) -> Vocabulary:
     Raises:
       UserError: see `sentencepiece_model`.
     """
-    words = _words(path)
-    return sentencepiece_model(path) if words is None else words
+    return sentencepiece_model(path) if word_counts.find(path) is None else _read(path, extra_ids=0)
 
 
 @functools.lru_cache(maxsize=8)
