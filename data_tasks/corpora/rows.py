@@ -8,6 +8,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.corpora.documents import shuffled_indices
+from t5x_like.data import skipped_records
 from t5x_like.errors import UserError
 
 NESTED = "/"
@@ -21,10 +22,12 @@ class Rows:
     Attributes:
       features: feature -> values of all rows, `[rows]` or ragged `[rows, (any)]`; see `NESTED`.
       origin: where the rows come from, with a hash of their contents.
+      skipped: file -> reason -> number of records that were skipped while the rows were read.
     """
 
     features: Mapping[str, tf.Tensor | tf.RaggedTensor]
     origin: str
+    skipped: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(next(iter(self.features.values())).shape[0])
@@ -78,6 +81,9 @@ class RowSource(seqio.DataSource):
         if split not in self.splits:
             raise UserError(f"split {split!r} not found. Give one of {', '.join(self.splits)}.")
         rows = self._read(split)
+        # All shards read the same files, so the first one counts what was skipped. The rows may have been read earlier.
+        if (skipped := skipped_records.current()) is not None and (shard_info is None or shard_info.index == 0):
+            skipped.merge(rows.skipped)
         indices = shuffled_indices(len(rows), seed) if shuffle else tf.data.Dataset.range(len(rows))
         if shard_info is not None and shard_info.num_shards > 1:
             indices = indices.shard(shard_info.num_shards, shard_info.index)

@@ -3,12 +3,13 @@ r"""A task of author or book identification: which of several text files is a pa
     TASK_ARGUMENTS = {"pattern": "books/*.txt", "words": 700}
 
 A file is divided into passages of `words` consecutive words. The label of a passage is the name of its file without the
-extension, so a file per author gives authors. The last `validation_fraction` of the passages of each file are the
-validation split, so that its passages are at other places of a book than those of the training split.
+suffixes of its format and its compression, so a file per author gives authors. The last `validation_fraction` of the
+passages of each file are the validation split, so that its passages are at other places of a book than those of the
+training split.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import fsspec
@@ -16,11 +17,13 @@ import tensorflow as tf
 
 from data_tasks.corpora import matching_files, text_files
 from data_tasks.corpora.documents import TEXT, TRAIN, VALIDATION
+from data_tasks.corpora.formats import stem
 from data_tasks.corpora.rows import Rows, RowSource
 from data_tasks.downstream import classification
 from data_tasks.metrics.classification import accuracy
 from data_tasks.vocabularies.labels import LabelVocabulary
 from t5x_like.data import task_arguments
+from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import UserError
 
 TASK = "text_files_book"
@@ -28,43 +31,22 @@ TASK = "text_files_book"
 _LINES = 1 << 20
 
 
-class LateLabels(LabelVocabulary):
-    """The labels of a task that are known once its arguments are.
-
-    Args:
-      find: returns the names of the labels.
-    """
-
-    def __init__(self, find: Callable[[], Sequence[str]]):
-        self._find = find
-        super(LabelVocabulary, self).__init__(size=0)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name of each label, in the order of their indices."""
-        return tuple(self._find())
-
-    @property
-    def _base_vocab_size(self) -> int:
-        return len(self.names)
-
-
 def names_of(files: Sequence[fsspec.core.OpenFile]) -> tuple[str, ...]:
-    """Returns the label of each file: its name up to the first dot.
+    """Returns the label of each file: its name without the suffixes of its format and its compression.
 
     Raises:
       UserError: there are fewer than two files, or two have the same name.
     """
-    found = tuple(file.path.rpartition("/")[2].partition(".")[0] for file in files)
+    found = tuple(stem(file.path) for file in files)
     if len(found) < 2:
         raise UserError(f"{TASK}: {len(found)} file found. Give two or more files, each of which is a label.")
     if repeated := [name for name in found if found.count(name) > 1]:
-        raise UserError(f"{TASK}: two files are named {repeated[0]!r}. Give files with different names.")
+        raise UserError(f"{TASK}: two files have the label {repeated[0]!r}. Give files with different names.")
     return found
 
 
 def passages(text: str, words: int, validation_fraction: float) -> dict[str, list[str]]:
-    """Divides a text into passages: the last ones for validation, at least one.
+    """Divides a text into passages: the last ones for validation, at least one per split if there are two or more.
 
     Args:
       text: the text.
@@ -76,7 +58,7 @@ def passages(text: str, words: int, validation_fraction: float) -> dict[str, lis
     """
     parts = text.split()
     found = [" ".join(parts[start : start + words]) for start in range(0, len(parts) - words + 1, words)]
-    held_out = max(1, round(validation_fraction * len(found)))
+    held_out = max(1, min(len(found) - 1, round(validation_fraction * len(found))))
     return {TRAIN: found[:-held_out], VALIDATION: found[-held_out:]}
 
 
@@ -85,10 +67,11 @@ def _read(arguments: Mapping[str, Any], split: str) -> Rows:
     if words < 1:
         raise UserError(f"words={words} in TASK_ARGUMENTS of {TASK}: not a positive integer. Give a number of words.")
     if not 0 < fraction < 1:
-        raise UserError(f"validation_fraction={fraction} in TASK_ARGUMENTS of {TASK}: give a fraction in (0, 1).")
-    files = _files(arguments)
-    options = (arguments["text_column"], arguments["on_bad_record"])
-    return _rows(pattern, matching_files.describe(files), split, words, fraction, options)
+        raise UserError(
+            f"validation_fraction={fraction} in TASK_ARGUMENTS of {TASK}: out of range. Give a fraction in (0, 1)."
+        )
+    origin = matching_files.describe(_files(arguments))
+    return _rows(pattern, origin, words, fraction, arguments["text_column"], arguments["on_bad_record"])[split]
 
 
 def _files(arguments: Mapping[str, Any]) -> list[fsspec.core.OpenFile]:
@@ -97,18 +80,23 @@ def _files(arguments: Mapping[str, Any]) -> list[fsspec.core.OpenFile]:
     return matching_files.files(arguments["pattern"])
 
 
-@functools.lru_cache(maxsize=4)
-def _rows(pattern: str, origin: str, split: str, words: int, fraction: float, options: tuple[str, str]) -> Rows:
-    column, on_bad_record = options
-    files, texts, labels = matching_files.files(pattern), [], []
+@functools.lru_cache(maxsize=2)
+def _rows(
+    pattern: str, origin: str, words: int, fraction: float, text_column: str, on_bad_record: str
+) -> dict[str, Rows]:
+    """Returns split -> rows. Files are read again if `origin` says that they have changed."""
+    files, skipped = matching_files.files(pattern), SkippedRecords()
     names = names_of(files)
+    texts: dict[str, list[str]] = {TRAIN: [], VALIDATION: []}
+    labels: dict[str, list[int]] = {TRAIN: [], VALIDATION: []}
     for label, file in enumerate(files):
         documents = text_files.documents(
             [file],
-            text_column=column,
+            text_column=text_column,
             lines_per_document=_LINES,
             max_document_bytes=None,
             on_bad_record=on_bad_record,
+            skipped=skipped,
         )
         found = passages(" ".join(document.decode() for document in documents), words, fraction)
         if not all(found.values()):
@@ -116,9 +104,14 @@ def _rows(pattern: str, origin: str, split: str, words: int, fraction: float, op
                 f"{TASK}: {names[label]} has fewer than two passages of {words} words. Decrease words in "
                 "TASK_ARGUMENTS, or leave the file out."
             )
-        texts += found[split]
-        labels += [label] * len(found[split])
-    return Rows({TEXT: tf.constant(texts), "label": tf.constant(labels, tf.int32)}, origin)
+        for split, of_file in found.items():
+            texts[split] += of_file
+            labels[split] += [label] * len(of_file)
+    counts = skipped.per_file()
+    return {
+        split: Rows({TEXT: tf.constant(texts[split]), "label": tf.constant(labels[split], tf.int32)}, origin, counts)
+        for split in texts
+    }
 
 
 def _add() -> None:
@@ -149,7 +142,7 @@ def _add() -> None:
         RowSource(functools.partial(_read, arguments), (TRAIN, VALIDATION), describe),
         arguments,
         texts=(TEXT,),
-        labels=LateLabels(lambda: names_of(_files(arguments))),
+        labels=LabelVocabulary(lambda: names_of(_files(arguments))),
         metric_fns=[accuracy],
     )
 

@@ -29,6 +29,7 @@ from data_tasks.downstream.classification import VOCABULARY_PATH, late_vocabular
 from data_tasks.feature_checks import require_lengths
 from data_tasks.metrics.scored import scored_metric
 from t5x_like.data import task_arguments
+from t5x_like.data.skipped_records import SkippedRecords
 
 TASK = "text_files_perplexity"
 
@@ -40,7 +41,7 @@ _ARGUMENTS = task_arguments.declare(
     pattern="",
     # The column, or the field of a record, that holds the text.
     text_column="text",
-    # What to do with a record whose text cannot be read: 'error', or 'skip'.
+    # What to do with a record whose text cannot be read: 'error', or 'skip' to skip and count.
     on_bad_record="error",
     # A Hugging Face directory or a SentencePiece model. Required.
     **{VOCABULARY_PATH: None},
@@ -59,14 +60,18 @@ def read(pattern: str, text_column: str = "text", on_bad_record: str = "error") 
     Raises:
       UserError: the pattern matches no file, or a file is invalid.
     """
+    skipped = SkippedRecords()
     found = text_files.documents(
         matching_files.files(pattern),
         text_column=text_column,
         lines_per_document=sys.maxsize,
         max_document_bytes=None,
         on_bad_record=on_bad_record,
+        skipped=skipped,
     )
-    return Corpus(name=TASK, splits={TRAIN: (), VALIDATION: list(found)}, origin=pattern, skipped={})
+    splits = {TRAIN: (), VALIDATION: list(found)}
+    counts = {reason.replace("_", " "): count for reason, count in skipped.bad.items()}
+    return Corpus(name=TASK, splits=splits, origin=pattern, skipped=counts)
 
 
 def windows(

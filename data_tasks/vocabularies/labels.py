@@ -1,6 +1,6 @@
 """The labels of a classification task, as the vocabulary of its `targets`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from data_tasks.vocabularies.base import PassThroughVocabulary
 
@@ -12,13 +12,22 @@ class LabelVocabulary(PassThroughVocabulary):
     """The names of labels in the order of their indices. The targets of a task are indices, not text.
 
     Args:
-      names: the name of each label. For regression, whose targets are real numbers, the names of several scores, or
-        none.
+      names: the name of each label, or a function that returns them at each use, for a task whose arguments determine
+        its labels. For regression, whose targets are real numbers, the names of several scores, or none.
     """
 
-    def __init__(self, names: Sequence[str]):
-        self.names = tuple(names)
-        super().__init__(size=len(self.names))
+    def __init__(self, names: Sequence[str] | Callable[[], Sequence[str]]):
+        self._names = names if callable(names) else tuple(names)
+        super().__init__(size=0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each label, in the order of their indices."""
+        return tuple(self._names() if callable(self._names) else self._names)
+
+    @property
+    def _base_vocab_size(self) -> int:
+        return len(self.names)
 
     @property
     def bos_id(self) -> None:

@@ -52,3 +52,13 @@ def of_text(vocabularies: Mapping[str, Any], spec: FeatureSpec) -> VocabularyKin
     if not found or any(vocabulary != found[0] for vocabulary in found):
         return None
     return of_vocabulary(found[0])
+
+
+def label_names(vocabulary: Any) -> tuple[str, ...]:
+    """Returns the names of the labels of a classification task; empty if the vocabulary is not one of labels.
+
+    Args:
+      vocabulary: a SeqIO vocabulary. Vocabularies that are looked up later have attributes of any name, so only a
+        property `names` of the class counts.
+    """
+    return tuple(vocabulary.names) if hasattr(type(vocabulary), "names") else ()

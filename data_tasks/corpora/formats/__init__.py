@@ -27,3 +27,12 @@ def format_of(path: str) -> Format:
         f"{path}: the format of the file is not known. Give {'; '.join(each.description for each in FORMATS)}; text, "
         f"JSON lines, TFRecord and WARC also with {' '.join(COMPRESSIONS)}."
     )
+
+
+def stem(path: str) -> str:
+    """Returns the name of a file without the suffixes of its format and its compression.
+
+    Raises:
+      UserError: see `format_of`.
+    """
+    return format_of(path).names.sub("", without_suffixes(path.rpartition("/")[2]))

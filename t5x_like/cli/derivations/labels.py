@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from t5x_like.cli.derivations import task
+from t5x_like.data import vocabulary_kind
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,10 +61,7 @@ def _of_data(settings: KnownSettings, *, scores: bool) -> tuple[str, tuple[str, 
         return cache.name, tuple(about.get("names", ()))
     if (source := task.live(settings)) is None:
         return "", ()
-    # Vocabularies that are looked up later have attributes of any name.
     targets = source.provider.output_features.get(_TARGETS)
     if targets is None or targets.dtype.is_floating != scores:
         return source.name, ()
-    vocabulary = targets.vocabulary
-    has_names = "names" in vars(vocabulary) or hasattr(type(vocabulary), "names")
-    return source.name, tuple(vocabulary.names) if has_names else ()
+    return source.name, vocabulary_kind.label_names(targets.vocabulary)

@@ -16,7 +16,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import t5x_like
 from t5x_like import paths
-from t5x_like.data import continuous, origins, skipped_records, vocabulary_digest
+from t5x_like.data import continuous, origins, skipped_records, vocabulary_digest, vocabulary_kind
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached import origins_file, shard_files, unfinished
 from t5x_like.data.cached.layout import Layout, Value
@@ -387,7 +387,7 @@ def _describe_vocabulary(vocabulary: seqio.Vocabulary) -> dict[str, Any]:
     sample = hashlib.blake2b(digest_size=8)
     for number in range(0, ids, max(1, ids // _SAMPLED_IDS)):
         sample.update(repr(vocabulary.decode([number])).encode())
-    names = vars(vocabulary).get("names")  # of the labels of a classification task
+    names = vocabulary_kind.label_names(vocabulary)
     digest = vocabulary_digest.of_vocabulary(vocabulary)
     about = {"kind": type(vocabulary).__name__, "ids": ids, "sample": sample.hexdigest(), "digest": digest}
     return about | ({"names": [*names]} if names else {})

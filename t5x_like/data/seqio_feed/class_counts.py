@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from t5x_like.data import vocabulary_kind
+
 if TYPE_CHECKING:
     from t5x_like.data.seqio_feed.source import SeqIOSource
 
 
 def label_names(source: "SeqIOSource") -> dict[str, tuple[str, ...]]:
     """Returns task feature -> names of its labels in the order of their indices, for the features that are labels."""
-    # Vocabularies that are looked up later have attributes of any name.
     features = source.provider.output_features.items()
-    names = {name: vars(each.vocabulary).get("names", ()) for name, each in features if each.dtype.is_integer}
-    return {name: tuple(labels) for name, labels in names.items() if labels}
+    names = {name: vocabulary_kind.label_names(each.vocabulary) for name, each in features if each.dtype.is_integer}
+    return {name: labels for name, labels in names.items() if labels}
 
 
 class ClassCounts:

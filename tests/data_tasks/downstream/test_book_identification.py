@@ -1,11 +1,14 @@
 """Book identification: labels are the names of files, and passages of both splits are at different places."""
 
-import pytest
+import json
 
-from data_tasks.downstream import book_identification
+import pytest
+import seqio
+
 from data_tasks.downstream.book_identification import TASK
-from t5x_like.data import task_arguments
+from t5x_like.data import skipped_records, task_arguments
 from t5x_like.data.seqio_feed.registry import find_provider
+from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import UserError
 
 
@@ -50,8 +53,9 @@ def test_the_label_is_the_file_and_validation_passages_follow_those_of_training(
     ("arguments", "message"),
     [
         ({"words": 0}, "words=0 in TASK_ARGUMENTS of text_files_book: not a positive integer"),
+        ({"words": 2.5}, "words=2.5 has the type float"),
         ({"words": 15}, "doyle has fewer than two passages of 15 words"),
-        ({"validation_fraction": 1.0}, "validation_fraction=1.0 in TASK_ARGUMENTS of text_files_book"),
+        ({"validation_fraction": 1.0}, "validation_fraction=1.0 in TASK_ARGUMENTS of text_files_book: out of range"),
         ({"pattern": ""}, "text_files_book reads files, but none are given"),
     ],
 )
@@ -63,6 +67,34 @@ def test_wrong_arguments_raise(task, arguments, message):
 def test_labels_must_differ(task, tmp_path):
     with pytest.raises(UserError, match="1 file found. Give two or more files"):
         assert task(pattern=str(tmp_path / "doyle.txt")).output_features["targets"].vocabulary.names
-    (tmp_path / "austen.md.txt").write_text("a")
-    with pytest.raises(UserError, match="two files are named 'austen'"):
-        book_identification.names_of(book_identification._files({"pattern": str(tmp_path / "*.txt")}))
+    (tmp_path / "Mr. Austen.txt").write_text("a")
+    assert task().output_features["targets"].vocabulary.names == ("Mr. Austen", "austen", "carroll", "doyle")
+    (tmp_path / "austen.jsonl.gz").write_text("a")
+    with pytest.raises(UserError, match="two files have the label 'austen'"):
+        assert task(pattern=str(tmp_path / "*")).output_features["targets"].vocabulary.names
+
+
+def test_each_split_has_a_passage_of_each_file_at_any_fraction(task):
+    found = task(validation_fraction=0.95)
+    assert [sorted(label for _, label in examples(found, split)) for split in ("train", "validation")] == [
+        [0, 1, 2],
+        [0] * 5 + [1] * 8 + [2] * 3,
+    ]
+
+
+def test_skipped_records_are_counted_by_one_shard_also_of_rows_read_before(task, tmp_path):
+    record = json.dumps({"text": "word " * 20})
+    for name, bad in (("a", 2), ("b", 0)):
+        (tmp_path / f"{name}.jsonl").write_text(f"{record}\n" + "bad\n" * bad)
+    source = task(pattern=str(tmp_path / "*.jsonl"), on_bad_record="skip").source
+
+    def counts(split, shard_info):
+        skipped = SkippedRecords()
+        with skipped_records.counted(skipped):
+            source.get_dataset(split, shard_info=shard_info)
+        return skipped.per_file()
+
+    expected = {str(tmp_path / "a.jsonl"): {"bad_records": 2}}
+    shards = [seqio.ShardInfo(index, 2) for index in range(2)]
+    assert [counts("train", each) for each in (None, *shards)] == [expected, expected, {}]
+    assert counts("validation", None) == expected
