@@ -1,6 +1,8 @@
 """Sentences of the rows of downstream tasks: the first piece of each, by hand and in the rows of SST-2 and SQuAD."""
 
-import numpy as np
+import json
+
+import gold_predictions
 import pytest
 import seqio
 import tensorflow as tf
@@ -8,7 +10,6 @@ import tensorflow as tf
 from data_tasks.downstream import global_sentences, span_extraction
 from data_tasks.vocabularies.offsets import encode_with_offsets
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
-from t5x_like.data.seqio_feed.registry import find_provider
 
 LETTERS = "a b c d e f g h i j".split()
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, ".", "?", "##k", "##."]
@@ -47,8 +48,9 @@ def test_sentences_that_are_truncated_are_not_marked(letters):
 def test_sentences_of_two_texts(letters):
     inputs, positions = filled(letters, ["a? B?", "c? D e?"], 32, 8)
     assert [inputs[position] for position in positions] == [5 + LETTERS.index(letter) for letter in "abcd"]
-    inputs, positions = filled(letters, ["a? B?", "c? D e?"], 8, 8)  # [CLS] a ? [SEP] c ? d [SEP], or similar
-    assert inputs.count(SEP) == 2 and all(inputs[position] not in (CLS, SEP) for position in positions)
+    inputs, positions = filled(letters, ["a? B?", "c? D e?"], 8, 8)
+    assert [PIECES[index] for index in inputs] == ["[CLS]", "a", "?", "[SEP]", "c", "?", "d", "[SEP]"]
+    assert positions == [1, 4, 6]
 
 
 def test_windows_begin_with_the_question_and_the_rest_of_a_sentence(letters):
@@ -63,10 +65,49 @@ def test_windows_begin_with_the_question_and_the_rest_of_a_sentence(letters):
     assert spelled == [["c", "a", "e"], ["c", "f", "i"]]
 
 
-@pytest.mark.parametrize("name", ["glue_sst2_global_sentences", "squad_v1_global_sentences"])
-def test_tasks_exist_with_the_feature(name):
-    from data_tasks import shipped_tasks  # noqa: F401
+QUESTION = {"id": "1", "question": "c ?", "context": "a b? E f", "answers": {"text": ["f"], "answer_start": [7]}}
 
-    task = find_provider(name)
-    assert {"inputs", "global_positions", "targets"} <= task.output_features.keys()
-    assert np.size(task.metric_fns) > 0
+
+@pytest.mark.parametrize(
+    ("name", "files", "arguments", "pieces", "positions", "targets"),
+    [
+        (
+            "glue_sst2_global_sentences",
+            {"dev.tsv": "sentence\tlabel\na b? C d\t1\n"},
+            {},
+            "[CLS] a b ? c d [SEP]",
+            [1, 4],
+            [1],
+        ),
+        (
+            "squad_v1_global_sentences",
+            {"validation.jsonl": json.dumps(QUESTION)},
+            {},
+            "[CLS] c ? [SEP] a b ? e f [SEP]",
+            [1, 4, 7],
+            [8, 8],
+        ),
+        (
+            "text_files_book_global_sentences",
+            {"b.txt": "a b? C d e f? G h", "a.txt": "a b c d e f g h"},
+            {"words": 4},
+            "[CLS] e f ? g h [SEP]",
+            [1, 4],
+            [1],
+        ),
+    ],
+)
+def test_rows_of_tasks(name, files, arguments, pieces, positions, targets, tmp_path):
+    for file, contents in files.items():
+        (tmp_path / file).write_text(contents)
+    (tmp_path / "vocabulary").mkdir()
+    (tmp_path / "vocabulary" / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
+    (tmp_path / "vocabulary" / "tokenizer_config.json").write_text(json.dumps(config))
+    lengths = {"inputs": 80, "global_positions": 8}
+    paths = {"data_dir": str(tmp_path)} if "words" not in arguments else {"pattern": f"{tmp_path}/*.txt"}
+    arguments = {"vocabulary_path": str(tmp_path / "vocabulary"), **paths, **arguments}
+    rows = gold_predictions.read(name, "validation", 10, task_feature_lengths=lengths, task_arguments=arguments)
+    (row,) = [each for each in rows if each["targets"].tolist() == targets]
+    assert " ".join(PIECES[index] for index in row["inputs"]) == pieces
+    assert row["global_positions"].tolist() == positions
