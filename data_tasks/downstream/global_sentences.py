@@ -13,7 +13,15 @@ from collections.abc import Mapping
 import seqio
 import tensorflow as tf
 
-from data_tasks.downstream import book_identification, glue, long_documents, span_extraction, squad, super_glue, templates  # noqa: F401 (the tasks that get the form)
+from data_tasks.downstream import (  # noqa: F401 (the tasks that get the form)
+    book_identification,
+    glue,
+    long_documents,
+    span_extraction,
+    squad,
+    super_glue,
+    templates,
+)
 from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining import sentences
 from data_tasks.vocabularies import PASS_THROUGH

@@ -33,17 +33,6 @@ from t5x_like.errors import RunFailed, UserError
 WRITER_OPTIONS = "group_size:1,uncompressed"
 _ROWS_AT_ONCE = 64
 _SAMPLED_IDS = 256
-# Tasks over files whose examples name their documents; text_files_…, for messages.
-_WITH_PLACES = (
-    "span_corruption",
-    "causal_lm",
-    "causal_lm_byte_bpe",
-    "masked_lm",
-    "long_documents",
-    "full_sentences",
-    "deberta",
-    "deberta_v3",
-)
 _NAMED = 3  # maximum number of files that a message names
 
 
@@ -161,8 +150,8 @@ class Plan:
             carried = origins.DOCUMENTS in source.task_dataset().element_spec
         if not carried:
             raise UserError(
-                f"PROVENANCE=True: {source.mixture_or_task_name} does not carry the places of its documents. "
-                f"{', '.join(f'text_files_{name}' for name in _WITH_PLACES)} do. Set PROVENANCE=False."
+                f"PROVENANCE=True: {source.mixture_or_task_name} does not carry the places of its documents; "
+                "docs/corpus.md names the tasks that do. Give one of them, or set PROVENANCE=False."
             )
 
     def units(self) -> list[tuple[int, int]]:
