@@ -56,8 +56,9 @@ EXTRAS = {
     "plan": ["jax[tpu]>=0.10.1"],
     "cache": ["apache-beam>=2.65"],
     "vocabulary": ["tokenizers>=0.21"],
-    # Formats of files with text besides .txt, JSON lines, TFRecord and ArrayRecord: Parquet, Arrow, WARC.
-    "corpora": ["pyarrow>=18.0", "warcio>=1.7.5"],
+    # Formats of files with text besides .txt, JSON lines, TFRecord and ArrayRecord: Parquet, Arrow, WARC; and psutil,
+    # with which benchmarks/corpus.py measures memory.
+    "corpora": ["psutil>=6.0", "pyarrow>=18.0", "warcio>=1.7.5"],
     # Cleaning of web pages with `t5x_like clean`: Beam, archives, detectors of languages, sentences, domains, MinHash.
     "clean": [
         "apache-beam>=2.65",

@@ -17,7 +17,6 @@ import json
 import random
 import re
 import resource
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -31,6 +30,7 @@ from t5x_like.data import batches, specs
 from t5x_like.data.cached import CachedSource, Layout, Shard
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached.rows import encode
+from t5x_like.data.cached.writer import WRITER_OPTIONS
 
 FORMATS = ("jsonl.zst", "parquet")
 # The lengths of pages in sentences are log-normal: half of the pages have fewer than 14, a tenth more than 58.
@@ -132,7 +132,7 @@ def write_cache(directory: Path, number: int) -> None:
         rows = ROWS // number
         tokens = {name: draw.integers(1, 32_000, (rows, length), np.int32) for name, length in LENGTHS.items()}
         file = f"pass-000/{shard:05d}-of-{number:05d}.array_record"
-        writer = ArrayRecordWriter(str(directory / file), "group_size:1,uncompressed")  # those of the writer
+        writer = ArrayRecordWriter(str(directory / file), WRITER_OPTIONS)
         for record in encode(batches.from_arrays(spec, tokens), layout, dtypes):
             writer.write(record)
         writer.close()
@@ -169,7 +169,7 @@ def _sizes(process: psutil.Process) -> Iterator[tuple[int, int]]:
     try:
         for each in (process, *process.children(recursive=True)):
             yield each.pid, each.memory_info().rss
-    except (psutil.NoSuchProcess, psutil.ZombieProcess, subprocess.SubprocessError):
+    except psutil.NoSuchProcess:
         return  # a process has just ended
 
 
