@@ -77,7 +77,13 @@ class Feed(Protocol):
         """
 
     def metrics(self, batches: int) -> Mapping[str, float]:
-        """Returns what is known of the data of the first batches, under the keys of `metrics.jsonl`."""
+        """Returns what is known of the data, under the keys of `metrics.jsonl`.
+
+        Args:
+          batches: number of batches that the run has trained on since its first start. Metrics of caches describe these
+            batches. Metrics of a live pipeline, such as `bad_records`, describe what it has read since this start, which
+            may be further.
+        """
 
 
 class PrefetchingFeed:
