@@ -66,8 +66,8 @@ def encode_with_offsets(vocabulary: seqio.Vocabulary, text: tf.Tensor) -> Encode
 def _encode(vocabulary: seqio.Vocabulary, text: tf.Tensor) -> Encoded:
     del text
     raise UserError(
-        f"{type(vocabulary).__name__}: the characters of its pieces are not known, but answers or sentences are found by "
-        "them. Use a WordPiece, BPE, SentencePiece, byte or word vocabulary."
+        f"{type(vocabulary).__name__}: the characters of its pieces are not known, but answers or sentences are found "
+        "by them. Use a WordPiece, BPE, SentencePiece, byte or word vocabulary."
     )
 
 

@@ -81,8 +81,8 @@ class Feed(Protocol):
 
         Args:
           batches: number of batches that the run has trained on since its first start. Metrics of caches describe these
-            batches. Metrics of a live pipeline, such as `bad_records`, describe what it has read since this start, which
-            may be further.
+            batches. Metrics of a live pipeline, such as `bad_records`, describe what it has read since this start; it
+            may have read further.
         """
 
 
