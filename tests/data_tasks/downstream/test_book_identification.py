@@ -9,6 +9,7 @@ from data_tasks.downstream.book_identification import TASK
 from t5x_like.data import skipped_records, task_arguments
 from t5x_like.data.seqio_feed.registry import find_provider
 from t5x_like.data.skipped_records import SkippedRecords
+from t5x_like.data.vocabulary_kind import label_names
 from t5x_like.errors import UserError
 
 
@@ -38,6 +39,8 @@ def test_the_label_is_the_file_and_validation_passages_follow_those_of_training(
     names = found.output_features["targets"].vocabulary.names
     assert names == ("austen", "carroll", "doyle")
     assert found.output_features["targets"].vocabulary.vocab_size == 3
+    assert label_names(found.output_features["targets"].vocabulary) == names  # in caches, `inspect` and LABELS
+    assert label_names(found.output_features["inputs"].vocabulary) == ()
     train, validation = (examples(found, split) for split in ("train", "validation"))
     assert [len(each) for each in (train, validation)] == [4 + 6 + 3, 2 + 3 + 1]
     for label, name in enumerate(names):

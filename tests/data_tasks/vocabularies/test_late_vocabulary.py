@@ -6,11 +6,14 @@ import pytest
 import seqio
 import tensorflow as tf
 
+import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL, LateSentencePieceVocabulary, python_docs
 from data_tasks.vocabularies.from_folder import from_folder
 from data_tasks.vocabularies.labels import LabelVocabulary
 from data_tasks.vocabularies.late import LateVocabulary, SeparatedVocabulary, sentencepiece_model
 from data_tasks.vocabularies.special_tokens import special_tokens
+from t5x_like.data import task_arguments
+from t5x_like.data.seqio_feed.registry import find_provider
 from t5x_like.errors import UserError
 
 BERT_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##b"]
@@ -87,6 +90,30 @@ def test_invalid_paths_raise(tmp_path):
     (tmp_path / "a.model").write_text("text")
     with pytest.raises(UserError, match=r"a\.model': not a SentencePiece model"):
         LateVocabulary(lambda: str(tmp_path / "a.model")).encode("a")
+
+
+@pytest.fixture
+def vocabulary_of(tmp_path):
+    """Returns a function from a task to the vocabulary of its targets, whose path is a file of words and counts."""
+    (tmp_path / "vocab.txt").write_text("the 10\nof 5\n")
+
+    def vocabulary(task):
+        task_arguments.update([task], {"vocabulary_path": str(tmp_path / "vocab.txt")})
+        return find_provider(task).output_features["targets"].vocabulary
+
+    yield vocabulary
+    task_arguments.reset()
+
+
+@pytest.mark.parametrize("task", ["text_files_causal_lm", "text_files_sequence_autoencoder"])
+def test_tasks_read_words_and_their_counts(task, vocabulary_of):
+    assert vocabulary_of(task).encode("of the") == [4, 3]
+
+
+@pytest.mark.parametrize("task", ["text_files_span_corruption", "text_files_masked_lm", "text_files_deberta"])
+def test_words_are_an_error_in_tasks_with_sentinels_or_a_mask_token(task, vocabulary_of):
+    with pytest.raises(UserError, match="not a SentencePiece model"):
+        vocabulary_of(task).encode("of the")
 
 
 def test_labels_pass_through_and_are_never_padding():
