@@ -11,6 +11,7 @@ from rich.console import Console
 
 import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks.corpora import documents_of_files, file_source
+from data_tasks.downstream import perplexity
 from data_tasks.vocabularies import sample
 from t5x_like import cache as cache_command
 from t5x_like import vocabulary as vocabulary_command
@@ -120,6 +121,11 @@ def test_rows_of_metrics_count_skipped_records_of_training(files, tmp_path):
     (tmp_path / "files" / "a.jsonl").write_text(GOOD)
     run(tmp_path / "good", data=source_of(files), model=model, evaluations={}, total=1)
     assert not {"bad_records", "damaged_files"} & set(read_metrics(str(tmp_path / "good"))[-1])
+
+
+def test_description_of_perplexity_data_counts_skipped_records(files):
+    corpus = perplexity.read(files, on_bad_record="skip")
+    assert corpus.describe().endswith("; skipped: 6 bad records, 1 damaged file")
 
 
 @pytest.mark.parametrize("kind", ["words", "sentencepiece"])

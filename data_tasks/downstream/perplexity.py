@@ -28,7 +28,7 @@ from data_tasks.corpora.documents import TEXT, TRAIN, VALIDATION, Corpus, Docume
 from data_tasks.downstream.classification import VOCABULARY_PATH, late_vocabulary
 from data_tasks.feature_checks import require_lengths
 from data_tasks.metrics.scored import scored_metric
-from t5x_like.data import task_arguments
+from t5x_like.data import skipped_records, task_arguments
 from t5x_like.data.skipped_records import SkippedRecords
 
 TASK = "text_files_perplexity"
@@ -70,7 +70,7 @@ def read(pattern: str, text_column: str = "text", on_bad_record: str = "error") 
         skipped=skipped,
     )
     splits = {TRAIN: (), VALIDATION: list(found)}
-    counts = {reason.replace("_", " "): count for reason, count in skipped.bad.items()}
+    counts = {skipped_records.noun(reason, count): count for reason, count in skipped.bad.items()}
     return Corpus(name=TASK, splits=splits, origin=pattern, skipped=counts)
 
 

@@ -86,12 +86,13 @@ class SkippedRecords:
         return {key: counts | self._earlier.get(key, Counter()) for key, counts in self._counts.items()}
 
 
+def noun(reason: str, count: int) -> str:
+    """Returns a reason in words, such as `damaged file` for a count of 1."""
+    return reason.replace("_", " ").removesuffix("s" if count == 1 else "")
+
+
 def describe(counts: Mapping[str, int]) -> str:
     """Describes counts per reason, such as `5 bad records, 1 damaged file`."""
-
-    def noun(reason: str, count: int) -> str:
-        return reason.replace("_", " ").removesuffix("s" if count == 1 else "")
-
     return ", ".join(f"{count:,} {noun(reason, count)}" for reason, count in counts.items())
 
 
