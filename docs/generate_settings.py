@@ -103,10 +103,13 @@ def _files(files: Sequence[str], without: dict[str, settings.Macro] | None = Non
     for file in files:
         found = settings.read([file])
         context = settings.read([*everything, file])  # a file need not use its macros itself
+        # A recipe may replace the objects that use a macro of the files that it includes.
+        unused = settings.unused_macros(found)
         changed = [
             macro
             for macro in found.macros.values()
-            if macro.file == file or (without is not None and _default(macro.name, without) != macro.default)
+            if macro.file == file
+            or (without is not None and macro.name not in unused and _default(macro.name, without) != macro.default)
         ]
         title = re.split(r"(?<!\bal)[.:](?:\s|$)", found.header.replace("\n", " "), maxsplit=1)[0]
         if changed:

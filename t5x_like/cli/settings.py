@@ -60,11 +60,13 @@ class GinFiles:
       header: comment at the top of the last file.
       macros: macros by name.
       bindings: (import path of a callable, parameter) -> value in gin syntax. Scopes are dropped.
+      values: all values, replaced ones included.
     """
 
     header: str = ""
     macros: dict[str, Macro] = dataclasses.field(default_factory=dict)
     bindings: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+    values: set[str] = dataclasses.field(default_factory=set)
 
 
 def read(files: Sequence[str]) -> GinFiles:
@@ -101,6 +103,32 @@ def meaning(macro: Macro, files: GinFiles, function: str = "") -> tuple[str, str
         if other.name != macro.name and _mentions(other.default, macro.name):
             return meaning(other, files, function)[0], _sentence(macro.comment) or f"Used by `{other.name}`."
     return "", _sentence(macro.comment)
+
+
+def unused_macros(files: GinFiles) -> set[str]:
+    """Returns the names of the macros that only replaced values, or callables that are no longer referred to, use.
+
+    A callable counts as used if no value ever referred to it by `@`: another file or the program calls it.
+
+    Args:
+      files: the gin files.
+    """
+    paths = {path for path, _ in files.bindings}
+    pending = paths - set().union(*(_references(value, paths) for value in files.values))
+    used, seen = set(), set()
+
+    def follow(value: str) -> None:
+        pending.update(_references(value, paths) - seen)
+        for name in _mentioned(value) & set(files.macros) - used:
+            used.add(name)
+            follow(files.macros[name].default)
+
+    while pending:
+        seen.add(current := pending.pop())
+        for (path, _), value in files.bindings.items():
+            if path == current:
+                follow(value)
+    return set(files.macros) & set().union(*map(_mentioned, files.values)) - used
 
 
 @functools.cache
@@ -158,6 +186,7 @@ def _read(file: str, found: GinFiles) -> None:
             selector, _, parameter = (f"{block}.{target}" if indented else target).rpartition(".")
             selector = selector.rpartition("/")[2]
             value = re.sub(r"\s+", " ", value)
+            found.values.add(value)
             if selector:
                 first, _, rest = selector.partition(".")
                 key = (f"{symbols.get(first, first)}.{rest}", parameter)
@@ -195,8 +224,18 @@ def _statements(text: str) -> Iterator[tuple[bool, str, str]]:
             tokens.append(token)
 
 
+def _mentioned(value: str) -> set[str]:
+    return set(re.findall(r"%(\w+)", value))
+
+
+def _references(value: str, paths: set[str]) -> set[str]:
+    """Returns the import paths of the callables that a value refers to by `@`."""
+    names = re.findall(r"@(?:\w+/)*([\w.]+)", value)
+    return {path for path in paths for name in names if f".{path}".endswith(f".{name}")}
+
+
 def _mentions(value: str, macro: str) -> bool:
-    return re.search(rf"%{macro}\b", value) is not None
+    return macro in _mentioned(value)
 
 
 def _sentence(comment: str) -> str:

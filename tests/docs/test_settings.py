@@ -75,6 +75,20 @@ def test_gin_files_are_read_with_includes_comments_and_scopes(tmp_path, monkeypa
     assert found.bindings == {("a.b.make", "size"): "%SIZE", ("c.d.e.Source", "split"): "'train'"}
 
 
+def test_macros_of_replaced_objects_are_not_used(tmp_path, monkeypatch):
+    (tmp_path / "base.gin").write_text(
+        "from a import b\nSIZE = 1\nRATE = 2\nSTEPS = 3\nEPOCHS = 4\nPART = @x/b.Old()\nb.make.part = %PART\n"
+        "b.Old.size = %SIZE\nb.make.rate = %RATE\n"
+    )
+    (tmp_path / "run.gin").write_text(
+        "from a import b\ninclude 'base.gin'\nPART = @b.New()\nb.make.rate = 0\nb.New.steps = %STEPS\n"
+    )
+    monkeypatch.setattr(settings, "GIN_ROOT", tmp_path)
+    base, run = settings.read(["base.gin"]), settings.read(["run.gin"])
+    assert settings.unused_macros(base) == set()
+    assert settings.unused_macros(run) == {"SIZE", "RATE"}
+
+
 def test_functions_are_described_by_their_docstrings():
     summary, parameters = settings.describe("t5x_like.optimizers.adafactor")
     assert summary.endswith(".")
