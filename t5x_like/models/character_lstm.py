@@ -38,11 +38,12 @@ class CharacterLSTMConfig(LSTMConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.embedding_norm is not None:
-            raise UserError(
-                f"{type(self).__name__}.embedding_norm={self.embedding_norm}: a model that reads characters has no "
-                "token embeddings. Remove it."
-            )
+        for name in ("embedding_norm", "embedding_initializer_range"):
+            if (value := getattr(self, name)) is not None:
+                raise UserError(
+                    f"{type(self).__name__}.{name}={value}: a model that reads characters has no token embeddings. "
+                    "Remove it."
+                )
         checks.positive_integers(self, "num_characters", "character_dim")
         checks.non_negative_integers(self, "highway_layers")
         checks.filters(self)

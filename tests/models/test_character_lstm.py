@@ -51,6 +51,11 @@ def test_invalid_filters_raise(filters, problem):
         dataclasses.replace(SMALL, filters=filters)
 
 
+def test_initial_range_of_token_embeddings_raises():
+    with pytest.raises(UserError, match="embedding_initializer_range=0.5: a model that reads characters has no token"):
+        dataclasses.replace(SMALL, embedding_initializer_range=0.5)
+
+
 def test_words_shorter_than_a_filter_raise():
     with pytest.raises(UserError, match="a filter reads 3 characters, but words have 2. Give narrower filters"):
         SMALL.make(jax.random.key(0)).embed({CHARACTERS: np.ones((1, 4, 2), np.int32)})
