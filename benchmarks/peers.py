@@ -1,24 +1,25 @@
-"""Compares the training step of eight models on CPU with transformers, eager and compiled.
+"""Compares the training steps of models on CPU with transformers, and of an LSTM with torch, eager and compiled.
 
 python benchmarks/peers.py
-python benchmarks/peers.py --write docs/performance.md
+python benchmarks/peers.py --models t5 gpt bert --write docs/performance.md
 python benchmarks/peers.py --levanter ENVIRONMENT/bin/python
 taskset -c 0 python benchmarks/peers.py --models bigbird xlnet --libraries t5x_like transformers --clock cpu
 
-The models have equal sizes, float32, no dropout, and AdamW: T5 1.1 small, a decoder like GPT-2, encoders like BERT,
-Longformer, BigBird, DeBERTa and XLNet, and an LSTM language model beside one of torch's layers. Each library runs
-alone, in a new process with the memory of the machine to itself. The libraries take turns for several rounds, so that
-slow phases of the machine affect all of them. Compilation and warm-up are not part of the time; compiled programs are
-kept between the rounds. Levanter is compared where an environment of its own has it (`levanter_step.py`), and only for
-the decoder. The floor is the time of the model's FLOPs at the rate of the step's matrix products, each measured alone
-by both libraries in every round; the shortest time counts.
+Both models of a comparison have equal sizes, float32, no dropout, and AdamW: T5 1.1 small, a decoder like GPT-2,
+encoders like BERT, Longformer, BigBird, DeBERTa and XLNet, and an LSTM language model, in torch from `torch.nn.LSTM`.
+All eight are compared by default. Each library runs alone, in a new process with the memory of the machine to itself.
+The libraries take turns for several rounds, so that slow phases of the machine affect all of them. Compilation and
+warm-up are not part of the time; compiled programs are kept between the rounds. Levanter is compared where an
+environment of its own has it (`levanter_step.py`), and only for the decoder. The floor is the time of the model's FLOPs
+at the rate of the step's matrix products, each measured alone by both libraries in every round; the shortest time
+counts.
 
 Random tokens fill all rows. BERT and DeBERTa predict 77 of 512 tokens, Longformer 615 and BigBird 75 of 4,096;
 transformers computes the logits of all of them. XLNet predicts 85 of 512 in both. `--clock cpu` counts CPU seconds of
 the process, for one core of a machine with other work; `taskset` gives all libraries the same core. `--write` replaces
 the table of this machine in a page, or adds it. With `LD_PRELOAD=libtcmalloc_minimal.so.4`, all libraries allocate
-memory with tcmalloc, and the table is a separate one. The comparison of T5, GPT-2, BERT and Longformer takes 20 to 40
-minutes on 2 cores, `--sizes tiny` less than two.
+memory with tcmalloc, and the table is a separate one. The comparison of T5, GPT-2 and BERT takes 20 to 40 minutes on
+2 cores, and less than two with `--sizes tiny`.
 """
 
 import argparse
