@@ -28,6 +28,7 @@ ENCODERS = {
     "xlnet": CASES["permutation_lm"],
     "deberta": CASES["enhanced_masked_lm"],
     "longformer": Case(MaskedLM(), "longformer"),
+    "bigbird": Case(MaskedLM(), "bigbird"),
     "etc": CASES["sentence_masked_lm"],
 }
 # Rows of one text each, in which a task chooses global tokens for a Longformer and sentences for an ETC.
@@ -39,7 +40,7 @@ ROWS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Network:
+class Teacher:
     """A teacher; see `loaded_teachers.LoadedTeacher`."""
 
     objective: Objective
@@ -61,10 +62,10 @@ def divergence(of_student, of_teacher):
 def test_student_learns_from_a_teacher_of_its_family(name):
     case = ENCODERS[name]
     (term,) = case.objective.coefficients
-    params, teacher = case.params(), case.params(num_layers=case.layers + 1)
-    network = Network(case.objective, dataclasses.replace(FAMILIES[case.family].config, num_layers=case.layers + 1))
-    objective = Distillation(case.objective, {"kl": ForwardKL(prediction=term)}, teachers={"teacher": network})
-    params = {**jax.tree.map(lambda leaf: 0.8 * leaf + 0.05, params), "teachers": {"teacher": teacher}}
+    params, teacher_params = case.params(), case.params(num_layers=case.layers + 1)
+    teacher = Teacher(case.objective, dataclasses.replace(FAMILIES[case.family].config, num_layers=case.layers + 1))
+    objective = Distillation(case.objective, {"kl": ForwardKL(prediction=term)}, teachers={"teacher": teacher})
+    params = {**jax.tree.map(lambda leaf: 0.8 * leaf + 0.05, params), "teachers": {"teacher": teacher_params}}
     batch = case.batch()
 
     @jax.jit
@@ -72,7 +73,7 @@ def test_student_learns_from_a_teacher_of_its_family(name):
         return jax.value_and_grad(lambda params: terms_of(objective, params, batch).sums["kl"])(params)
 
     value, gradient = compute(params)
-    found = [forward(case.objective, each, batch).predictions[term] for each in (params, teacher)]
+    found = [forward(case.objective, each, batch).predictions[term] for each in (params, teacher_params)]
     np.testing.assert_allclose(value, divergence(*found), rtol=1e-4)
     norms = {name: np.abs(leaf).max() for name, leaf in parameters.named_leaves(gradient["model"]).items()}
     assert np.isfinite(list(norms.values())).all() and max(norms.values()) > 0
@@ -99,13 +100,12 @@ def test_student_learns_from_a_teacher_of_its_family(name):
 def test_global_tokens_of_the_task_reach_the_teacher_alone(family, changes, wrapper, features):
     """The student is a BERT, whose objective does not read them."""
     student = SequenceClassification(("no", "yes"), head=heads.PooledFirstToken())
-    teacher = SequenceClassification(("no", "yes"), head=wrapper(form=heads.PooledFirstToken()))
-    ours, theirs = (Case(objective, name, layers=2) for objective, name in ((student, "bert"), (teacher, family)))
-    frozen = theirs.params(**changes)
-    network = Network(teacher, dataclasses.replace(FAMILIES[family].config, **changes))
+    with_features = SequenceClassification(("no", "yes"), head=wrapper(form=heads.PooledFirstToken()))
+    ours, theirs = (Case(each, name, layers=2) for each, name in ((student, "bert"), (with_features, family)))
+    teacher = Teacher(with_features, dataclasses.replace(FAMILIES[family].config, **changes))
     (term,) = student.coefficients
-    objective = Distillation(student, {"kl": ForwardKL(prediction=term)}, teachers={"teacher": network})
-    params = {**ours.params(), "teachers": {"teacher": frozen}}
+    objective = Distillation(student, {"kl": ForwardKL(prediction=term)}, teachers={"teacher": teacher})
+    params = {**ours.params(), "teachers": {"teacher": theirs.params(**changes)}}
     run = jax.jit(lambda batch: terms_of(objective, params, batch).sums)
     first, second = (run(batches.from_arrays(objective.features, ROWS | each)) for each in features)
     assert first[term] == second[term]
