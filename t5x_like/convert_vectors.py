@@ -104,8 +104,8 @@ def _read_fasttext(path: str, contents: bytes) -> tuple[WordVectorsConfig, dict[
         leaves[_OUTPUTS] = np.concatenate([outputs, found.outputs[kept]])
     else:
         logging.warning(
-            "%s was trained without negative samples. Its word vectors are read, but not its output vectors, which are "
-            "those of a tree's nodes or of a softmax: training that starts from them has new output vectors.",
+            "%s was trained without negative samples. Its word vectors are read, but not its output vectors, which "
+            "belong to tree nodes or a softmax; further training initializes new ones.",
             path,
         )
     plain, composed = _BY_KIND[found.kind]

@@ -31,7 +31,8 @@ class FastTextModel(NamedTuple):
       words: The words and their counts.
       subwords: How words consist of n-grams.
       inputs: Vectors of words, then of buckets.
-      outputs: Vectors of words as targets or of the nodes of their tree; of a classifier, of labels or of the nodes.
+      outputs: Vectors of words as targets; of a classifier, vectors of labels. With `TREE`, vectors of the nodes of the
+        tree of words or of labels.
       window: Largest number of context words on each side.
       negatives: Number of negative samples.
       subsampling: Threshold of subsampling.
