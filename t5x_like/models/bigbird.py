@@ -34,7 +34,7 @@ class BigBirdConfig(BertConfig):
     block_size: int | None = 64
     # Number of random blocks of keys per block of queries.
     num_random_blocks: int = 3
-    # Whether a random block of keys that is also the first, the last or of the window counts twice in the softmax.
+    # Whether a random block of keys that is also the first, the last or in the window counts twice in the softmax.
     count_repeated_blocks: bool = True
     # Whether the projections of queries, keys and values add a bias.
     qkv_bias: bool = True
@@ -63,7 +63,7 @@ class BigBirdConfig(BertConfig):
             max_length=self.max_length,
             size=self.block_size,
             num_random=self.num_random_blocks,
-            count_repeats=self.count_repeated_blocks,
+            count_repeated_blocks=self.count_repeated_blocks,
         )
         return BlockLists(keys=keys, size=self.block_size, all_keys=(0, keys.shape[2] - 1))
 

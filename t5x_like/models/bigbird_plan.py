@@ -42,13 +42,13 @@ def visible_blocks(
     max_length: int,
     size: int,
     num_random: int,
-    count_repeats: bool = True,
+    count_repeated_blocks: bool = True,
 ) -> Int[np.ndarray, "layers heads query_blocks listed"]:
     """Returns the blocks of keys that each block of queries sees, except the first and the last, which see all.
 
     Block i sees {0, i - 1, i, i + 1, last} and its random blocks. A random block may be one of the others, such as the
-    last one. It is then listed twice, as it is gathered twice by `block_sparse` of the released code, or once, as the
-    mask of its `simulated_sparse` has it once.
+    last one. With `count_repeated_blocks` it is listed twice, as in `block_sparse` of the released code; otherwise
+    once, as in its `simulated_sparse`.
 
     Args:
       num_layers: number of layers.
@@ -57,7 +57,7 @@ def visible_blocks(
       max_length: number of tokens of the longest row, for which the paper's plan draws.
       size: number of tokens of a block.
       num_random: number of random blocks per block of queries.
-      count_repeats: whether a block that is both random and of the others is listed twice.
+      count_repeated_blocks: whether a random block that is also one of the others is listed twice.
 
     Returns:
       Indices of blocks, -1 where a list is shorter, as those of the first and the last block are.
@@ -72,7 +72,7 @@ def visible_blocks(
         for layer in range(num_layers):
             drawn = random_blocks(layer, num_heads, length, max_length=max_length, size=size, num_random=num_random)
             lists[layer, :, 1:last, NUM_FIXED:] = drawn
-    if not count_repeats:
+    if not count_repeated_blocks:
         is_repeat = np.tril(lists[..., :, np.newaxis] == lists[..., np.newaxis, :], k=-1).any(axis=-1)
         lists[is_repeat] = -1
     return lists
