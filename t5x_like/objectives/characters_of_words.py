@@ -145,9 +145,9 @@ class _ReadsWords:
         """Returns the hidden states of words; see `Model.__call__`. `edits` see each text as a row."""
         tokens = batch[_TOKENS]
         ones = jnp.ones_like(tokens)
-        ids = text_ids(tokens, batch.get(_SEGMENTS, ones) != 0)
+        text_of_word = text_ids(tokens, batch.get(_SEGMENTS, ones) != 0)
         # [texts, batch, length]: the words of each text, from position 0 on.
-        of_text = ids == jnp.arange(self._texts_per_row)[:, None, None]
+        of_text = text_of_word == jnp.arange(self._texts_per_row)[:, None, None]
         starts = jnp.argmax(of_text, axis=-1, keepdims=True)
         at = jnp.arange(tokens.shape[1])
         ids = jnp.take_along_axis(jnp.broadcast_to(tokens, of_text.shape), starts + at, axis=-1, mode="clip")

@@ -18,7 +18,7 @@ TASK_FEATURE = "global_tokens"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Wrapper:
+class _HeadWithFeatures:
     """Any head, with further features of the task. Subclasses add them in `inputs`."""
 
     # The head.
@@ -49,7 +49,7 @@ class _Wrapper:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskGlobalTokens(_Wrapper):
+class TaskGlobalTokens(_HeadWithFeatures):
     """Any head, with the global tokens of the task feature `global_tokens`, which is as long as `inputs`."""
 
     @property
@@ -64,7 +64,7 @@ class TaskGlobalTokens(_Wrapper):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskSentences(_Wrapper):
+class TaskSentences(_HeadWithFeatures):
     """Any head, with a global token per sentence; sentences begin at the task feature `global_positions`."""
 
     @property

@@ -52,7 +52,7 @@ class TokenTypes:
         return jnp.where(batch["encoder_segment_ids"] != 0, batch["token_types"], -1)
 
 
-def text_ids(tokens: TextIdArray, is_token: Bool[Array, "batch length"]) -> TextIdArray:
+def text_ids(tokens: Int[Array, "batch length"], is_token: Bool[Array, "batch length"]) -> TextIdArray:
     """Returns the text id of each word, from 0; -1 for `</s>` and for padding.
 
     Args:

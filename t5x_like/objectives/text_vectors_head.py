@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Int
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
@@ -26,7 +25,7 @@ from t5x_like.objectives.head_modules import Logits
 from t5x_like.objectives.heads import Hidden
 from t5x_like.objectives.maxima import largest
 from t5x_like.objectives.pair_attention import PairAttention, attend_to_other_text
-from t5x_like.objectives.text_ids import EndOfSentence, TextIds
+from t5x_like.objectives.text_ids import EndOfSentence, TextIdArray, TextIds
 
 
 class Words(NamedTuple):
@@ -34,11 +33,11 @@ class Words(NamedTuple):
 
     Attributes:
       hidden: states of words.
-      text_ids: text id of each word, from 0; -1 for tokens outside the texts.
+      text_of_word: text id of each word, from 0; -1 for tokens outside the texts.
     """
 
     hidden: Hidden
-    text_ids: Int[Array, "batch length"]
+    text_of_word: TextIdArray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,14 +136,14 @@ class TextVectorsHead(nnx.Module):
     def __call__(self, words: Words, dropout_key: jax.Array | None = None) -> Logits:
         """Computes logits, or scores, in float32, `[batch, 1, outputs]`; see `Head`."""
         first_key, second_key, last_key = split_key(dropout_key, 3)
-        hidden, text_ids = words
+        hidden, text_of_word = words
         # A network skips what is in no text.
-        states = self.encoder(self.dropout(hidden, first_key), text_ids + 1)
+        states = self.encoder(self.dropout(hidden, first_key), text_of_word + 1)
         if self.attention is not None:
-            attended = attend_to_other_text(states, text_ids)
+            attended = attend_to_other_text(states, text_of_word)
             compared = self.attention.features(self.comparison, states, attended)
-            states = self.composition(self.dropout(compared, second_key), text_ids + 1)
-        vectors = [largest(states, (text_ids == text)[..., None]) for text in range(self.texts_per_row)]
+            states = self.composition(self.dropout(compared, second_key), text_of_word + 1)
+        vectors = [largest(states, (text_of_word == text)[..., None]) for text in range(self.texts_per_row)]
         if self.texts_per_row == 2:
             first, second = vectors
             vectors += [jnp.abs(first - second), first * second]
