@@ -68,7 +68,7 @@ _TOKENS_PER_CHIP = 2**16
 
 
 def _of_length(name, model, length, targets, *flags):
-    """Returns an encoder on one chip, with as many tokens per step and predicted ones whatever the length of a row."""
+    """Returns an encoder on one chip, with the same number of tokens and targets per step at any row length."""
     lengths = f"--gin.TASK_FEATURE_LENGTHS={{'inputs': {length}, 'targets': {targets}}}"
     files = (f"models/{model}/base.gin", f"runs/{model}.gin")
     return Model(f"{name}, {length:,}", files, _TOKENS_PER_CHIP // length, (("v5p:1x1x1", 1),), (lengths, *flags))

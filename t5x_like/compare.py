@@ -76,7 +76,7 @@ def compare(
             opened.append(open_model(path, partitioner=one_device))
     found_scores = scores.choose(opened, [scores.read(each) for each in opened], metric)
 
-    # ---- weights of all models: those that do not fit are errors before anything is compiled -------------------------
+    # ---- weights of all models: invalid weights are errors before anything is compiled -------------------------------
     lengths = task_feature_lengths or opened[0].task_feature_lengths
     predictions, weights = [], []
     for path, loaded in zip(given, opened, strict=True):

@@ -9,7 +9,7 @@ def permutation_ranks(
     """Draws the rank of each token. A token sees its own rank and lower ones, a target lower ones alone.
 
     The two parts of a row are permuted by themselves, and the first does not see the second. In each part, chosen
-    tokens and SEP and CLS are permuted; the others have the lowest rank and are visible to all. Tokens change places
+    tokens and SEP and CLS are permuted; the others have the lowest rank and are visible to all. Tokens are permuted
     within windows, which follow one another in the order of the text, and one permutation holds for all windows of a
     part (`perm_size` of the released code).
 
