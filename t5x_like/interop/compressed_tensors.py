@@ -55,13 +55,15 @@ class Integers:
       dtype: `int8` or `int4`.
       activations: None, `dynamic` or `static`; see `adapters.quantization.Settings`.
       scales: stored name of each quantized kernel -> the scale of each of its elements.
-      input_scales: stored name of each kernel whose inputs are rounded -> the scale of the inputs, as an array of the
-        shape of the kernel; 1 with dynamic ranges. The kernel of the logits has inputs that are not rounded.
+      rounded_inputs: stored names of the kernels whose inputs are rounded. The inputs of the logits are not.
+      input_scales: with static ranges, stored name of each of these kernels -> the scale of the inputs, as an array of
+        the shape of the kernel.
     """
 
     dtype: str
     activations: str | None
     scales: Mapping[str, Float[np.ndarray, "..."]]
+    rounded_inputs: frozenset[str]
     input_scales: Mapping[str, Float[np.ndarray, "..."]]
 
 
@@ -94,7 +96,7 @@ def integers_of(config: ModelConfig, leaves: Mapping[str, Any]) -> Integers:
     (dtype, activations), prefix = (settings[0].dtype, settings[0].activations), "model/"
     names = {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
     model = parameters.rebuild(build.stacked_shapes(config), names)
-    scales, input_scales = {}, {}
+    scales, rounded_inputs, input_scales = {}, set(), {}
     for name, module in named_modules(model, (Projection,)):
         if (stored := module.quantization) is None:
             continue
@@ -103,13 +105,13 @@ def integers_of(config: ModelConfig, leaves: Mapping[str, Any]) -> Integers:
         kernel = f"{prefix}{name}/kernel"
         scales[kernel] = np.broadcast_to(np.asarray(stored.scale[...]), shape)
         if stored.activations is not None:
-            of_inputs = np.ones((), np.float32)
-            if stored.activations == "static":
-                of_inputs = np.asarray(scale_of(stored.range[...][..., 0], "int8"))
+            rounded_inputs.add(kernel)
+        if stored.activations == "static":
+            of_inputs = np.asarray(scale_of(stored.range[...][..., 0], "int8"))
             input_scales[kernel] = np.broadcast_to(
                 of_inputs.reshape(of_inputs.shape + (1,) * (len(shape) - of_inputs.ndim)), shape
             )
-    return Integers(dtype, activations, scales, input_scales)
+    return Integers(dtype, activations, scales, frozenset(rounded_inputs), input_scales)
 
 
 def encode(
@@ -135,7 +137,10 @@ def encode(
     Raises:
       UserError: no tensor can be written in integers.
     """
-    scales, of_inputs = to_tensors(integers.scales), to_tensors(integers.input_scales) if integers.input_scales else {}
+    scales = to_tensors(integers.scales)
+    chosen = {name: integers.scales[name] for name in integers.rounded_inputs}
+    rounded = to_tensors(chosen) if chosen else {}  # positive where the inputs are rounded
+    of_inputs = to_tensors(integers.input_scales) if integers.input_scales else {}
     found: dict[str, np.ndarray] = {}
     modules, dense = {}, []  # name of each module -> whether its inputs are rounded
     for name, tensor in tensors.items():
@@ -146,7 +151,7 @@ def encode(
             found.setdefault(name, tensor)
             continue
         module = name.removesuffix(_WEIGHT)
-        modules[module] = bool(of_inputs) and bool(np.all(of_inputs[name] > 0))
+        modules[module] = bool(rounded) and bool(np.all(rounded[name] > 0))
         values = np.rint(tensor / scale).astype(np.int8)
         if integers.activations is None:
             found[module + _PACKED] = _pack(values, _BITS[integers.dtype])
