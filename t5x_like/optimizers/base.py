@@ -53,7 +53,7 @@ def global_norm(tree: Tree) -> Float[Array, ""]:
     return jnp.asarray(optax.tree.norm(optax.tree.cast(tree, jnp.float32)), jnp.float32)
 
 
-def clip_by_global_norm(gradients: Tree, max_norm: float) -> tuple[Tree, Float[Array, ""]]:
+def clip_by_global_norm(gradients: Tree, max_norm: float) -> Tree:
     """Scales `gradients` so that their global norm is at most `max_norm` (Pascanu et al., 2013, section 3.2).
 
     Args:
@@ -61,7 +61,7 @@ def clip_by_global_norm(gradients: Tree, max_norm: float) -> tuple[Tree, Float[A
       max_norm: The largest norm that is not scaled; positive.
 
     Returns:
-      The scaled gradients, and the norm before scaling. If that norm is not finite, the gradients are NaN or zero.
+      The scaled gradients. If the norm before scaling is not finite, they are NaN or zero.
 
     Raises:
       UserError: `max_norm` is not positive.
@@ -70,7 +70,7 @@ def clip_by_global_norm(gradients: Tree, max_norm: float) -> tuple[Tree, Float[A
         raise UserError(f"MAX_GRAD_NORM={max_norm} is not positive. Give a positive number, or None for no clipping.")
     clip = optax.clip_by_global_norm(max_norm)
     clipped, _ = clip.update(optax.tree.cast(gradients, jnp.float32), clip.init(gradients))
-    return optax.tree.cast_like(clipped, gradients), global_norm(gradients)
+    return optax.tree.cast_like(clipped, gradients)
 
 
 def clip_groups(gradients: Tree, params: Tree, max_norm: float, groups: Sequence[ParameterGroup]) -> Tree:
@@ -86,10 +86,9 @@ def clip_groups(gradients: Tree, params: Tree, max_norm: float, groups: Sequence
       The gradients; those of groups without `clip` as they are.
 
     Raises:
-      UserError: See `clip_by_global_norm` and `groups.leaves`.
+      UserError: See `clip_by_global_norm` and `groups.trainable_leaves`.
+      ValueError: See `groups.trainable_leaves`.
     """
-    if all(group.clip for group in groups):
-        return clip_by_global_norm(gradients, max_norm)[0]
     known, named = trainable_leaves(params, groups), parameters.named_leaves(gradients)
-    clipped, _ = clip_by_global_norm({name: named[name] for name, leaf in known.items() if leaf.group.clip}, max_norm)
+    clipped = clip_by_global_norm({name: named[name] for name, leaf in known.items() if leaf.group.clip}, max_norm)
     return parameters.rebuild(gradients, named | clipped)
