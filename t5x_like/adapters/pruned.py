@@ -20,7 +20,7 @@ from t5x_like.adapters.base import ADAPTER, named_modules, stacked_layers
 from t5x_like.errors import UserError
 from t5x_like.kernels.order_statistics import kth_largest
 from t5x_like.layers.projections import Projection
-from t5x_like.optimizers.schedule_checks import Warmup, in_steps
+from t5x_like.optimizers.schedule_steps import Warmup, in_steps
 from t5x_like.optimizers.schedules import Step
 from t5x_like.recorded import recorded
 

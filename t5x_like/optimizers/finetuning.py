@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from t5x_like.errors import UserError
 from t5x_like.optimizers.depths import Distance
 from t5x_like.optimizers.groups import ParameterGroup
-from t5x_like.optimizers.schedule_checks import in_steps
+from t5x_like.optimizers.schedule_steps import in_steps
 from t5x_like.optimizers.schedules import Step
 
 _LAST_LAYER = 2  # its distance; see depths.py

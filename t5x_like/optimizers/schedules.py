@@ -13,7 +13,8 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
-from t5x_like.optimizers.schedule_checks import Warmup, check_bounds, check_learning_rate, check_span, in_steps
+from t5x_like.optimizers.schedule_checks import check_bounds, check_learning_rate, check_span
+from t5x_like.optimizers.schedule_steps import Warmup, in_steps
 from t5x_like.recorded import recorded
 
 Step = Int[Array, ""] | int
