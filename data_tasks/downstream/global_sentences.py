@@ -7,14 +7,14 @@ number of sentences; further sentences belong to the last one. Sentences are spl
 (`sentences.split_prose`).
 """
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import seqio
 import tensorflow as tf
 
 from data_tasks.downstream import (  # noqa: F401 (the tasks that get the form)
     book_identification,
+    derived_tasks,
     glue,
     long_documents,
     span_extraction,
@@ -150,25 +150,19 @@ def add(task: seqio.Task, name: str) -> seqio.Task:
       name: the name of the new task.
     """
     stages = []
-    for each in task.preprocessors:
-        function = getattr(each, "func", None)
-        stages.append(functools.partial(fill, **each.keywords) if function is templates.fill else each)
-        if function is span_extraction.span_windows:
-            stages.append(mark_context)
-    task_arguments.share(task.name, name)
-    return seqio.TaskRegistry.add(
-        name,
-        source=task.source,
-        preprocessors=stages,
-        output_features={**task.output_features, FEATURE: seqio.Feature(PASS_THROUGH, add_eos=False)},
-        postprocess_fn=task.postprocess_fn,
-        metric_fns=task.metric_fns,
-    )
+    for each in derived_tasks.with_fill(task.preprocessors, fill):
+        stages += [each, mark_context] if _makes_windows(each) else [each]
+    features = {**task.output_features, FEATURE: seqio.Feature(PASS_THROUGH, add_eos=False)}
+    return derived_tasks.add(task, name, preprocessors=stages, output_features=features)
+
+
+def _makes_windows(preprocessor: Callable) -> bool:
+    return getattr(preprocessor, "func", None) is span_extraction.span_windows
 
 
 def _is_supported(task: seqio.Task) -> bool:
-    functions = {getattr(each, "func", None) for each in task.preprocessors}
-    return bool({templates.fill, span_extraction.span_windows} & functions) and bool(task_arguments.names(task.name))
+    has_texts = any(derived_tasks.texts_of(each) or _makes_windows(each) for each in task.preprocessors)
+    return has_texts and bool(task_arguments.names(task.name))
 
 
 def _add_all() -> None:

@@ -12,13 +12,13 @@ or multiple choice whose vocabulary is a task argument also exists with them: `g
 `glue_rte_gpt1`.
 """
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 import seqio
 import tensorflow as tf
 
 from data_tasks.downstream import (  # noqa: F401 (the tasks that get a form)
+    derived_tasks,
     glue,
     race,
     super_glue,
@@ -184,22 +184,8 @@ def add(task: seqio.Task, name: str, *, similarity: bool = False) -> seqio.Task:
     if similarity:
         inputs = features.pop("inputs")
         features |= {"inputs_0": inputs, "inputs_1": inputs}
-        preprocessors = [_in_both_orders(preprocessor) for preprocessor in preprocessors]
-    task_arguments.share(task.name, name)
-    return seqio.TaskRegistry.add(
-        name,
-        source=task.source,
-        preprocessors=preprocessors,
-        output_features=features,
-        postprocess_fn=task.postprocess_fn,
-        metric_fns=task.metric_fns,
-    )
-
-
-def _in_both_orders(preprocessor):
-    if getattr(preprocessor, "func", None) is not templates.fill:
-        return preprocessor
-    return functools.partial(both_orders, **preprocessor.keywords)
+        preprocessors = derived_tasks.with_fill(preprocessors, both_orders)
+    return derived_tasks.add(task, name, preprocessors=preprocessors, output_features=features)
 
 
 def _add_all() -> None:

@@ -4,13 +4,12 @@ Every task of two texts whose vocabulary is a task argument also exists in this 
 `glue_mrpc_separate`, with the same arguments. Its features are `inputs_0`, `inputs_1` and `targets`.
 """
 
-import functools
 from collections.abc import Mapping
 
 import seqio
 import tensorflow as tf
 
-from data_tasks.downstream import glue, super_glue, templates  # noqa: F401 (the tasks that get the form)
+from data_tasks.downstream import derived_tasks, glue, super_glue, templates  # noqa: F401 (the tasks that get the form)
 from data_tasks.feature_checks import require_lengths
 from t5x_like.data import task_arguments
 from t5x_like.data.choices import choice_name
@@ -65,30 +64,19 @@ def add(task: seqio.Task, name: str) -> seqio.Task:
     features = dict(task.output_features)
     inputs = features.pop("inputs")
     del features["token_types"]
-    task_arguments.share(task.name, name)
-    return seqio.TaskRegistry.add(
+    return derived_tasks.add(
+        task,
         name,
-        source=task.source,
-        preprocessors=[
-            functools.partial(fill_each, **each.keywords) if _fills(each) else each for each in task.preprocessors
-        ],
+        preprocessors=derived_tasks.with_fill(task.preprocessors, fill_each),
         output_features={choice_name("inputs", number): inputs for number in range(2)} | features,
-        postprocess_fn=task.postprocess_fn,
-        metric_fns=task.metric_fns,
     )
-
-
-def _fills(preprocessor) -> bool:
-    """Returns whether a preprocessor places two texts into one row."""
-    keywords = getattr(preprocessor, "keywords", {})
-    return getattr(preprocessor, "func", None) is templates.fill and len(keywords["texts"]) == 2
 
 
 def _add_all() -> None:
     for name in list(seqio.TaskRegistry.names()):
         if name.endswith(_CLASSIFICATION) and task_arguments.names(name):
             task = seqio.TaskRegistry.get(name)
-            if any(map(_fills, task.preprocessors)):
+            if any(len(derived_tasks.texts_of(each)) == 2 for each in task.preprocessors):
                 add(task, name.removesuffix(_CLASSIFICATION) + SUFFIX)
 
 
