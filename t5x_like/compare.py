@@ -2,6 +2,8 @@
 
 import contextlib
 import datetime
+import fnmatch
+import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.progress import Progress
 from t5x_like.loading import open_model
 from t5x_like.partitioning import Partitioner
+from t5x_like.reporting import plots
 from t5x_like.runtime import console_log
 from t5x_like.training import weight_files, weight_sizes
 from t5x_like.training.checkpoints import checkpoint_choice
@@ -35,6 +38,7 @@ def compare(
     warmup_rounds: int = 2,
     max_seconds: float = 600.0,
     json_path: str | None = None,
+    plot_path: str | None = None,
 ) -> Comparison:
     """Measures stored models on one device, prints a table, and stores it with the first model.
 
@@ -45,7 +49,9 @@ def compare(
 
     Args:
       models: Run directories, checkpoints, or Hugging Face directories. Shares are of the first one. If it is a run,
-        its directory gets `comparison.json`, which `t5x_like report` shows.
+        its directory gets `comparison.json`, which `t5x_like report` shows. A pattern such as `runs/sst2-seed_*`
+        stands for one model that was trained with several seeds: its score is the mean of all, and everything else is
+        measured with the first.
       rows: Numbers of rows of the timed batches, in a list or separated by commas.
       task_feature_lengths: Length of each task feature in tokens; by default the lengths of the first model. All rows
         are full.
@@ -55,13 +61,14 @@ def compare(
       warmup_rounds: Number of calls of each prediction before the first round, which are not timed.
       max_seconds: Time in seconds after which no further round starts.
       json_path: A file to write the result to, as JSON.
+      plot_path: A file to draw the scores over the sizes to, as PNG.
 
     Returns:
       The `Comparison`.
 
     Raises:
       UserError: A number is not positive, a directory is given twice or has no model with weights, a model predicts
-        nothing, or no evaluation has the metric.
+        nothing, no evaluation has the metric, or no score can be drawn.
     """
     # ---- settings ----------------------------------------------------------------------------------------------------
     given = [path.rstrip("/") for path in ([models] if isinstance(models, str) else models)]
@@ -70,11 +77,17 @@ def compare(
     one_device = Partitioner(devices=jax.devices()[:1], ici={"data": 1})
 
     # ---- models, and what is known about their scores ----------------------------------------------------------------
-    opened = []
-    for path in given:
+    seeds = {path: _seeds(path) for path in given}
+    runs = {}
+    for path in dict.fromkeys(itertools.chain.from_iterable(seeds.values())):
         with _named(path):
-            opened.append(open_model(path, partitioner=one_device))
-    found_scores = scores.choose(opened, [scores.read(each) for each in opened], metric)
+            runs[path] = open_model(path, partitioner=one_device)
+    evaluated = [scores.read(loaded) for loaded in runs.values()]
+    score_of = dict(zip(runs, scores.choose(list(runs.values()), evaluated, metric), strict=True))
+    opened = [runs[seeds[path][0]] for path in given]
+    found_scores = [scores.over_seeds([score_of[run] for run in seeds[path]]) for path in given]
+    if plot_path and all(score is None or score.problem for score in found_scores):
+        raise UserError(f"--plot={plot_path}: no score to draw. Run `t5x_like eval` for the models, and compare again.")
 
     # ---- weights of all models: invalid weights are errors before anything is compiled -------------------------------
     lengths = task_feature_lengths or opened[0].task_feature_lengths
@@ -108,6 +121,7 @@ def compare(
     measured = []
     for name, path, loaded, score in zip(names, given, opened, found_scores, strict=True):
         of_rows = {number: times[f"{name}, {number}"] for number in rows}
+        without_score = next((run for run in seeds[path] if score_of[run] is None), None)
         measured.append(
             Measured(
                 name=name,
@@ -115,7 +129,9 @@ def compare(
                 seconds={number: (each.median, each.min, each.max) for number, each in of_rows.items()},
                 score=None if score is None else score.value,
                 evaluation=None if score is None else score.title,
-                problem=_how_to_evaluate(path, loaded) if score is None else score.problem,
+                problem=_how_to_evaluate(without_score, runs[without_score]) if score is None else score.problem,
+                deviation=None if score is None else score.deviation,
+                seeds=len(seeds[path]),
                 **sizes[name],
             )
         )
@@ -130,6 +146,8 @@ def compare(
     contents = json.dumps(comparison.as_json(found), indent=2) + "\n"
     if json_path:
         paths.write_output("JSON_PATH", json_path, contents)
+    if plot_path:
+        paths.write_output("PLOT_PATH", plot_path, plots.png(plots.draw_scores(found)))
     _store(opened[0], contents)
     return found
 
@@ -154,8 +172,17 @@ def _check(models: Sequence[str], rows: Sequence[int], **numbers: int) -> None:
         if type(value) is not int or value < 1:
             raise UserError(f"{name}={value!r}: not a positive integer. Give 1 or more.")
     for path in models:
-        if not paths.exists(path.removesuffix("/checkpoints/best")):
+        if not any(paths.exists(run.removesuffix("/checkpoints/best")) for run in _seeds(path)):
             raise weight_files.not_found("MODELS", path, "a run directory, a checkpoint, or a Hugging Face directory")
+
+
+def _seeds(model: str) -> list[str]:
+    """Returns the directories that match a pattern such as `runs/sst2-seed_*`, or the only directory of a model."""
+    parent, separator, pattern = model.rpartition("/")
+    if "*" not in pattern:
+        return [model]
+    names = fnmatch.filter(paths.listdir(parent or separator or "."), pattern)
+    return [f"{parent}{separator}{name}" for name in names]
 
 
 @contextlib.contextmanager

@@ -78,6 +78,30 @@ def test_table_has_sizes_times_and_scores_beside_the_first_model(models, tmp_pat
     assert other.comparison is None and "Size and speed" not in page.render([other], "today")
 
 
+def test_a_pattern_is_one_model_with_several_seeds(models, tmp_path, capsys):
+    for seed, accuracy in enumerate((0.7, 0.8, 0.9)):
+        run = shutil.copytree(models["int8"], tmp_path / f"int8-seed_{seed}", ignore=shutil.ignore_patterns("eval"))
+        evaluated = {TITLE: {"accuracy": accuracy}}
+        EvaluationTable(str(run / "eval")).add(Result(str(run / "checkpoints/0"), 0, None, None, evaluated, {}))
+    given, plot = [models["dense"], f"{tmp_path}/int8-seed_*"], tmp_path / "plot.png"
+    found = compare(models=given, rows=1, plot_path=str(plot), **OPTIONS)
+    seeds = found.models[1]
+    assert (seeds.name, seeds.seeds, seeds.path) == ("int8-seed_*", 3, f"{tmp_path}/int8-seed_0/checkpoints/0")
+    assert seeds.score == pytest.approx(0.8) and seeds.deviation == pytest.approx(0.1)
+    printed = capsys.readouterr().out
+    assert "0.8 ± 0.1 (89 %)" in printed and "int8-seed_*: mean ± standard deviation of 3 seeds" in printed
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    (run,) = runs.read_runs([models["dense"]])
+    assert run.comparison == found and "± 0.1" in page.render([run], "today")
+
+    # A seed without an evaluation is named, and there is no mean.
+    shutil.rmtree(tmp_path / "int8-seed_1" / "eval")
+    (measured,) = compare(models=given[1:], rows=1, **OPTIONS).models
+    assert measured.score is None and "int8-seed_1" in measured.problem
+    with pytest.raises(UserError, match="--plot=.*plot.png: no score to draw"):
+        compare(models=given[1:], rows=1, plot_path=str(plot), **OPTIONS)
+
+
 def test_text_is_generated_up_to_the_length_of_targets(tmp_path):
     small_models.write_gpt2(tmp_path / "gpt2")
     loaded = open_model(str(tmp_path / "gpt2"), partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}))
@@ -162,6 +186,7 @@ def test_cells_show_shares_of_the_first_model_only_if_they_can_be_compared():
         ({"rows": "1;2"}, "ROWS='1;2': not numbers separated by commas"),
         ({"rows": (2, 2)}, "ROWS=\\(2, 2\\): not different numbers"),
         ({"rounds": 0}, "--rounds=0: not a positive integer"),
+        ({"models": "nowhere/run-seed_*"}, "MODELS=nowhere/run-seed_\\*: not found. Give a run directory"),
         ({"models": "nowhere/run"}, "MODELS=nowhere/run: not found. Give a run directory"),
     ],
 )

@@ -25,9 +25,11 @@ class Measured:
       held_bytes: Bytes of the weights on the device.
       peak_bytes: Number of rows -> peak memory of the prediction in bytes, weights included.
       seconds: Number of rows -> median, shortest and longest duration of the prediction in seconds.
-      score: Value of the metric; None if it is unknown.
+      score: Value of the metric, the mean over seeds; None if it is unknown.
       evaluation: Task and split of the score.
       problem: Why the score is missing, or cannot be compared with the score of the first model; None if it can.
+      deviation: Standard deviation of the score over seeds; None for one.
+      seeds: Number of seeds. Everything but the score is of the first one.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Measured:
     score: float | None
     evaluation: str | None
     problem: str | None
+    deviation: float | None = None
+    seeds: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +106,9 @@ def cells(found: Comparison) -> dict[str, list[str]]:
         lines[f"time, {_rows(rows)}"] = _line([each.seconds[rows][0] for each in models], _time)
     if found.metric is not None:
         compared = [each.problem is None for each in models]
-        lines[found.metric] = _line([each.score for each in models], "{:.4g}".format, compared)
+        lines[found.metric] = _line(
+            [each.score for each in models], "{:.4g}".format, compared, [each.deviation for each in models]
+        )
     return lines
 
 
@@ -116,7 +122,8 @@ def notes(found: Comparison) -> list[str]:
         lines += [f"{each.name}: time of {each.computed}" for each in found.models]
     if len(evaluations) == 1:
         lines.append(f"{found.metric}: {evaluations.pop()}")
-    return [*lines, *(f"{each.name}: {each.problem}" for each in found.models if each.problem is not None)]
+    seeds = [f"{each.name}: mean ± standard deviation of {each.seeds} seeds" for each in found.models if each.seeds > 1]
+    return [*lines, *seeds, *(f"{each.name}: {each.problem}" for each in found.models if each.problem is not None)]
 
 
 def text(found: Comparison) -> str:
@@ -134,17 +141,23 @@ def text(found: Comparison) -> str:
 
 
 def _line(
-    values: Sequence[float | None], show: Callable[[float], str], compared: Sequence[bool] | None = None
+    values: Sequence[float | None],
+    show: Callable[[float], str],
+    compared: Sequence[bool] | None = None,
+    deviations: Sequence[float | None] | None = None,
 ) -> list[str]:
     """Returns the cells of a line, with the shares of the first value where it can be compared."""
     first, line = values[0], []
     for number, value in enumerate(values):
         if value is None:
             line.append("–")
-        elif number and first and (compared is None or (compared[number] and compared[0])):
-            line.append(f"{show(value)} ({100 * value / first:.0f} %)")
-        else:
-            line.append(show(value))
+            continue
+        cell = show(value)
+        if deviations is not None and deviations[number] is not None:
+            cell += f" ± {deviations[number]:.2g}"
+        if number and first and (compared is None or (compared[number] and compared[0])):
+            cell += f" ({100 * value / first:.0f} %)"
+        line.append(cell)
     return line
 
 

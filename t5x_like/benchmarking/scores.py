@@ -1,6 +1,7 @@
 """Scores of stored models, from evaluations that were made before, and which of them can be compared."""
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 
 from t5x_like import metrics, paths
@@ -35,19 +36,21 @@ class Evaluated:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The score of a model.
+    """The score of a model, or of several seeds of it.
 
     Attributes:
       metric: Name of the metric.
-      value: Its value.
+      value: Its value; the mean over seeds.
       title: The evaluation that it comes from; see `Evaluated.title`.
       problem: Why it cannot be compared with the score of the first model; None if it can.
+      deviation: Standard deviation over seeds; None for one.
     """
 
     metric: str
     value: float
     title: str
     problem: str | None = None
+    deviation: float | None = None
 
 
 def read(loaded: Loaded) -> list[Evaluated]:
@@ -117,6 +120,20 @@ def choose(
         else Score(metric, value, each.title, _problem(reference, each, metric, models[0], model, digests[0], digest))
         for model, each, value, digest in zip(models, chosen, values, digests, strict=True)
     ]
+
+
+def over_seeds(found: Sequence[Score | None]) -> Score | None:
+    """Returns the mean score of the seeds of a model; None if one of them has no score.
+
+    Args:
+      found: The scores of all seeds.
+    """
+    if None in found:
+        return None
+    problem = next((each.problem for each in found if each.problem is not None), None)
+    values = [each.value for each in found]
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return dataclasses.replace(found[0], value=statistics.mean(values), problem=problem, deviation=deviation)
 
 
 def _main_metric(values: Mapping[str, float]) -> str | None:

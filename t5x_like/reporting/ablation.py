@@ -1,12 +1,12 @@
 """The table and the plots of an ablation: cells of a grid of runs."""
 
 import dataclasses
-import io
 import statistics
 from collections.abc import Mapping, Sequence
 
 from t5x_like import paths
 from t5x_like.metrics import best
+from t5x_like.reporting.plots import png
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,9 +203,7 @@ def _plot_points(cells, position, label, path, title, scale="linear"):
 def _save(figure, path, title):
     figure.suptitle(title)
     figure.tight_layout()
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=100)
-    paths.write_atomic(path, image.getvalue())
+    paths.write_atomic(path, png(figure))
 
 
 def _grid(cells: Sequence[Cell]) -> tuple[list[str], dict[tuple[str, str], list[Cell]]]:

@@ -10,7 +10,7 @@ from t5x_like.metrics.goodput import CATEGORIES
 from t5x_like.metrics.progress import duration
 from t5x_like.metrics.starts import changes
 from t5x_like.reporting.html_document import document, image, table, text
-from t5x_like.reporting.plots import Curve, plot_curves, plot_goodput, plot_points
+from t5x_like.reporting.plots import Curve, draw_scores, plot_curves, plot_goodput, svg
 from t5x_like.reporting.reader import explain
 from t5x_like.reporting.runs import Run
 
@@ -144,12 +144,8 @@ def _compared(found: Comparison) -> str:
     rows = [[name, *line] for name, line in comparison.cells(found).items()]
     about = found.environment
     lines = [*comparison.notes(found), f"{about['device']}, {about['cores']} cores, {found.created}"]
-    points = {
-        each.name: (each.stored_bytes / 1e6, each.score)
-        for each in found.models
-        if each.score is not None and each.problem is None
-    }
-    plot = _plots([(found.metric, plot_points(points, "weights in files (MB)", found.metric))]) if points else ""
+    figure = draw_scores(found)
+    plot = "" if figure is None else _plots([(found.metric, svg(figure))])
     notes = "".join(f"<p>{text(line)}</p>" for line in lines)
     return head + table(["", *(each.name for each in found.models)], rows) + notes + plot
 

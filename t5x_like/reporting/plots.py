@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from t5x_like import metrics
+from t5x_like.benchmarking.comparison import Comparison
 from t5x_like.reporting.html_document import printable
 
 if TYPE_CHECKING:
@@ -67,24 +68,32 @@ def plot_goodput(spent: Mapping[str, metrics.Goodput]) -> str:
     return svg(figure)
 
 
-def plot_points(points: Mapping[str, tuple[float, float]], xlabel: str, ylabel: str) -> str:
-    """Plots named points with a legend beside them, as an SVG image.
+def draw_scores(found: Comparison) -> "Figure | None":
+    """Draws the scores of compared models over the size of their files, with the standard deviation over seeds.
+
+    A score that cannot be compared with that of the first model is left out.
 
     Args:
-      points: Name -> position along x and y.
-      xlabel: Label of the x axis, which begins at 0.
-      ylabel: Label of the y axis.
+      found: The models.
+
+    Returns:
+      A figure with a legend beside the points; None if there is no score.
     """
+    shown = [each for each in found.models if each.score is not None and each.problem is None]
+    if not shown:
+        return None
     figure = new_figure((1.5 * _SIZE[0], _SIZE[1]))
     axes = figure.subplots()
-    for number, (name, position) in enumerate(points.items()):
-        axes.plot(*position, _MARKERS[number // 10 % len(_MARKERS)], color=f"C{number % 10}", label=plain(name))
+    for number, each in enumerate(shown):
+        style = {"marker": _MARKERS[number // 10 % len(_MARKERS)], "color": f"C{number % 10}", "linestyle": "none"}
+        position = each.stored_bytes / 1e6, each.score
+        axes.errorbar(*position, yerr=each.deviation, capsize=3, label=plain(each.name), **style)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
-    axes.set(xlabel=plain(xlabel), ylabel=plain(ylabel))
+    axes.set(xlabel="weights in files (MB)", ylabel=plain(found.metric))
     axes.set_xlim(left=0)
     axes.margins(x=0.1, y=0.15)
     axes.grid(alpha=0.3)
-    return svg(figure)
+    return figure
 
 
 def plain(text: str) -> str:
@@ -110,6 +119,13 @@ def new_figure(size: tuple[float, float]) -> "Figure":
     from matplotlib.figure import Figure
 
     return Figure(figsize=size, layout="constrained")
+
+
+def png(figure: "Figure") -> bytes:
+    """Returns a figure as a PNG image."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=100)
+    return image.getvalue()
 
 
 def svg(figure: "Figure") -> str:

@@ -1,7 +1,6 @@
 """The report of the quickstart: a plot of the losses, the held-out loss, and samples of filled-in blanks."""
 
 import dataclasses
-import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
 from t5x_like.metrics import read_metrics
 from t5x_like.objectives.base import Objective
+from t5x_like.reporting.plots import png
 from t5x_like.runtime import terminal
 from t5x_like.training.evaluation import Evaluator
 
@@ -99,9 +99,7 @@ def plot_losses(rows: Sequence[Mapping[str, Any]], path: str, *, title: str = ""
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend()
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=100)
-    paths.write_atomic(path, image.getvalue())
+    paths.write_atomic(path, png(figure))
 
 
 def unigram_entropy(tokens: np.ndarray) -> float:
