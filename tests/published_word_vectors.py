@@ -1,4 +1,4 @@
-"""Updates of word vectors as word2vec's and fastText's programs make them: after each example, in the order of the text."""
+"""Updates of word vectors as the programs of word2vec and fastText make them: one after each example of a text."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from numerics import assert_close
 from published_word_vectors import Published, exact, keep_order, near
+from word_similarities import DIM as TEXT_DIM
+from word_similarities import EPOCHS, MIN_COUNT, Text, assert_agree, train
 
 from t5x_like.data import word_counts
 from t5x_like.data.word_counts import FIRST_WORD_ID
@@ -142,16 +144,16 @@ def test_updates_equal_those_of_gensim(vocabulary_path, corpus, theirs, kind, ou
     model, sentences = theirs(kind, output)
     made, _, name = OUTPUTS[output]
     vectors, outputs, rate = model.wv.vectors.copy(), getattr(model, name).copy(), 0.1
-    model.train(
-        sentences, total_examples=len(sentences), epochs=1, start_alpha=rate, end_alpha=rate, compute_loss=True
-    )
+    model.train(sentences, total_examples=len(sentences), epochs=1, start_alpha=rate, end_alpha=rate, compute_loss=True)
 
     def decisions(target):
         if output == "negative":
             return [(target, 1)] + [(0, 0)] * (target != 0)
         return [
             (node, 1 - int(bit))
-            for node, bit in zip(*(model.wv.get_vecattr(WORDS[target], each) for each in ("point", "code")), strict=True)
+            for node, bit in zip(
+                *(model.wv.get_vecattr(WORDS[target], each) for each in ("point", "code")), strict=True
+            )
         ]
 
     contexts = [found for sentence in corpus for found in near(sentence.tolist())]
@@ -178,3 +180,32 @@ def test_updates_equal_those_of_gensim(vocabulary_path, corpus, theirs, kind, ou
     assert_close(dict(ours.tables.values), dict(expected.values))
     np.testing.assert_allclose(ours.metrics["loss"][0], published.loss, rtol=1e-5)
     assert ours.metrics["loss"][1] == len(examples)
+
+
+@pytest.mark.parity
+def test_continuous_bag_of_words_of_a_text_agrees_with_gensim(tmp_path, test_data):
+    models = pytest.importorskip("gensim.models")
+    text, rate = Text.read(test_data / "text/gutenberg/sherlock.txt", tmp_path), 0.1
+    theirs = []
+    for seed in (1, 2):
+        model = models.Word2Vec(
+            text.rows(seed),
+            sg=0,
+            cbow_mean=1,
+            vector_size=TEXT_DIM,
+            window=5,
+            min_count=MIN_COUNT,
+            sample=1e-3,
+            negative=5,
+            alpha=rate,
+            min_alpha=rate / 1e4,
+            epochs=EPOCHS,
+            workers=1,
+            batch_words=1000,
+            seed=seed,
+        )
+        theirs.append(model.wv[text.words])
+    objective = ContinuousBagOfWords(str(text.path), window=5, subsampling=1e-3)
+    # gensim's first vectors are uniform, too.
+    first = np.random.default_rng(3).uniform(-1 / TEXT_DIM, 1 / TEXT_DIM, (len(text.words), TEXT_DIM))
+    assert_agree(train(objective, text, first, rate=rate, seed=3), theirs)
