@@ -1,0 +1,60 @@
+"""The recipes of word vectors train on text files by the command line, resume, and their vectors are read."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from t5x_like.interop import word_vectors
+from t5x_like.metrics import read_metrics
+
+SENTENCES = ("the cat sat on the mat", "the dog sat on the rug", "a cat and a dog ran to the rug")
+REPEATED = 50
+COUNTS = {"the": 5, "a": 2, "cat": 2, "dog": 2, "on": 2, "rug": 2, "sat": 2, "and": 1, "mat": 1, "ran": 1, "to": 1}
+STEPS, DIM = 4, 8
+# Recipe -> the file of its model, and its own settings.
+RECIPES = {
+    "word2vec": ("base", {"SUBSAMPLING": 0.0}),
+    "glove": ("base", {"EXAMPLES_PER_UPDATE": 8}),  # 256 would have each entry several times, and diverge
+    "fasttext": ("fasttext", {"SUBSAMPLING": 0.0, "BUCKETS": 50}),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_run_learns_and_resumes_with_the_same_losses(recipe, tmp_path, run_command):
+    text, held_out, vocabulary, run = (tmp_path / name for name in ("text.txt", "held_out.txt", "words", "run"))
+    text.write_text("\n".join((*SENTENCES * REPEATED, "rare words")) + "\n")
+    held_out.write_text("the cat and the dog\n")
+    code, output = run_command(["vocabulary", f"--pattern={text}", "--kind=words", f"--output={vocabulary}"])
+    assert code == 0, output
+    lines = (vocabulary / "vocab.txt").read_text().splitlines()
+    assert {word: int(count) for word, count in (line.split(" ") for line in lines)} == {
+        word: count * REPEATED for word, count in COUNTS.items()
+    }
+    size = 3 + len(COUNTS)
+    assert f"vocab_size = {size}" in output
+
+    model, own = RECIPES[recipe]
+    settings = {"DATA_FILES": repr(str(text)), "VALIDATION_FILES": repr(str(held_out))}
+    settings |= {"VOCABULARY_PATH": repr(f"{vocabulary}/vocab.txt"), "WordVectorsConfig.vocab_size": size}
+    settings |= {"WordVectorsConfig.embed_dim": DIM, "TRAIN_STEPS": STEPS, "SAVE_PERIOD": 1, "LOG_PERIOD": 1}
+    settings |= {"BATCH_SIZE": 4, "TASK_FEATURE_LENGTHS": {"targets": 20}, "MODEL_DIR": repr(str(run))} | own
+    command = ["train", f"--gin_file=models/word_vectors/{model}.gin", f"--gin_file=runs/{recipe}.gin"]
+    command += [f"--gin.{name}={value}" for name, value in settings.items()]
+
+    def losses():
+        code, output = run_command(command)
+        assert code == 0, output
+        return {row["step"]: row["loss"] for row in read_metrics(str(run)) if row["split"] == "train"}
+
+    whole = losses()
+    assert list(whole) == [*range(1, STEPS + 1)] and whole[STEPS] < whole[1]
+    for step in range(2, STEPS + 1):  # as if the run had been killed after its first step
+        shutil.rmtree(run / "checkpoints" / str(step))
+    assert losses() == whole
+
+    code, output = run_command(["convert", f"--input={run}", f"--output={tmp_path}/vectors.vec"])
+    assert code == 0, output
+    found = word_vectors.read(f"{tmp_path}/vectors.vec")
+    assert found.words == tuple(line.split(" ")[0] for line in lines) and found.vectors.shape == (len(COUNTS), DIM)
+    assert np.isfinite(found.vectors).all() and len(np.unique(found.vectors, axis=0)) == len(COUNTS)
