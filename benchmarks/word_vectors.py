@@ -1,30 +1,40 @@
-"""Compares skip-gram and its vectors with gensim's, on CPU.
+"""Compares skip-gram and its vectors with gensim's, and measures GloVe beside them, on CPU.
 
 pip install --target=gensim gensim
 PYTHONPATH=.:gensim python benchmarks/word_vectors.py 'prepared/*.txt'
 
-The texts have words that whitespace separates, and a sentence per line. Both libraries train vectors of 100 features
-with 5 negative samples, in a new process each, and take turns. The words per second of this project are those of the
-loop without its first interval, which includes compilation; gensim's are those of `train`. Both count the words before
-subsampling. Each of gensim's workers computes the learning rate from its own progress over the whole text, so that the
-rate falls by half of its share in an epoch with two workers: compare vectors with `--workers=1`. The
-correlation is Spearman's, of 20,000 cosines among the 3,000 most frequent words.
+The texts have words that whitespace separates, and a sentence per line. Both libraries train skip-gram vectors of 100
+features with 5 negative samples, in a new process each, and take turns. Words are those of the vocabulary before
+subsampling, counted once per pass over the text. The seconds of this project are those of the loop after the first
+interval, without compilation; gensim's are those of `train`. CPU seconds are those of all threads of the process.
+
+gensim does not train GloVe. GloVe's counting is the matrix of counts from ids of words, with windows of 15 on both
+sides; its training is measured like skip-gram's, where a pass over the counts is a pass over the words of the text.
+
+Each of gensim's workers computes the learning rate from its own progress over the whole text, so that the rate falls by
+half of its share in an epoch with two workers: compare vectors with `--workers=1`. The correlation is Spearman's, of
+20,000 cosines among the 3,000 most frequent words.
 """
 
 import argparse
 import glob
 import json
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
-WORDS_PER_STEP = 10_000
+TOKENS_PER_STEP = 10_000  # BATCH_SIZE of runs/word2vec.gin times 1,000, with ends of lines
+COUNTS_PER_STEP = 64_000  # BATCH_SIZE of runs/glove.gin times 1,000
+GLOVE_PASSES = 2
+LOG_PERIOD = 20
 FREQUENT, PAIRS = 3_000, 20_000
 GENSIM = textwrap.dedent("""
     import json, sys, time
@@ -33,14 +43,72 @@ GENSIM = textwrap.dedent("""
     settings = dict(sg=1, negative=5, window=5, sample=1e-3, min_count=5, vector_size=100)
     model = Word2Vec(**settings, workers=int(workers), seed=int(seed), epochs=int(epochs))
     model.build_vocab(corpus_file=text)
-    start = time.monotonic()
+    start, cpu = time.monotonic(), time.process_time()
     model.train(corpus_file=text, total_examples=model.corpus_count, total_words=model.corpus_total_words,
                 epochs=int(epochs))
-    seconds = time.monotonic() - start
+    seconds, cpu = time.monotonic() - start, time.process_time() - cpu
     model.wv.save_word2vec_format(vectors)
     counts = {word: int(model.wv.get_vecattr(word, "count")) for word in model.wv.index_to_key}
-    print(json.dumps({"rate": model.corpus_total_words * int(epochs) / seconds, "counts": counts}))
+    words = sum(counts.values()) * int(epochs)
+    print(json.dumps({"words": words, "seconds": seconds, "cpu": cpu, "counts": counts}))
 """)
+COUNTING = textwrap.dedent("""
+    import json, sys, time
+    import numpy as np
+    from t5x_like.data import cooccurrences, word_counts
+    text, vocabulary = sys.argv[1:]
+    words = word_counts.read(vocabulary).words
+    ids = {word: number for number, word in enumerate(words, word_counts.FIRST_WORD_ID)}
+    lines = open(text).read().split("\\n")
+    stream = np.array([at for line in lines for at in (*(ids.get(word, 2) for word in line.split()), 1)])
+    start, cpu = time.monotonic(), time.process_time()
+    found = cooccurrences.count(stream, window=15)
+    seconds, cpu = time.monotonic() - start, time.process_time() - cpu
+    words = int(np.sum(stream >= word_counts.FIRST_WORD_ID))
+    print(json.dumps({"words": words, "seconds": seconds, "cpu": cpu, "entries": len(found.counts)}))
+""")
+# Gives `record` to `train`.
+CLOCK = textwrap.dedent("""
+    from __gin__ import dynamic_registration
+    from benchmarks import word_vectors as clock
+    from t5x_like import train
+    train.train.on_log = @clock.record
+    clock.record.path = {path!r}
+""")
+
+
+class Rate(NamedTuple):
+    """A speed.
+
+    Attributes:
+      per_second: Words per second.
+      per_cpu_second: Words per second of CPU time.
+    """
+
+    per_second: float
+    per_cpu_second: float
+
+    @classmethod
+    def of(cls, printed: Mapping[str, float]) -> "Rate":
+        """Returns the speed of `words` in `seconds` and in `cpu` seconds."""
+        return cls(printed["words"] / printed["seconds"], printed["words"] / printed["cpu"])
+
+
+def record(step: int, row: Mapping[str, float], *, path: str) -> None:
+    """Appends the clocks at a step to a file; `train` calls it when it logs.
+
+    Args:
+      step: The step.
+      row: Its metrics.
+      path: The file.
+    """
+    with open(path, "a") as file:
+        file.write(json.dumps([step, time.monotonic(), time.process_time()]) + "\n")
+
+
+def last_line(printed: str) -> dict:
+    """Returns the JSON object in the last line of an output."""
+    return json.loads(printed.splitlines()[-1])
 
 
 def run(*command: object) -> str:
@@ -62,33 +130,34 @@ def cosines(vectors: dict[str, np.ndarray], words: list[str]) -> np.ndarray:
     return np.sum(table[left[kept]] * table[right[kept]], axis=1)
 
 
-def ours(files: str, folder: pathlib.Path, words: int, vocabulary: int, epochs: int, seed: int) -> float:
-    """Trains in `folder`, writes vectors.vec there, and returns the words per second."""
-    settings = {
-        "DATA_FILES": repr(files),
-        "VALIDATION_FILES": repr(sorted(glob.glob(files))[0]),  # so that no document is held out
-        "VOCABULARY_PATH": repr(f"{folder.parent}/words/vocab.txt"),
-        "WordVectorsConfig.vocab_size": vocabulary,
-        "TRAIN_STEPS": max(round(epochs * words / WORDS_PER_STEP), 2),
-        "EVAL_PERIOD": None,
-        "LOG_PERIOD": 20,
-        "SEED": seed,
-        "MODEL_DIR": repr(f"{folder}/run"),
-    }
-    given = [f"--gin.{name}={value}" for name, value in settings.items()]
-    recipe = ("--gin_file=models/word_vectors/base.gin", "--gin_file=runs/word2vec.gin")
-    run(sys.executable, "-m", "t5x_like", "train", *recipe, *given)
+def train(recipe: str, folder: pathlib.Path, settings: Mapping[str, object], words: float) -> Rate:
+    """Trains a recipe in a folder, and returns its speed.
+
+    Args:
+      recipe: Such as word2vec, of `runs/word2vec.gin`.
+      folder: A new folder.
+      settings: Macros of the run.
+      words: Number of words of a step.
+    """
+    folder.mkdir()
+    clock = folder / "clock.jsonl"
+    (folder / "clock.gin").write_text(CLOCK.format(path=str(clock)))
+    files = ("models/word_vectors/base.gin", f"runs/{recipe}.gin", f"{folder}/clock.gin")
+    given = {**settings, "EVAL_PERIOD": None, "LOG_PERIOD": LOG_PERIOD, "MODEL_DIR": repr(f"{folder}/run")}
+    arguments = [f"--gin_file={file}" for file in files] + [f"--gin.{name}={value}" for name, value in given.items()]
+    run(sys.executable, "-m", "t5x_like", "train", *arguments)
     run(sys.executable, "-m", "t5x_like", "convert", f"--input={folder}/run", f"--output={folder}/vectors.vec")
-    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    rows = [line for line in lines if line["split"] == "train" and "seconds_per_step" in line]
-    return WORDS_PER_STEP / statistics.median(row["seconds_per_step"] for row in rows[1:] or rows)
+    # Step 1 is logged, too, and includes compilation.
+    _, first, *_, last = (json.loads(line) for line in clock.read_text().splitlines())
+    done = words * (last[0] - first[0])
+    return Rate(done / (last[1] - first[1]), done / (last[2] - first[2]))
 
 
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", help="pattern of text files")
-    parser.add_argument("--epochs", type=int, default=5, help="passes over the text")
+    parser.add_argument("--epochs", type=int, default=5, help="passes of skip-gram over the text")
     parser.add_argument("--workers", type=int, default=2, help="threads of gensim")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each library, with different seeds")
     given = parser.parse_args()
@@ -100,24 +169,42 @@ def main() -> None:
         run(sys.executable, "-m", "t5x_like", *vocabulary)
         lines = (line.split(" ") for line in (root / "words/vocab.txt").read_text().splitlines())
         counts = {word: int(count) for word, count in lines}
-        rates: dict[str, list[float]] = {"this project": [], "gensim": []}
+        total, frequent = sum(counts.values()), sorted(counts, key=lambda word: -counts[word])[:FREQUENT]
+        steps_of_pass = (total + sum(text.count("\n") for text in texts)) / TOKENS_PER_STEP
+        (root / "held_out.txt").write_text(texts[0][:1000])
+        settings = {
+            "DATA_FILES": repr(given.files),
+            "VALIDATION_FILES": repr(f"{root}/held_out.txt"),  # so that all of the text is trained on
+            "VOCABULARY_PATH": repr(f"{root}/words/vocab.txt"),
+            "WordVectorsConfig.vocab_size": len(counts) + 3,
+        }
+        rates: dict[str, list[Rate]] = {}
         found: dict[str, np.ndarray] = {}
-        frequent = sorted(counts, key=lambda word: -counts[word])[:FREQUENT]
         for seed in range(given.rounds):
-            own = root / f"own_{seed}"
-            own.mkdir()
-            total = sum(counts.values())
-            rates["this project"].append(ours(given.files, own, total, len(counts) + 3, given.epochs, seed))
-            found[f"this project, seed {seed}"] = cosines(read(own / "vectors.vec"), frequent)
+            steps = max(round(given.epochs * steps_of_pass), 3 * LOG_PERIOD)
+            of_run = settings | {"SEED": seed, "TRAIN_STEPS": steps}
+            rate = train("word2vec", root / f"own_{seed}", of_run, total / steps_of_pass)
+            rates.setdefault("skip-gram, this project", []).append(rate)
+            found[f"this project, seed {seed}"] = cosines(read(root / f"own_{seed}/vectors.vec"), frequent)
+
             path = root / f"gensim_{seed}.vec"
-            printed = run(sys.executable, "-c", GENSIM, root / "text.txt", path, seed, given.epochs, given.workers)
-            theirs = json.loads(printed.splitlines()[-1])
-            rates["gensim"].append(theirs["rate"])
+            theirs = last_line(
+                run(sys.executable, "-c", GENSIM, root / "text.txt", path, seed, given.epochs, given.workers)
+            )
+            rates.setdefault(f"skip-gram, gensim, {given.workers} workers", []).append(Rate.of(theirs))
             found[f"gensim, seed {seed}"] = cosines(read(path), frequent)
-            print(f"round {seed}: equal counts {theirs['counts'] == counts}, {rates}", flush=True)
-    print("\n| | words per second |\n|---|---|")
+
+            matrix = last_line(run(sys.executable, "-c", COUNTING, root / "text.txt", root / "words/vocab.txt"))
+            rates.setdefault("GloVe, counting", []).append(Rate.of(matrix))
+            passes = matrix["entries"] / COUNTS_PER_STEP
+            of_run["TRAIN_STEPS"] = max(round(GLOVE_PASSES * passes), 3 * LOG_PERIOD)
+            rate = train("glove", root / f"glove_{seed}", of_run, matrix["words"] / passes)
+            rates.setdefault("GloVe, a pass over the counts", []).append(rate)
+            print(f"round {seed}: equal counts {theirs['counts'] == counts}, {matrix['entries']} entries", flush=True)
+    print("\n| | words per second | words per CPU second |\n|---|---|---|")
     for name, values in rates.items():
-        print(f"| {name} | {', '.join(f'{value:,.0f}' for value in values)} |")
+        columns = (", ".join(f"{getattr(rate, field):,.0f}" for rate in values) for field in Rate._fields)
+        print(f"| {name} | {' | '.join(columns)} |")
     print(f"\n| rank correlation | {' | '.join(found)} |\n|{'---|' * (len(found) + 1)}")
     for name, values in found.items():
         row = (f"{stats.spearmanr(values, other).statistic:.3f}" for other in found.values())
