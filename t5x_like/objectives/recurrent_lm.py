@@ -11,14 +11,13 @@ from jaxtyping import Array, Float
 
 from t5x_like.data import specs
 from t5x_like.errors import UserError
-from t5x_like.kernels import sampled_softmax
 from t5x_like.kernels.cross_entropy import target_probabilities
 from t5x_like.layers.captures import Edit
-from t5x_like.layers.embeddings import Unembedding
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.lstm import RESETS
 from t5x_like.models.networks import MODEL
 from t5x_like.models.outputs import Outputs
+from t5x_like.objectives import samplers
 from t5x_like.objectives.base import Batch, Objective, Params, Pass
 from t5x_like.objectives.carry import NO_CARRY, Carry
 from t5x_like.objectives.keys import NO_KEYS, Keys
@@ -66,22 +65,8 @@ class RecurrentLM(Objective):
         self.eos_id, self.sampler, self.draws = eos_id, sampler, sampler is not None
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
-        """Returns no heads; see `Objective.init`.
-
-        Raises:
-          UserError: the model has no logits for the sampler, or has too few tokens.
-        """
-        if self.sampler is not None:
-            if not isinstance(getattr(model, "logits", None), Unembedding):
-                raise UserError(
-                    f"sampler={self.sampler} of RecurrentLM: {type(model.config).__name__} has no logits with a kernel "
-                    "of its own. Give None, or a model of models/lstm/."
-                )
-            if self.sampler.number >= model.config.vocab_size:
-                raise UserError(
-                    f"sampler={self.sampler} of RecurrentLM: not fewer samples than the vocab_size="
-                    f"{model.config.vocab_size} of the model. Give fewer, or None for a softmax over all tokens."
-                )
+        """Returns no heads; see `Objective.init` and `samplers.check`."""
+        samplers.check(self.sampler, type(self).__name__, model)
         return super().init(key, model)
 
     def weights(self, rows: Batch) -> dict[str, Float[Array, "batch length"]]:
@@ -125,16 +110,8 @@ class RecurrentLM(Objective):
         """Returns the distributions of all tokens as `targets`; see `Objective.read`."""
         weights, tokens = self.weights(rows)[TERM], rows["decoder_input_tokens"]
         predicted = Prediction(outputs.hidden, params["model"].unembed, weights, tokens, weights)
-        # Only training has dropout keys.
-        if keys.dropout is not None and self.sampler is not None:
-            logits = params["model"].logits
-            samples = self.sampler.draw(keys.step, logits.kernel.shape[1])
-            losses = sampled_softmax.cross_entropy(
-                outputs.hidden, logits.kernel[...].T, logits.bias[...], tokens, samples
-            )
-            pair = jnp.sum(losses * weights), jnp.sum(weights)
-            return Pass(rows, outputs, {TERM: predicted}, {TERM: pair[0]}, {"loss": pair})
-        return Pass(rows, outputs, {TERM: predicted.with_cross_entropy(TERM, METRICS)})
+        found = Pass(rows, outputs, {TERM: predicted.with_cross_entropy(TERM, METRICS)})
+        return samplers.sampled(found, TERM, self.sampler, params, keys)
 
     def predict(self, found: Pass) -> dict[str, Array]:
         """Returns the log-probability of each row as `scores`; see `Objective.predict`."""

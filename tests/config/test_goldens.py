@@ -243,6 +243,11 @@ RUNS = {
     "recurrent_lm": ("train", ["models/lstm/base.gin", "runs/recurrent_lm.gin"], TASK),
     "lm_lstm": ("train", ["models/lstm/imdb.gin", "runs/lm_lstm.gin"], []),
     "sequence_autoencoder": ("train", ["models/lstm/base.gin", "runs/sequence_autoencoder.gin"], []),
+    "sampled_sequence_autoencoder": (
+        "train",
+        ["models/lstm/imdb.gin", "runs/sequence_autoencoder.gin", "objectives/sampled_softmax.gin"],
+        [],
+    ),
     "finetune_lstm": (
         "train",
         ["models/lstm/base.gin", "runs/finetune_lstm.gin", "objectives/label_gain.gin"],

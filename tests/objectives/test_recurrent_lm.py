@@ -14,9 +14,7 @@ from t5x_like.metrics import read_metrics
 from t5x_like.models.lstm import LSTMConfig
 from t5x_like.objectives import passes
 from t5x_like.objectives.carry import as_features
-from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.recurrent_lm import RecurrentLM
-from t5x_like.objectives.samplers import LogUniform, Unigram
 from t5x_like.partitioning import Partitioner
 
 CONFIG = LSTMConfig(vocab_size=100, embed_dim=6, embedding_dim=5, num_layers=2)
@@ -50,27 +48,6 @@ def test_two_batches_are_one_of_twice_the_length(params):
     np.testing.assert_allclose(first + second, whole, rtol=1e-5)
     alone, _ = jax.jit(loss_of)(params, tokens[:, LENGTH:], initial)
     assert abs(alone - second) > 1e-3
-
-
-def test_sampled_softmax_estimates_the_loss(params, tmp_path):
-    """With nearly all tokens as samples, the loss of training is close to the full one; evaluation has the full one."""
-    (tmp_path / "vocab.txt").write_text("".join(f"w{at} {200 - at}\n" for at in range(97)))
-    tokens = np.random.default_rng(1).integers(3, 100, (ROWS, LENGTH))
-    keys = Keys(dropout=jax.random.key(0), step=jax.random.key(1))
-
-    def terms(sampler, keys):
-        return passes.terms(passes.forward(RecurrentLM(sampler=sampler), params, rows(tokens), keys=keys))
-
-    full = terms(None, keys)
-    for sampler in (Unigram(99, str(tmp_path / "vocab.txt")), LogUniform(99)):
-        sampled = terms(sampler, keys)
-        assert sampled.metrics.keys() == {"loss"} and sampled.sums["targets"] != full.sums["targets"]
-        assert float(sampled.sums["targets"]) == pytest.approx(float(full.sums["targets"]), rel=0.03)
-        assert terms(sampler, NO_KEYS).sums["targets"] == full.sums["targets"]
-    with pytest.raises(UserError, match="not fewer samples than the vocab_size=100"):
-        RecurrentLM(sampler=LogUniform(100)).init(jax.random.key(0), params["model"])
-    with pytest.raises(UserError, match="vocab_size=98"):
-        Unigram(9, str(tmp_path / "vocab.txt")).draw(jax.random.key(0), 98)
 
 
 def test_nothing_before_the_end_of_a_document_matters_after_it(params):
