@@ -1,16 +1,55 @@
-"""LayerDrop: which layers are dropped, in all layouts, and never in evaluation."""
+"""LayerDrop: which layers are dropped, in all layouts, and never in evaluation; runs with it, and their pruning."""
 
 import dataclasses
 
+import copying_run
 import jax
 import numpy as np
 import pytest
 from families import FAMILIES, example_batch, scanned
+from numerics import assert_close
 
-from t5x_like import parameters
-from t5x_like.adapters.layer_drop import LayerDrop
+from t5x_like import optimizers, parameters
+from t5x_like.adapters.layer_drop import DroppedLayer, LayerDrop
+from t5x_like.data import batches
 from t5x_like.errors import UserError
+from t5x_like.loading import open_model
 from t5x_like.models import construct
+from t5x_like.objectives.keys import Keys
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.partitioning import Partitioner
+from t5x_like.prune import prune
+from t5x_like.pruning import layers
+from t5x_like.training import gradients
+from t5x_like.training.state import Frozen
+
+OBJECTIVES = {"bert": MaskedLM(), "t5_1_1": SequenceToSequence()}
+BOTH = pytest.mark.parametrize("family", OBJECTIVES)
+
+
+@dataclasses.dataclass
+class Rows(copying_run.Copying):
+    """Rows of tokens, three of which are predicted."""
+
+    def batch_shapes(self, spec):
+        lengths = spec.model_lengths({"inputs": self.length, "targets": 3})
+        return {name: (self.batch_size, length) for name, length in lengths.items()}
+
+    def check(self, spec):
+        assert spec == MaskedLM.features
+
+    def make(self, seed):
+        rng = np.random.default_rng(seed)
+        inputs = rng.integers(2, 40, (self.batch_size, self.length))
+        positions = np.sort(rng.permuted(np.tile(np.arange(self.length), (self.batch_size, 1)), axis=1)[:, :3])
+        targets = np.take_along_axis(inputs, positions, 1)
+        return batches.from_arrays(
+            MaskedLM.features, {"inputs": inputs, "masked_positions": positions, "targets": targets}
+        )
+
+
+DATA = {"bert": Rows(), "t5_1_1": copying_run.Copying()}
 
 
 def model(family, rate, scan=False):
@@ -18,7 +57,15 @@ def model(family, rate, scan=False):
     return construct.make(scanned(config) if scan else config, jax.random.key(1))
 
 
-@pytest.mark.parametrize("family", ["bert", "t5_1_1"])
+def run(directory, family, rate=0.5, **changes):
+    """Trains a run with two microbatches, and returns its parameters and its losses."""
+    config = dataclasses.replace(FAMILIES[family].config, adapters=(LayerDrop(rate=rate),))
+    settings = {"model": config, "objective": OBJECTIVES[family], "data": DATA[family], "evaluations": None}
+    result = copying_run.run(directory, microbatches=2, save=2, **{"total": 4} | settings | changes)
+    return parameters.named_leaves(result.params), copying_run.losses(directory)
+
+
+@BOTH
 def test_a_dropped_layer_returns_its_input(family):
     batch, names = example_batch(FAMILIES[family]), ("encoder/embedding", "encoder/layers/hidden")
     found, kept = [], 0
@@ -45,3 +92,84 @@ def test_evaluation_and_merged_models_have_all_layers():
 def test_invalid_rate_raises():
     with pytest.raises(UserError, match=r"LayerDrop.rate=1.0: not in \[0, 1\)"):
         LayerDrop(rate=1.0)
+
+
+@BOTH
+def test_a_resumed_run_equals_one_that_is_not_stopped(tmp_path, family):
+    params, losses = run(tmp_path / "whole", family)
+    _, first = run(tmp_path / "parts", family, total=2)
+    resumed, all_losses = run(tmp_path / "parts", family)
+    assert first == losses[:2] and all_losses == losses and np.isfinite(losses).all()
+    assert resumed.keys() == params.keys()
+    for name, leaf in params.items():
+        np.testing.assert_array_equal(resumed[name], leaf, err_msg=name)
+    _, without = run(tmp_path / "without", family, rate=0.0)
+    assert all(each != other for each, other in zip(losses, without, strict=True))
+
+
+@BOTH
+def test_each_microbatch_trains_the_layers_that_it_keeps(family):
+    """The gradient of a microbatch is that of a model with these layers alone."""
+    objective, batch, dropping = OBJECTIVES[family], DATA[family].make(1), model(family, 0.5)
+    normalize = gradients.normalizers(objective, batch, "NUM_REAL_TARGET_TOKENS")
+    factors = gradients.factors_at(objective, 0, normalize)
+    heads = objective.init(jax.random.key(2), dropping)
+    split, constants = optimizers.split({"model": dropping, "objective": heads}, ())
+
+    @jax.jit
+    def of_rows(model, rows, key):
+        def loss(model):
+            params = {"model": model, "objective": heads}
+            return gradients.loss_of_rows(objective, params, rows, Keys(dropout=key), factors)[0]
+
+        return parameters.stack(parameters.named_leaves(jax.grad(loss)(model)))
+
+    def kept(key):
+        """Returns stack -> indices of the layers with gradients."""
+        found = {stack: set() for stack in dropping.config.stacks}
+        for name, leaf in of_rows(dropping, batch, key).items():
+            if "/layers/" in name:
+                found[name.split("/")[0]] |= {index for index, each in enumerate(leaf) if np.any(each)}
+        return {stack: tuple(sorted(indices)) for stack, indices in found.items()}
+
+    # A key with which the microbatches keep different layers, and at least one of each stack.
+    for key in jax.random.split(jax.random.key(0), 50):
+        of_microbatches = [kept(jax.random.fold_in(key, index)) for index in range(2)]
+        if of_microbatches[0] != of_microbatches[1] and all(all(each.values()) for each in of_microbatches):
+            break
+    else:
+        pytest.fail("no key drops different layers")
+    found, _, _ = gradients.compute(objective, split, Frozen(constants), batch, Keys(dropout=key), 2, normalize)
+    found = parameters.stack(parameters.named_leaves(found["model"]))
+    stored = {f"model/{name}": leaf for name, leaf in parameters.stack(parameters.named_leaves(dropping)).items()}
+    expected = {name: np.zeros_like(leaf) for name, leaf in found.items()}
+    for index, indices in enumerate(of_microbatches):
+        config, leaves = layers.keep(FAMILIES[family].config, stored, indices)
+        shapes = jax.eval_shape(config.make, jax.random.key(0))
+        small = parameters.unstack({name.removeprefix("model/"): leaf for name, leaf in leaves.items()}, shapes)
+        for name, leaf in of_rows(small, {name: x[index::2] for name, x in batch.items()}, None).items():
+            expected[name][list(indices[name.split("/")[0]]) if "/layers/" in name else ...] += leaf
+    assert_close(found, expected)
+
+
+@BOTH
+def test_pruned_run_equals_the_run_with_these_layers_dropped(tmp_path, family):
+    run(tmp_path / "run", family)
+
+    def opened(name):
+        partitioner = Partitioner(devices=jax.devices()[:1], ici={"data": 1})
+        return open_model(str(tmp_path / name), partitioner=partitioner)
+
+    whole, batch = opened("run").read_model(), example_batch(FAMILIES[family])
+    prune(opened("run"), output_path=str(tmp_path / "small"), layers=2)
+    small = opened("small")
+    assert [stack.num_layers for stack in small.config.stacks.values()] == [1] * len(small.config.stacks)
+    assert small.config.adapters == ()
+    for stack in small.config.stacks:
+        for index, layer in enumerate(getattr(whole, stack).layers):
+            layer.adapter = DroppedLayer(rate=float(index % 2))
+    expected = whole(batch, dropout_key=jax.random.key(0)).hidden
+    np.testing.assert_array_equal(small.read_model()(batch).hidden, expected)
+    for layer in getattr(whole, stack).layers:
+        layer.adapter = None
+    assert np.any(np.asarray(whole(batch).hidden) != np.asarray(expected))
