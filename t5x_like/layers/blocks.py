@@ -115,8 +115,7 @@ class TransformerLayer(nnx.Module):
                 return getattr(self, name)(x, **options, **inputs.get(name, {}))
 
             x, captured[name] = self.residual(name, block, x, key)
-        if self.adapter is not None:
-            x = self.adapter.select(before, x, dropout_key)
+        x = self.select(before, x, dropout_key)
         x = captures.edits("hidden", shard_residual(x))
         return x, captures.collect(hidden=x, **captured)
 
@@ -141,6 +140,16 @@ class TransformerLayer(nnx.Module):
         for name in others:
             x, _ = self.residual(name, lambda x, name=name: getattr(self, name)(x, **inputs.get(name, {})), x)
         return x, cache
+
+    def select(self, before: Hidden, after: Hidden, dropout_key: jax.Array | None) -> Hidden:
+        """Returns the output of the layer, or what its adapter selects from the input and the output.
+
+        Args:
+          before: input of the layer.
+          after: output of its last block.
+          dropout_key: random key for dropout; None disables dropout.
+        """
+        return after if self.adapter is None else self.adapter.select(before, after, dropout_key)
 
     def residual(
         self, name: str, block: Callable[[Hidden], tuple[Hidden, Any]], x: Hidden, key: jax.Array | None = None

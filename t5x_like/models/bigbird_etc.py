@@ -303,10 +303,12 @@ class EtcLayer(TransformerLayer):
         """Applies attention and the feed-forward block; see `TransformerLayer.__call__`."""
         keys, num_global = split_key(dropout_key, 4), inputs["attention"]["globals_"].number
         options = {"dropout_key": keys[0], **captures.within("attention"), **inputs["attention"]}
+        before = x
         update, captured = self.attention(gather_residual(x), **options)
         x = x + self.dropout(scatter_residual(update), keys[1])
         x = by_input(num_global, x, self.global_attention_norm, self.attention_norm)
         x, _ = self.residual("mlp", lambda x: self.mlp(x, dropout_key=keys[2]), x, keys[3])
+        x = self.select(before, x, dropout_key)
         x = captures.edits("hidden", shard_residual(x))
         return x, captures.collect(hidden=x, attention=captured)
 

@@ -300,6 +300,7 @@ def fuse(
 
     x, hidden = text.residual("mlp", update_text, x, keys[6])
     e, _ = entity.residual("mlp", lambda _: (entity.mlp.wo(hidden, dropout_key=keys[5]), None), e, keys[7])
+    x, e = (layer.select(*each, dropout_key) for layer, *each in zip((text, entity), streams, (x, e), strict=True))
     x = captures["encoder"].edits("hidden", shard_residual(x))
     e = captures[KNOWLEDGE].edits("hidden", shard_residual(e))
     captured = {"encoder": captures["encoder"].collect(hidden=x, attention=attended)}

@@ -81,6 +81,19 @@ def test_a_dropped_layer_returns_its_input(family):
     assert 0 < kept < len(found)
 
 
+@pytest.mark.parametrize("family", ["etc", "ernie", "xlnet", "bigbird"])
+def test_families_with_layers_of_their_own_drop_them(family):
+    batch, stacks = example_batch(FAMILIES[family]), ("encoder", "knowledge") if family == "ernie" else ("encoder",)
+    names = [f"{stack}/{what}" for stack in stacks for what in ("embedding", "layers/hidden")]
+    for rate, scan in ((0.0, False), (0.999, False), (0.999, True)):
+        capture = jax.jit(lambda model: model(batch, dropout_key=jax.random.key(0), capture=names).captured)
+        captured = capture(model(family, rate, scan))
+        for stack in stacks:
+            states = [captured[f"{stack}/embedding"], *captured[f"{stack}/layers/hidden"]]
+            unchanged = [bool((a == b).all()) for a, b in zip(states, states[1:], strict=False)]
+            assert unchanged == [rate > 0] * len(unchanged)
+
+
 def test_evaluation_and_merged_models_have_all_layers():
     batch, dropped = example_batch(FAMILIES["bert"]), model("bert", 0.9)
     plain = FAMILIES["bert"].config.make(jax.random.key(1))
