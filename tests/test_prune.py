@@ -30,8 +30,8 @@ def trained(tmp_path_factory):
     return directory
 
 
-def opened(path):
-    return open_model(str(path), partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}))
+def opened(path, partitioner=None):
+    return open_model(str(path), partitioner=partitioner or Partitioner(devices=jax.devices()[:1], ici={"data": 1}))
 
 
 def test_each_layer_loses_the_same_number_and_the_run_opens(tmp_path, trained):
@@ -51,6 +51,33 @@ def test_each_layer_loses_the_same_number_and_the_run_opens(tmp_path, trained):
     kept = np.flatnonzero(left[0])
     kernel = whole.encoder.layers[1].attention.query.kernel[...]
     np.testing.assert_array_equal(small.encoder.layers[0].attention.query.kernel[...], kernel[:, kept])
+
+
+@pytest.mark.parametrize(
+    "rules, ici, per_layer",
+    [("fsdp", {"fsdp": 8}, False), ("fsdp_tp_sp", {"fsdp": 2, "sequence": 2, "tensor": 2}, True)],
+)
+def test_several_devices_remove_the_same_parts(tmp_path, trained, rules, ici, per_layer):
+    """Parameters are sharded over the devices, and the heads and units of a layer over `tensor`."""
+    meshes = {"one": None, "eight": Partitioner(rules=rules, ici=ici)}
+    options = {"heads": 0.5, "units": 0.5, "round_share": 0.25, "batches": 2, "per_layer": per_layer}
+    found, rounds = {}, {}
+    for name, partitioner in meshes.items():
+        loaded = opened(trained, partitioner)
+        prune(loaded, output_path=str(tmp_path / name), data=Copying(), **options)
+        rounds[name] = json.loads((tmp_path / name / RECORD).read_text())["rounds"]
+        found[name] = parameters.stack(parameters.named_leaves(opened(tmp_path / name).read_model()))
+    assert len(rounds["one"]) == len(rounds["eight"]) == 3
+    for one, eight in zip(*rounds.values(), strict=True):
+        assert eight["score"] == pytest.approx(one["score"], rel=1e-5)
+        for kind in ("heads", "feed-forward units"):
+            assert eight[kind] == one[kind]
+            importances = [each.get("importance_before", {}).get(kind, {}) for each in (one, eight)]
+            for block, expected in importances[0].items():
+                np.testing.assert_allclose(importances[1][block], expected, atol=1e-5, err_msg=block)
+    assert found["one"].keys() == found["eight"].keys()
+    for name, leaf in found["one"].items():
+        np.testing.assert_array_equal(found["eight"][name], leaf, err_msg=name)
 
 
 def test_over_all_layers_writes_zeros_that_training_keeps(tmp_path, trained):
