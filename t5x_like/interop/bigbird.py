@@ -118,6 +118,11 @@ def config_to_huggingface(config: BigBirdConfig, heads: Iterable[str] = ()) -> d
             "count_repeated_blocks=False: not supported by transformers' BigBird, in which a block listed twice "
             "counts twice. Set True."
         )
+    if config.plan is not None:
+        raise UserError(
+            "plan: the random blocks of a pruned model are not supported by transformers' BigBird, which draws them "
+            "from the number of a layer. Train the model with plan=None first."
+        )
     if not config.num_token_types:
         raise UserError("num_token_types=0: not supported by transformers' BigBird. Set 1.")
     return {

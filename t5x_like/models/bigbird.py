@@ -6,12 +6,15 @@ and appendix D; `bigbird_plan`). Rows of at most `5 + 2 * num_random_blocks` blo
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
 
+from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import BlockLists, Mask
 from t5x_like.layers.attention import MultiHeadAttention
@@ -20,6 +23,7 @@ from t5x_like.layers.projections import Projection
 from t5x_like.models import bert, bigbird_plan, checks
 from t5x_like.models.base import Batch
 from t5x_like.models.bert import Bert, BertConfig, BertEmbeddings
+from t5x_like.models.bigbird_plan import Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +40,8 @@ class BigBirdConfig(BertConfig):
     num_random_blocks: int = 3
     # Whether a random block of keys that is also the first, the last or in the window counts twice in the softmax.
     count_repeated_blocks: bool = True
+    # The layers and heads of a larger model whose random blocks this model has, after pruning. None: its own.
+    plan: Plan | None = None
     # Whether the projections of queries, keys and values add a bias.
     qkv_bias: bool = True
     # Whether token embeddings are multiplied by the square root of their size.
@@ -48,6 +54,16 @@ class BigBirdConfig(BertConfig):
         if self.block_size is not None:
             checks.positive_integers(self, "block_size")
         checks.non_negative_integers(self, "num_random_blocks")
+        if self.plan is not None and {len(heads) for heads in self.plan.heads} != {self.num_heads}:
+            raise UserError(
+                f"plan={self.plan}: not of {self.num_heads} heads per layer (num_heads). Give the num_heads of the "
+                "pruned model, or plan=None for random blocks of its own."
+            )
+        if self.plan is not None and len(self.plan.layers) != self.num_layers:
+            raise UserError(
+                f"plan={self.plan}: not of {self.num_layers} layers (num_layers). Give the num_layers of the pruned "
+                "model, or plan=None for random blocks of its own."
+            )
 
     def is_dense(self, length: int) -> bool:
         """Returns whether all tokens of a row of this length see each other."""
@@ -56,16 +72,34 @@ class BigBirdConfig(BertConfig):
 
     def blocks(self, length: int) -> BlockLists:
         """Returns the blocks of all layers, whose `keys` have a leading dimension `layers`."""
+        plan = self._plan
         keys = bigbird_plan.visible_blocks(
-            self.num_layers,
-            self.num_heads,
+            max(plan.layers) + 1,
+            plan.num_heads,
             length,
             max_length=self.max_length,
             size=self.block_size,
             num_random=self.num_random_blocks,
             count_repeated_blocks=self.count_repeated_blocks,
         )
-        return BlockLists(keys=keys, size=self.block_size, all_keys=(0, keys.shape[2] - 1))
+        return BlockLists(keys=plan.select(keys), size=self.block_size, all_keys=(0, keys.shape[2] - 1))
+
+    def keep_layers(self, indices: Sequence[int]) -> dict[str, Plan | None]:
+        """Returns the fields of a model with some of the layers; see `pruning.structures.LayerIndexed`."""
+        return {"plan": self._pruned(self._plan.keep_layers(indices))}
+
+    def keep_heads(self, indices: Int[np.ndarray, "layers kept"]) -> dict[str, Plan | None]:
+        """Returns the fields of a model with some of the heads; see `pruning.structures.HeadIndexed`."""
+        return {"plan": self._pruned(self._plan.keep_heads(indices))}
+
+    @property
+    def _plan(self) -> Plan:
+        return self.plan or Plan.of(self.num_layers, self.num_heads)
+
+    def _pruned(self, plan: Plan) -> Plan | None:
+        """Returns None if the pruned model draws these blocks itself, or has no random blocks."""
+        has_blocks = self.block_size is not None and self.num_random_blocks > 0
+        return plan if has_blocks and plan != Plan.of(len(plan.layers), len(plan.heads[0])) else None
 
     def make(self, key: jax.Array) -> "BigBird":
         """Returns a BigBird with newly initialized parameters; see `ModelConfig.make`."""

@@ -7,7 +7,9 @@ tokens, and keeps the first blocks of queries. For other rows, random blocks are
 blocks. transformers draws in the second way for rows of 2,048 tokens too.
 """
 
+import dataclasses
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -19,6 +21,41 @@ PAPER_LENGTHS = (1024, 2048, 3072, 4096)
 PAPER_LAST = 1024
 # Blocks that a block of queries sees beside the random ones: the first, the last, and three of the window.
 NUM_FIXED = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The layers and heads of a larger model whose random blocks the layers and heads of a pruned model keep.
+
+    A comment above each field documents it.
+    """
+
+    # Number of heads of the larger model.
+    num_heads: int
+    # Per layer, its index in the larger model.
+    layers: tuple[int, ...]
+    # Per layer, the indices of its heads in the larger model.
+    heads: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, num_layers: int, num_heads: int) -> "Plan":
+        """Returns the plan of a model that is not pruned."""
+        heads = (tuple(range(num_heads)),) * num_layers
+        return cls(num_heads=num_heads, layers=tuple(range(num_layers)), heads=heads)
+
+    def keep_layers(self, indices: Sequence[int]) -> "Plan":
+        """Returns the plan of a model with some of the layers."""
+        layers, heads = (tuple(each[index] for index in indices) for each in (self.layers, self.heads))
+        return dataclasses.replace(self, layers=layers, heads=heads)
+
+    def keep_heads(self, indices: Int[np.ndarray, "layers kept"]) -> "Plan":
+        """Returns the plan of a model with some of the heads of each layer."""
+        pairs = zip(self.heads, indices.tolist(), strict=True)
+        return dataclasses.replace(self, heads=tuple(tuple(heads[each] for each in kept) for heads, kept in pairs))
+
+    def select(self, lists: Int[np.ndarray, "layers heads ..."]) -> Int[np.ndarray, "kept_layers kept_heads ..."]:
+        """Returns the lists of the kept layers and heads from those of the larger model."""
+        return lists[np.array(self.layers)[:, None], np.array(self.heads)]
 
 
 def dense_blocks(num_random: int) -> int:

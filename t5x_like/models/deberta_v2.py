@@ -7,7 +7,8 @@ output of the first layer. v3 is v2 without the convolution, with another pretra
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +71,19 @@ class DebertaV2Config(DebertaConfig):
     def make(self, key: jax.Array) -> "DebertaV2":
         """Returns a model with newly initialized parameters; see `ModelConfig.make`."""
         return DebertaV2(self, key=key)
+
+    def keep_layers(self, indices: Sequence[int]) -> dict[str, Any]:
+        """Returns no fields; see `pruning.structures.LayerIndexed`.
+
+        Raises:
+          UserError: the convolution joins the first layer, which is not kept.
+        """
+        if self.conv_size and indices[0] != 0:
+            raise UserError(
+                f"LAYERS={list(indices)}: the convolution (conv_size={self.conv_size}) is added to the output of layer "
+                "0. Keep layer 0."
+            )
+        return {}
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
         """Returns the floating-point operations of one training step: of DeBERTa and of the convolution."""

@@ -17,7 +17,7 @@ _MODEL = "model/"
 def keep(
     config: ModelConfig, leaves: Mapping[str, np.ndarray], layers: int | Mapping[str, Sequence[int]]
 ) -> tuple[ModelConfig, dict[str, np.ndarray]]:
-    """Returns a model with some of its layers. Each layer keeps its attention window.
+    """Returns a model with some of its layers. Each layer keeps its attention window, and its random blocks.
 
     Args:
       config: configuration of the model.
@@ -26,8 +26,8 @@ def keep(
         stack, which Fan et al. (2019, section 3.2) find best.
 
     Raises:
-      UserError: a stack or a layer does not exist, no layer is left, layers share their parameters, or the model has
-        layers outside of its stacks.
+      UserError: a stack or a layer does not exist, no layer is left, layers share their parameters, the model is
+        recurrent or has layers outside of its stacks, or the family needs a layer that is not kept.
     """
     structures.check_stacks("LAYERS", config, leaves)
     chosen = _chosen(config, layers)
@@ -44,6 +44,8 @@ def keep(
         changes[field] = len(indices)
         if windows := getattr(config, "attention_windows", ()):
             changes["attention_windows"] = _shortest([windows[index % len(windows)] for index in indices])
+        if isinstance(config, structures.LayerIndexed):
+            changes |= config.keep_layers(indices)
     return dataclasses.replace(config, **changes), found
 
 
@@ -56,6 +58,11 @@ def _shortest(values: Sequence[Any]) -> tuple[Any, ...]:
 
 def _chosen(config: ModelConfig, layers: Any) -> dict[str, tuple[int, ...]]:
     stacks = config.stacks
+    if recurrent := [name for name, stack in stacks.items() if not stack.num_heads]:
+        raise UserError(
+            f"LAYERS={layers}: the layers of {recurrent[0]} in {type(config).__name__} are not transformer layers, and "
+            "may have different sizes. Omit LAYERS."
+        )
     if shared := [name for name, stack in stacks.items() if stack.stored_layers != stack.num_layers]:
         raise UserError(
             f"LAYERS={layers}: the layers of {shared[0]} share their parameters. Give another number of layers to the "

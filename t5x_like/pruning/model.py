@@ -58,9 +58,8 @@ class PrunableModel:
         for structure, blocks in left.items():
             kept = {block: np.nonzero(of)[1].reshape(len(of), -1) for block, of in blocks.items()}
             parts = next(iter(blocks.values())).shape[1]
-            number = next(iter(kept.values())).shape[1]
             self.leaves = structures.cut(structure, self.leaves, self.axes, kept)
-            self.config = structures.smaller(structure, self.config, number, parts)
+            self.config = structures.smaller(structure, self.config, kept, parts)
 
     def params(self) -> Any:
         """Returns the parameters as the objective reads them."""

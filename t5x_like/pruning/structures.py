@@ -6,7 +6,8 @@ block of a stack, such as `model/encoder/layers/attention`, with its layers stac
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -48,6 +49,26 @@ class Structure:
     def reads(self, name: str, axes: tuple[str | None, ...]) -> bool:
         """Returns whether a parameter is a kernel that reads what the parts compute."""
         return name.endswith("/kernel") and axes[:2] == (LAYERS, self.axis)
+
+
+@runtime_checkable
+class LayerIndexed(Protocol):
+    """A configuration of a model whose layers depend on their indices in a way that has a field of its own."""
+
+    def keep_layers(self, indices: Sequence[int]) -> dict[str, Any]:
+        """Returns the fields to change in a model with these layers, beside their number.
+
+        Raises:
+          UserError: the family needs another layer.
+        """
+
+
+@runtime_checkable
+class HeadIndexed(Protocol):
+    """A configuration of a model whose heads depend on their indices, such as BigBird's, which have random blocks."""
+
+    def keep_heads(self, indices: Int[np.ndarray, "layers kept"]) -> dict[str, Any]:
+        """Returns the fields to change in a model with these heads of each layer, beside their number."""
 
 
 HEADS = Structure("heads", "HEADS", "heads", ("kv_heads",), "num_heads", ("num_kv_heads",))
@@ -172,19 +193,20 @@ def zero(
     return found
 
 
-def smaller(structure: Structure, config: ModelConfig, number: int, parts: int) -> ModelConfig:
+def smaller(structure: Structure, config: ModelConfig, kept: Kept, parts: int) -> ModelConfig:
     """Returns the configuration of a model with fewer parts.
 
     Args:
       structure: the parts.
       config: the configuration.
-      number: number of parts that are kept.
+      kept: the same number of parts in each block.
       parts: number of parts of `config`.
 
     Raises:
       UserError: the configuration does not have the number of parts as a field.
     """
-    changes = {}
+    changes: dict[str, Any] = {}
+    number = next(iter(kept.values())).shape[1]
     for field in (structure.field, *structure.other_fields):
         value = getattr(config, field, None)
         if value is not None:
@@ -194,6 +216,9 @@ def smaller(structure: Structure, config: ModelConfig, number: int, parts: int) 
             f"{structure.setting}: {type(config).__name__} has no field {structure.field}. Omit "
             f"{structure.setting}, or keep the sizes with PER_LAYER=False."
         )
+    if structure is HEADS and isinstance(config, HeadIndexed):
+        (of_block,) = kept.values()
+        changes |= config.keep_heads(of_block)
     return dataclasses.replace(config, **changes)
 
 

@@ -1,18 +1,23 @@
 """Heads and units of models: their importance by finite differences, and smaller models with the same outputs."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from copying_run import CONFIG, Copying
-from families import FAMILIES, example_batch, random_model, scanned, tokens
+from families import CONFIGS, FAMILIES, example_batch, random_model, scanned, tokens
 from numerics import assert_close
 
 from t5x_like import parameters
 from t5x_like.errors import UserError
+from t5x_like.interop.bigbird import config_to_huggingface
+from t5x_like.layers.captures import Edit
 from t5x_like.models import build
+from t5x_like.models.bigbird import BigBirdConfig
+from t5x_like.models.lstm import LSTMConfig
 from t5x_like.objectives import passes
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
@@ -46,30 +51,123 @@ def half(structure, leaves, axes, seed=0):
         found[block], scores[block] = np.ones((depth, parts), bool), rng.random((depth, parts))
     kept = next(iter(counts.values())) // 2
     tied = structures.tied_blocks(structure, axes)
-    return rounds.per_layer(found, scores, count=10**6, least=kept, tied=tied), kept
+    return rounds.per_layer(found, scores, count=10**6, least=kept, tied=tied)
 
 
-@BOTH
-@pytest.mark.parametrize("family", ["bert", "t5_1_1", "bart", "llama", "xlnet", "deberta", "longformer", "gpt2"])
-def test_a_smaller_model_has_the_outputs_of_one_with_zeros(family, structure):
-    model, batch = random_model(FAMILIES[family].config), example_batch(FAMILIES[family])
+# Family -> what it cannot lose, and the beginning of the error.
+REFUSED = {
+    "ernie": {each: "ErnieConfig has layers outside of its stacks" for each in ("HEADS", "UNITS", "LAYERS")},
+    "albert": {"LAYERS": "the layers of encoder share their parameters"},
+}
+
+
+@functools.cache
+def of_family(name):
+    """Returns the model and a batch of rows in which BigBird has random blocks, and ETC global tokens."""
+    config = FAMILIES[name].config
+    if hasattr(config, "tokens_per_global"):
+        config = dataclasses.replace(config, tokens_per_global=4)
+    return random_model(config), example_batch(FAMILIES[name], encoder=16, decoder=16)
+
+
+@jax.jit
+def hidden(model, batch):
+    return {"hidden": model(batch).hidden}
+
+
+def refuses(name, setting):
+    """Returns a context in which the error of a family is expected, or None for a family that can lose the parts."""
+    reason = REFUSED.get(name, {}).get(setting)
+    return reason and pytest.raises(UserError, match=f"{setting}.*: {reason}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_smaller_model_has_the_outputs_of_one_with_zeros(family):
+    model, batch = of_family(family)
     leaves, axes = stored(model)
-    left, kept = half(structure, leaves, axes)
-    zeros = rebuilt(model.config, structures.zero(structure, leaves, axes, left))
-    indices = {block: np.nonzero(of)[1].reshape(len(of), -1) for block, of in left.items()}
-    parts = next(iter(left.values())).shape[1]
-    config = structures.smaller(structure, model.config, kept, parts)
-    small = rebuilt(config, structures.cut(structure, leaves, axes, indices))
+    config, zeros, small = model.config, leaves, leaves
+    for structure in (HEADS, UNITS):
+        if refused := refuses(family, structure.setting):
+            with refused:
+                structures.check_stacks(structure.setting, config, leaves)
+            continue
+        left = half(structure, leaves, axes)
+        kept = {block: np.nonzero(of)[1].reshape(len(of), -1) for block, of in left.items()}
+        zeros = structures.zero(structure, zeros, axes, left)
+        parts = next(iter(left.values())).shape[1]
+        config, small = structures.smaller(structure, config, kept, parts), structures.cut(structure, small, axes, kept)
+    if config == model.config:
+        assert family in REFUSED
+        return
+    small, zeros = rebuilt(config, small), rebuilt(model.config, zeros)
     assert parameters.count(small) < parameters.count(model)
-    assert_close({"hidden": small(batch).hidden}, {"hidden": zeros(batch).hidden}, 5e-6)
-    assert np.abs(np.asarray(zeros(batch).hidden) - np.asarray(model(batch).hidden)).max() > 1e-2
+    found, expected = hidden(small, batch), hidden(zeros, batch)
+    assert_close(found, expected, 5e-6)
+    assert np.abs(np.asarray(expected["hidden"] - hidden(model, batch)["hidden"])).max() > 1e-2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_with_fewer_layers_has_the_outputs_of_one_that_skips_them(family):
+    """The output of the removed layer is replaced by its input."""
+    model, batch = of_family(family)
+    leaves, _ = stored(model)
+    # Each stack loses its first layer, or its last one where the convolution needs the first one.
+    depths = {stack: info.num_layers for stack, info in model.config.stacks.items()}
+    removed = {stack: depth - 1 if family == "deberta_v2" else 0 for stack, depth in depths.items()}
+    kept = {stack: [each for each in range(depth) if each != removed[stack]] for stack, depth in depths.items()}
+    if refused := refuses(family, "LAYERS"):
+        with refused:
+            layers.keep(model.config, leaves, kept)
+        return
+    small = rebuilt(*layers.keep(model.config, leaves, kept))
+
+    @jax.jit
+    def skipping(model, batch):
+        inputs = {
+            f"{stack}/layers/{each}/hidden": f"{stack}/layers/{each - 1}/hidden" if each else f"{stack}/embedding"
+            for stack, each in removed.items()
+        }
+        captured = model(batch, capture=list(inputs.values())).captured
+        edits = [Edit(output, lambda _, x: x, (captured[name],)) for output, name in inputs.items()]
+        return {"hidden": model(batch, edits=edits).hidden}
+
+    assert_close(hidden(small, batch), skipping(model, batch), 5e-6)
+
+
+@pytest.mark.parametrize("config", [CONFIGS["gru"], LSTMConfig(vocab_size=40, num_layers=2)], ids=["gru", "lstm"])
+def test_recurrent_models_lose_no_parts(config):
+    shapes = build.stacked_shapes(config)
+    leaves = {f"model/{name}": leaf for name, leaf in parameters.named_leaves(shapes).items()}
+    for structure in (HEADS, UNITS):
+        with pytest.raises(UserError, match=f"{structure.setting}: the blocks .* {structure.noun} \\(none\\). Omit"):
+            structures.count_parts(structure, leaves, parameters.logical_axes({"model": shapes}))
+    with pytest.raises(UserError, match="LAYERS=2: the layers of (en|de)coder in .*Config are not transformer layers"):
+        layers.keep(config, leaves, 2)
+
+
+def test_random_blocks_of_a_pruned_model_are_those_of_the_kept_layers_and_heads():
+    config = BigBirdConfig(num_layers=3, num_heads=4, block_size=2, num_random_blocks=1, max_length=64)
+    blocks = config.blocks(64).keys
+    fewer = dataclasses.replace(config, num_layers=2, **config.keep_layers((0, 2)))
+    kept = np.array([[1, 3], [0, 2]])
+    small = dataclasses.replace(fewer, num_heads=2, **fewer.keep_heads(kept))
+    np.testing.assert_array_equal(small.blocks(64).keys, np.stack([blocks[0, [1, 3]], blocks[2, [0, 2]]]))
+    assert config.keep_layers((0, 1)) == {"plan": None}  # drawn as for a model of two layers
+    assert dataclasses.replace(config, block_size=None).keep_layers((0, 2)) == {"plan": None}
+    with pytest.raises(UserError, match="plan=.*: not of 3 layers"):
+        dataclasses.replace(small, num_layers=3)
+    with pytest.raises(UserError, match="plan=.*: not of 4 heads per layer"):
+        dataclasses.replace(small, num_heads=4)
+    with pytest.raises(UserError, match="plan: the random blocks of a pruned model are not supported"):
+        base = BigBirdConfig()
+        config_to_huggingface(dataclasses.replace(base, num_layers=2, **base.keep_layers((0, 2))))
 
 
 @BOTH
 def test_zeros_have_no_gradient(structure):
     model, batch = random_model(FAMILIES["t5_1_1"].config), example_batch(FAMILIES["t5_1_1"])
     leaves, axes = stored(model)
-    left, _ = half(structure, leaves, axes)
+    left = half(structure, leaves, axes)
     zeros = structures.zero(structure, leaves, axes, left)
     gradient = jax.grad(lambda model: jnp.sum(jnp.sin(model(batch).hidden)))(rebuilt(model.config, zeros))
     for name, leaf in stored(gradient)[0].items():
@@ -183,13 +281,5 @@ def test_layers_that_are_kept():
         assert config.attention_windows == expected
     with pytest.raises(UserError, match="the layers of encoder share their parameters"):
         layers.keep(FAMILIES["albert"].config, {}, 2)
-
-
-def test_layers_outside_of_the_stacks_raise():
-    """The hidden units of ERNIE's layers of entities are those of its layers of tokens."""
-    config = FAMILIES["ernie"].config
-    leaves, _ = stored(random_model(config))
-    with pytest.raises(UserError, match="UNITS: ErnieConfig has layers outside of its stacks .* in knowledge, mix"):
-        structures.check_stacks("UNITS", config, leaves)
-    with pytest.raises(UserError, match="LAYERS: ErnieConfig has layers outside of its stacks"):
-        layers.keep(config, leaves, 2)
+    with pytest.raises(UserError, match=r"LAYERS=\[1\]: the convolution \(conv_size=3\) is added .* Keep layer 0"):
+        layers.keep(FAMILIES["deberta_v2"].config, {}, {"encoder": (1,)})
