@@ -26,6 +26,7 @@ from data_tasks.downstream import (
     tagging_tasks,
     translation,
     trivia_qa,
+    wikihop,
     wnli_simple,
 )
 from data_tasks.pretraining import (
@@ -84,6 +85,7 @@ __all__ = [
     "translation",
     "trivia_qa",
     "unilm",
+    "wikihop",
     "wnli_simple",
     "word_characters_tasks",
     "word_streams",

@@ -34,11 +34,19 @@ def question_data(directory):
         (directory / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def candidates_data(directory):
+    supports = ["a b. C d e. F", "g h? I j"]
+    rows = [{"id": str(n), "query": "c ?", "candidates": ["a", "b c", "j"], "answer": "j"} for n in range(16)]
+    for split in ("train", "dev"):
+        (directory / f"{split}.json").write_text(json.dumps([row | {"supports": supports} for row in rows]))
+
+
 @pytest.mark.parametrize(
     ("recipe", "task", "write"),
     [
         ("finetune_bigbird_etc", "glue_sst2_global_sentences", classification_data),
         ("finetune_bigbird_etc_squad", "squad_v1_global_sentences", question_data),
+        ("finetune_bigbird_etc_candidates", "wikihop_candidates", candidates_data),
     ],
 )
 def test_sentences_reach_the_model(recipe, task, write, tmp_path, run_command):
@@ -51,7 +59,7 @@ def test_sentences_reach_the_model(recipe, task, write, tmp_path, run_command):
     words = ["train", "--gin_file=models/bigbird_etc/tiny.gin", f"--gin_file=runs/{recipe}.gin"]
     words += [f"--gin.MODEL_DIR={run}", f"--gin.MIXTURE_OR_TASK_NAME={task}", "--gin.INITIAL_CHECKPOINT_PATH=None"]
     words += [f"--gin.TASK_ARGUMENTS={{'data_dir': '{tmp_path}'}}", f"--gin.VOCABULARY_PATH={tmp_path}/vocabulary"]
-    words += ["--gin.TASK_FEATURE_LENGTHS={'inputs': 80, 'global_positions': 4}", "--gin.BATCH_SIZE=8"]
+    words += ["--gin.TASK_FEATURE_LENGTHS={'inputs': 80, 'global_positions': 8}", "--gin.BATCH_SIZE=8"]
     words += ["--gin.TRAIN_EPOCHS=None", "--gin.TRAIN_STEPS=3", "--gin.WARMUP_STEPS=1", "--gin.EVAL_PERIOD=3"]
     words += [f"--gin.t5x_like.models.bigbird_etc.EtcConfig.{field}={size}" for field, size in SIZES.items()]
     code, output = run_command(words)

@@ -208,6 +208,11 @@ RUNS = {
         ["models/bigbird_etc/base.gin", "runs/finetune_bigbird_etc.gin"],
         [*TASK, ("LABELS", "('no', 'yes')"), ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
     ),
+    "finetune_bigbird_etc_candidates": (
+        "train",
+        ["models/bigbird_etc/base.gin", "runs/finetune_bigbird_etc_candidates.gin"],
+        [*TASK, ("TRAIN_STEPS", "10"), ("INITIAL_CHECKPOINT_PATH", "runs/1")],
+    ),
     "finetune_bigbird_etc_squad": (
         "train",
         ["models/bigbird_etc/base.gin", "runs/finetune_bigbird_etc_squad.gin"],
