@@ -80,6 +80,25 @@ def test_negative_samples_follow_the_counts_and_skip_the_word(path):
     assert found.labels[:, 0].all() and not found.labels[:, 1].any()
 
 
+@pytest.mark.parametrize("size", [1, 2, 5, 37, 100])
+def test_examples_are_shuffled(size):
+    is_example = (np.arange(size) % 3 != 1).astype(bool)
+    numbers, draws = np.flatnonzero(is_example), 2000
+    keys = jax.random.split(jax.random.key(0), draws)
+    orders = np.asarray(jax.vmap(lambda key: shuffled(jnp.asarray(is_example), key))(keys))
+    assert (orders[:, len(numbers) :] == 0).all()
+    orders = orders[:, : len(numbers)]
+    np.testing.assert_array_equal(np.sort(orders, axis=1), np.broadcast_to(numbers, orders.shape))
+    # Each example is equally often at each place, and neighbors are not neighbors afterwards.
+    places = np.argsort(orders, axis=1)
+    counts = np.stack([np.bincount(column, minlength=len(numbers)) for column in places.T])
+    expected = draws / len(numbers)
+    np.testing.assert_allclose(counts, expected, atol=5 * np.sqrt(expected))
+    if len(numbers) > 2:
+        distances = np.abs(np.diff(places, axis=1)).mean(axis=0)
+        np.testing.assert_allclose(distances, (len(numbers) + 1) / 3, rtol=0.1)
+
+
 def updates_by_hand(objective, table, tables, key, rate, size):
     """Returns the tables after a step and the summed loss, computed example by example in NumPy."""
     stream_key, order_key, loop_key = jax.random.split(key, 3)
