@@ -67,12 +67,14 @@ def compare(
       The `Comparison`.
 
     Raises:
-      UserError: A number is not positive, a directory is given twice or has no model with weights, a model predicts
-        nothing, no evaluation has the metric, or no score can be drawn.
+      UserError: A number is not positive, a directory is given twice or has no model with weights, a pattern matches
+        nothing or different models, a model predicts nothing, no evaluation has the metric, or no score can be drawn.
     """
     # ---- settings ----------------------------------------------------------------------------------------------------
     given = [path.rstrip("/") for path in ([models] if isinstance(models, str) else models)]
     rows = _numbers(rows)
+    if plot_path and not plot_path.endswith(".png"):
+        raise UserError(f"--plot={plot_path}: not a .png file, which is what is drawn. Give a name that ends in .png.")
     _check(given, rows, rounds=rounds, warmup_rounds=warmup_rounds)
     one_device = Partitioner(devices=jax.devices()[:1], ici={"data": 1})
 
@@ -82,6 +84,8 @@ def compare(
     for path in dict.fromkeys(itertools.chain.from_iterable(seeds.values())):
         with _named(path):
             runs[path] = open_model(path, partitioner=one_device)
+    for path, directories in seeds.items():
+        _check_seeds(path, {each: runs[each] for each in directories})
     evaluated = [scores.read(loaded) for loaded in runs.values()]
     score_of = dict(zip(runs, scores.choose(list(runs.values()), evaluated, metric), strict=True))
     opened = [runs[seeds[path][0]] for path in given]
@@ -172,17 +176,42 @@ def _check(models: Sequence[str], rows: Sequence[int], **numbers: int) -> None:
         if type(value) is not int or value < 1:
             raise UserError(f"{name}={value!r}: not a positive integer. Give 1 or more.")
     for path in models:
-        if not any(paths.exists(run.removesuffix("/checkpoints/best")) for run in _seeds(path)):
+        if _is_pattern(path) and not _seeds(path):
+            raise UserError(
+                f"MODELS={path}: no directory matches. Give a path, or a pattern in its last name, such as "
+                "'runs/sst2-seed_*'."
+            )
+        if not _is_pattern(path) and not paths.exists(path.removesuffix("/checkpoints/best")):
             raise weight_files.not_found("MODELS", path, "a run directory, a checkpoint, or a Hugging Face directory")
 
 
 def _seeds(model: str) -> list[str]:
     """Returns the directories that match a pattern such as `runs/sst2-seed_*`, or the only directory of a model."""
-    parent, separator, pattern = model.rpartition("/")
-    if "*" not in pattern:
+    if not _is_pattern(model):
         return [model]
+    parent, separator, pattern = model.rpartition("/")
     names = fnmatch.filter(paths.listdir(parent or separator or "."), pattern)
-    return [f"{parent}{separator}{name}" for name in names]
+    found = [f"{parent}{separator}{name}" for name in names]
+    return [path for path in found if not paths.is_file(path)]
+
+
+def _is_pattern(model: str) -> bool:
+    return any(sign in model for sign in "*?[")
+
+
+def _check_seeds(model: str, runs: Mapping[str, Loaded]) -> None:
+    """Raises an error if the directories that match a pattern have different models."""
+    shapes = {
+        path: {name: (leaf.shape, leaf.dtype) for name, leaf in parameters.named_leaves(loaded.shapes).items()}
+        for path, loaded in runs.items()
+    }
+    first, *others = runs
+    for path in others:
+        if shapes[path] != shapes[first]:
+            raise UserError(
+                f"MODELS={model}: {first} and {path} have different parameters. Give a pattern that matches the seeds "
+                "of one model."
+            )
 
 
 @contextlib.contextmanager

@@ -94,6 +94,14 @@ def test_a_pattern_is_one_model_with_several_seeds(models, tmp_path, capsys):
     (run,) = runs.read_runs([models["dense"]])
     assert run.comparison == found and "± 0.1" in page.render([run], "today")
 
+    # Files are not runs, and different models are not seeds of one.
+    (tmp_path / "int8-seed_0.log").write_text("log")
+    assert compare(models=given[1], rows=1, **OPTIONS).models[0].seeds == 3
+    other = shutil.copytree(models["int4"], tmp_path / "int8-seed_3")
+    with pytest.raises(UserError, match="int8-seed_.*: .*int8-seed_0 and .*int8-seed_3 have different parameters"):
+        compare(models=given[1], rows=1, **OPTIONS)
+    shutil.rmtree(other)
+
     # A seed without an evaluation is named, and there is no mean.
     shutil.rmtree(tmp_path / "int8-seed_1" / "eval")
     (measured,) = compare(models=given[1:], rows=1, **OPTIONS).models
@@ -186,7 +194,12 @@ def test_cells_show_shares_of_the_first_model_only_if_they_can_be_compared():
         ({"rows": "1;2"}, "ROWS='1;2': not numbers separated by commas"),
         ({"rows": (2, 2)}, "ROWS=\\(2, 2\\): not different numbers"),
         ({"rounds": 0}, "--rounds=0: not a positive integer"),
-        ({"models": "nowhere/run-seed_*"}, "MODELS=nowhere/run-seed_\\*: not found. Give a run directory"),
+        (
+            {"models": "nowhere/run-seed_*"},
+            "MODELS=nowhere/run-seed_\\*: no directory matches. Give a path, or a pattern",
+        ),
+        ({"models": "nowhere/*/checkpoints/best"}, "no directory matches"),
+        ({"plot_path": "plot.pdf"}, "--plot=plot.pdf: not a .png file"),
         ({"models": "nowhere/run"}, "MODELS=nowhere/run: not found. Give a run directory"),
     ],
 )

@@ -48,18 +48,29 @@ def question_of_record(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]
     """Yields the record, with an empty answer if it has none.
 
     Raises:
-      ValueError: it has no candidates, or its answer is not one of them.
+      ValueError: it has no candidates, an empty one or one twice, or its answer is not one of them.
     """
-    candidates, answer = record["candidates"], record.get("answer", "")
+    candidates, answer = record["candidates"], record.get("answer") or ""
     if not candidates:
         raise ValueError(f"question {record['id']!r} has no candidates")
+    for each in candidates if isinstance(candidates, list) else ():
+        if not str(each).strip():
+            raise ValueError(f"question {record['id']!r} has an empty candidate")
+        if candidates.count(each) > 1:
+            raise ValueError(f"question {record['id']!r} has the candidate {each!r:.40} twice")
     if answer and answer not in candidates:
         raise ValueError(f"question {record['id']!r}: the answer {answer!r:.40} is not among its candidates")
     yield {**record, "answer": answer}
 
 
 def questions_of_file(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yields the records of an official file, the list `records`; see `question_of_record`."""
+    """Yields the records of an official file, the list `records`; see `question_of_record`.
+
+    Raises:
+      ValueError: it is not a list of records, or a record is invalid.
+    """
+    if not isinstance(document["records"], list) or not all(isinstance(each, dict) for each in document["records"]):
+        raise ValueError("the file is not a list of records, as WikiHop's are")
     for record in document["records"]:
         yield from question_of_record(record)
 

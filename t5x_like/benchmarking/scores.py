@@ -123,10 +123,14 @@ def choose(
 
 
 def over_seeds(found: Sequence[Score | None]) -> Score | None:
-    """Returns the mean score of the seeds of a model; None if one of them has no score.
+    """Returns the mean score of the seeds of a model.
 
     Args:
       found: The scores of all seeds.
+
+    Returns:
+      The mean with the standard deviation of the sample, and the evaluation of the first seed; None if one of them has
+      no score.
     """
     if None in found:
         return None

@@ -319,7 +319,7 @@ def _entries(docstring: str) -> dict[str, str]:
             section, names = match[1], []
         elif line and not line.startswith(" "):
             section = ""
-        elif section in ("Args", "Attributes") and (match := re.match(r" {2,4}(\w[\w, ]*): (.*)", line)):
+        elif section in ("Args", "Attributes") and (match := re.match(r" {2}(\w[\w, ]*): (.*)", line)):
             names = match[1].split(", ")
             entries |= dict.fromkeys(names, match[2])
         elif section in ("Args", "Attributes") and line:

@@ -40,7 +40,7 @@ class BigBirdConfig(BertConfig):
     num_random_blocks: int = 3
     # Whether a random block of keys that is also the first, the last or in the window counts twice in the softmax.
     count_repeated_blocks: bool = True
-    # The layers and heads of a larger model whose random blocks this model has, after pruning. None: its own.
+    # The random blocks of a pruned model: those of some layers and heads of the larger one. None: blocks of its own.
     plan: Plan | None = None
     # Whether the projections of queries, keys and values add a bias.
     qkv_bias: bool = True

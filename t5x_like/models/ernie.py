@@ -300,7 +300,8 @@ def fuse(
 
     x, hidden = text.residual("mlp", update_text, x, keys[6])
     e, _ = entity.residual("mlp", lambda _: (entity.mlp.wo(hidden, dropout_key=keys[5]), None), e, keys[7])
-    x, e = (layer.select(*each, dropout_key) for layer, *each in zip((text, entity), streams, (x, e), strict=True))
+    # One key, so that both streams lose the layer together.
+    x, e = text.select(streams[0], x, dropout_key), entity.select(streams[1], e, dropout_key)
     x = captures["encoder"].edits("hidden", shard_residual(x))
     e = captures[KNOWLEDGE].edits("hidden", shard_residual(e))
     captured = {"encoder": captures["encoder"].collect(hidden=x, attention=attended)}

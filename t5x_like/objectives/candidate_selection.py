@@ -122,10 +122,14 @@ class CandidateSelection(Objective):
         return Pass(rows, outputs, {NAME: predicted.with_cross_entropy(NAME, LABEL_METRICS)})
 
     def predict(self, found: Pass) -> dict[str, Array]:
-        """Returns the number of the candidate as `predictions` `[batch, 1]`, and `probabilities` `[batch, globals]`."""
+        """Returns the number of the candidate as `predictions` `[batch, 1]`, and `probabilities` `[batch, globals]`.
+
+        The prediction of a row without candidates is -1.
+        """
         logits = found.predictions[NAME].hidden[:, 0]
+        has_candidates = jnp.any(_is_candidate(found.rows), axis=1, keepdims=True)
         return {
-            "predictions": jnp.argmax(logits, axis=1, keepdims=True).astype(jnp.int32),
+            "predictions": jnp.where(has_candidates, jnp.argmax(logits, axis=1, keepdims=True), -1).astype(jnp.int32),
             "probabilities": jax.nn.softmax(logits, axis=1),
         }
 
@@ -138,7 +142,5 @@ def _in_order(
     scores: Float[Array, "batch globals"], is_candidate: Bool[Array, "batch globals"]
 ) -> Float[Array, "batch candidates"]:
     """Returns the scores of the candidates, in order, and `MASKED` after the last one."""
-    number = jnp.cumsum(is_candidate, axis=1) - 1
-    is_number = is_candidate[:, jnp.newaxis] & (number[:, jnp.newaxis] == jnp.arange(scores.shape[1])[:, jnp.newaxis])
-    placed = jnp.sum(jnp.where(is_number, scores[:, jnp.newaxis], 0), axis=2)
-    return jnp.where(jnp.any(is_number, axis=2), placed, MASKED)
+    order = jnp.argsort(~is_candidate, axis=1, stable=True)
+    return jnp.take_along_axis(jnp.where(is_candidate, scores, MASKED), order, axis=1)

@@ -61,11 +61,11 @@ class PromptedLM(TokenPrediction):
         self.sampler, self.draws = sampler, sampler is not None
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
-        """Returns no heads; see `Objective.init` and `samplers.check`."""
-        samplers.check(self.sampler, type(self).__name__, model)
+        """Returns no heads; see `Objective.init` and `samplers.check_model`."""
+        samplers.check_model(self.sampler, type(self).__name__, model)
         return super().init(key, model)
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the distributions of the target tokens as `targets`; see `Objective.read`."""
         found = super().read(params, outputs, rows, keys=keys)
-        return samplers.sampled(found, TERM, self.sampler, params, keys)
+        return samplers.with_sampled_softmax(found, TERM, self.sampler, params, keys)

@@ -65,8 +65,8 @@ class RecurrentLM(Objective):
         self.eos_id, self.sampler, self.draws = eos_id, sampler, sampler is not None
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
-        """Returns no heads; see `Objective.init` and `samplers.check`."""
-        samplers.check(self.sampler, type(self).__name__, model)
+        """Returns no heads; see `Objective.init` and `samplers.check_model`."""
+        samplers.check_model(self.sampler, type(self).__name__, model)
         return super().init(key, model)
 
     def weights(self, rows: Batch) -> dict[str, Float[Array, "batch length"]]:
@@ -111,7 +111,7 @@ class RecurrentLM(Objective):
         weights, tokens = self.weights(rows)[TERM], rows["decoder_input_tokens"]
         predicted = Prediction(outputs.hidden, params["model"].unembed, weights, tokens, weights)
         found = Pass(rows, outputs, {TERM: predicted.with_cross_entropy(TERM, METRICS)})
-        return samplers.sampled(found, TERM, self.sampler, params, keys)
+        return samplers.with_sampled_softmax(found, TERM, self.sampler, params, keys)
 
     def predict(self, found: Pass) -> dict[str, Array]:
         """Returns the log-probability of each row as `scores`; see `Objective.predict`."""

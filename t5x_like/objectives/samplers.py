@@ -73,7 +73,7 @@ def _log_frequencies(path: str | None, vocab_size: int) -> Float32[np.ndarray, "
     return np.log(counts / counts.sum()).astype(np.float32)
 
 
-def check(sampler: Sampler | None, objective: str, model: nnx.Module) -> None:
+def check_model(sampler: Sampler | None, objective: str, model: nnx.Module) -> None:
     """Checks that a model has a sampled softmax.
 
     Args:
@@ -99,7 +99,7 @@ def check(sampler: Sampler | None, objective: str, model: nnx.Module) -> None:
         )
 
 
-def sampled(found: Pass, term: str, sampler: Sampler | None, params: Params, keys: Keys) -> Pass:
+def with_sampled_softmax(found: Pass, term: str, sampler: Sampler | None, params: Params, keys: Keys) -> Pass:
     """Returns a pass of training with a sampled softmax, whose only metric is `loss`; at evaluation, the same pass.
 
     Args:

@@ -190,20 +190,28 @@ class ContinuousBagOfWords(WordPrediction):
 
 
 def shuffled(is_example: Bool[Array, " candidates"], key: jax.Array) -> Int[Array, " candidates"]:
-    """Returns the numbers of the candidates that are examples, in a random order, then 0.
+    """Returns the numbers of the candidates that are examples, in a random order.
 
     The order is a random bijection of the numbers below a power of two: rounds of a product with an odd number, a sum,
-    and an exclusive or with the upper bits. Sorting random numbers, which makes all orders equally likely, takes most
-    of the time of a step on CPU.
+    and an exclusive or with the upper bits. Sorting random numbers, which makes all orders equally likely, would take
+    half of the time of a step on CPU.
+
+    Args:
+      is_example: Which candidates are examples.
+      key: Random key.
+
+    Returns:
+      As many numbers as candidates: those of the examples first, then 0.
     """
     size, bits = is_example.size, max(is_example.size - 1, 1).bit_length()
-    at = jnp.arange(2**bits, dtype=jnp.uint32)
+    numbers = jnp.arange(2**bits, dtype=jnp.uint32)
     for factor, summand in jax.random.bits(key, (_ROUNDS, 2), jnp.uint32):
-        at = (at * (factor | 1) + summand) & (2**bits - 1)
-        at = at ^ (at >> max(bits // 2, 1))
-    at = at.astype(jnp.int32)
-    found = (at < size) & is_example[jnp.minimum(at, size - 1)]
-    return jnp.zeros(size, jnp.int32).at[jnp.where(found, jnp.cumsum(found) - 1, size)].set(at, mode="drop")
+        numbers = (numbers * (factor | 1) + summand) & (2**bits - 1)
+        numbers = numbers ^ (numbers >> max(bits // 2, 1))
+    numbers = numbers.astype(jnp.int32)
+    found = (numbers < size) & is_example[jnp.minimum(numbers, size - 1)]
+    places = jnp.where(found, jnp.cumsum(found) - 1, size)
+    return jnp.zeros(size, jnp.int32).at[places].set(numbers, mode="drop")
 
 
 def _update_rows(

@@ -118,7 +118,7 @@ def _codes(counts: bytes) -> word_counts.Codes:
 def _draw(table: word_counts.AliasTable, key: jax.Array, shape: tuple[int, ...]) -> Int[Array, "..."]:
     """Draws ids of words."""
     column_key, keep_key = jax.random.split(key)
-    # The probabilities of columns differ by less than 2⁻³². `randint` has no such difference, and takes twice as long.
+    # The probabilities of columns differ by at most 2⁻³². `randint` draws twice as many bits for a smaller difference.
     column = (jax.random.bits(column_key, shape, jnp.uint32) % len(table.keep)).astype(jnp.int32)
     keeps = jax.random.uniform(keep_key, shape) < jnp.asarray(table.keep)[column]
     return jnp.where(keeps, column, jnp.asarray(table.other)[column]) + FIRST_WORD_ID

@@ -46,10 +46,16 @@ def test_missing_input_or_unusable_output_raises(tmp_path):
     )
 
 
-@pytest.mark.parametrize("command", ["infer", "augment", "bench", "compare", "plan", "report"])
-def test_existing_output_file_is_replaced_only_if_allowed(tmp_path, command):
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [
+        (name, each)
+        for name in ("infer", "augment", "bench", "compare", "plan", "report")
+        for each in COMMANDS[name].files
+    ],
+)
+def test_existing_output_file_is_replaced_only_if_allowed(tmp_path, command, setting):
     known = COMMANDS[command]
-    setting = known.files[-1]
     (tmp_path / "out").write_text("results")
     given = {setting: str(tmp_path / "out")}
     check_paths((setting,), given | {"OVERWRITE": True}, known.files)

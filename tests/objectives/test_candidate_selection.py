@@ -53,6 +53,9 @@ def test_softmax_is_over_the_candidates_of_a_row():
     terms = passes.terms(found)
     np.testing.assert_allclose(terms.sums[NAME], -np.log(expected[0][1]) - np.log(expected[1][2]), rtol=1e-6)
     assert [float(each) for each in terms.metrics["accuracy"]] == [2, 2]
+    # No candidate has a global token.
+    found.rows["is_candidate"] = jnp.zeros_like(found.rows["is_candidate"])
+    assert OBJECTIVE.predict(found)["predictions"].tolist() == [[-1], [-1], [-1]]
 
 
 def test_head_reads_the_states_of_the_global_tokens():

@@ -49,7 +49,7 @@ def test_sampled_softmax_estimates_the_loss(kind, params, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [RecurrentLM, PromptedLM])
-def test_models_without_a_sampled_softmax_raise(kind, params, tmp_path):
+def test_models_without_a_sampled_softmax_raise(kind, params):
     with pytest.raises(UserError, match=f"{kind.__name__}: not fewer samples than the vocab_size=100"):
         kind(sampler=LogUniform(100)).init(jax.random.key(0), params["model"])
     tied = GPTConfig(vocab_size=100, embed_dim=8, num_heads=2, head_dim=4, mlp_dim=8, num_layers=1)

@@ -55,9 +55,21 @@ def test_parts_beyond_the_lengths_have_no_global_token(tmp_path):
     [
         ({"answer": "x"}, "question '1': the answer 'x' is not among its candidates"),
         ({"candidates": []}, "question '1' has no candidates"),
+        ({"candidates": ["a", " "]}, "question '1' has an empty candidate"),
+        ({"candidates": ["a", "a"]}, "question '1' has the candidate 'a' twice"),
         ({"candidates": "a b", "answer": "a"}, "'a b' is not a list of texts. Give a list of strings"),
     ],
 )
 def test_invalid_records_raise(tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         read(tmp_path, [RECORDS[0] | changes])
+
+
+def test_records_to_predict_may_have_no_answer(tmp_path):
+    (row,) = read(tmp_path, [RECORDS[0] | {"answer": None}])
+    assert list(row["targets"]) == [-1]
+
+
+def test_file_without_a_list_raises(tmp_path):
+    with pytest.raises(UserError, match="dev.json:1: .*the file is not a list of records, as WikiHop's are"):
+        read(tmp_path, {"data": RECORDS})
