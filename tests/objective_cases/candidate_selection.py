@@ -9,11 +9,12 @@ from t5x_like.objectives.candidate_selection import IS_CANDIDATE, CandidateSelec
 
 
 class CandidateCase(SentenceCase):
-    """A case whose first global token, the question, is not a candidate."""
+    """A case whose first global token, the question, is not a candidate, unless it is the only one."""
 
     def batch(self):
         batch = dict(super().batch())
-        flags = (batch["global_segment_ids"] != 0) & (np.arange(PREDICTIONS) > 0)
+        is_global = batch["global_segment_ids"] != 0
+        flags = is_global & (np.arange(PREDICTIONS) >= (is_global.sum(1, keepdims=True) > 1))
         label = np.where(batch["label"] < flags.sum(1, keepdims=True), batch["label"], -1)
         return batch | {IS_CANDIDATE: flags.astype(np.int32), "label": label.astype(np.int32)}
 
