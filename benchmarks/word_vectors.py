@@ -67,7 +67,7 @@ COUNTING = textwrap.dedent("""
     words = int(np.sum(stream >= word_counts.FIRST_WORD_ID))
     print(json.dumps({"words": words, "seconds": seconds, "cpu": cpu, "entries": len(found.counts)}))
 """)
-# Gives `record` to `train`.
+# A gin file by which `train` calls `record` when it logs.
 CLOCK = textwrap.dedent("""
     from __gin__ import dynamic_registration
     from benchmarks import word_vectors as clock
@@ -191,7 +191,7 @@ def main() -> None:
             theirs = last_line(
                 run(sys.executable, "-c", GENSIM, root / "text.txt", path, seed, given.epochs, given.workers)
             )
-            rates.setdefault(f"skip-gram, gensim, {given.workers} workers", []).append(Rate.of(theirs))
+            rates.setdefault(f"skip-gram, gensim, workers={given.workers}", []).append(Rate.of(theirs))
             found[f"gensim, seed {seed}"] = cosines(read(path), frequent)
 
             matrix = last_line(run(sys.executable, "-c", COUNTING, root / "text.txt", root / "words/vocab.txt"))
