@@ -6,6 +6,10 @@ from types import ModuleType
 from t5x_like.errors import UserError
 
 
+class MissingPackageError(UserError):
+    """An optional package is not installed."""
+
+
 def require(module: str, purpose: str, *, extra: str) -> ModuleType:
     """Imports a module of an optional package.
 
@@ -18,14 +22,14 @@ def require(module: str, purpose: str, *, extra: str) -> ModuleType:
       The module.
 
     Raises:
-      UserError: the package is not installed.
+      MissingPackageError: the package is not installed.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the package is installed, and something that it needs is missing
-        raise UserError(
+        raise MissingPackageError(
             f"{purpose} needs {module.partition('.')[0]}, which is not installed. Run `pip install -e '.[{extra}]' -c "
             "constraints.txt`."
         ) from error

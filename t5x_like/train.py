@@ -28,7 +28,7 @@ from t5x_like.training import (
     weight_source,
 )
 from t5x_like.training.evaluation import Evaluations
-from t5x_like.training.improvement import check_metric, check_run, restore_improvement
+from t5x_like.training.improvement import check_metrics, check_run, restore_improvement
 from t5x_like.training.program import make_program
 from t5x_like.training.recipe import Recipe
 from t5x_like.training.repeated_step import RepeatedStep
@@ -168,8 +168,9 @@ def train(
         checkpointer = stack.enter_context(run_directory.closing(resuming.open_checkpoints(storage, model_dir)))
         base = frozen_base.of_run(model_dir) if run_directory.may_resume(model_dir) else None
         checkpointer.prepare(resuming.saved(*shapes, base), partitioner)
-        if evaluate.names and periods.evaluate is not None and (periods.patience is not None or checkpointer.keep_best):
-            check_metric(evaluate, checkpointer.best_metric, all_shapes)
+        if evaluate.names and periods.evaluate is not None:
+            decides = periods.patience is not None or checkpointer.keep_best
+            check_metrics(evaluate, checkpointer.best_metric if decides else None, all_shapes)
         with goodput.phase("restore"):
             start = run_directory.resume_step(checkpointer, model_dir, run_config)
         if start:

@@ -23,9 +23,11 @@ from t5x_like.models.gpt import GPTConfig
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.prefix_lm import PrefixLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.packages import require
 from t5x_like.train import train
 from t5x_like.training import warm_start
 from t5x_like.training.evaluation import Evaluation, Evaluations
+from t5x_like.training.predictions import Predictor
 from t5x_like.training.runs import run_lock
 
 pytestmark = pytest.mark.usefixtures("letters_run")
@@ -153,6 +155,45 @@ def test_metrics_of_a_task_are_known_before_an_evaluation(monkeypatch):
         monkeypatch.setattr(task, "_all_metric_fns", ([metric], [], []))
         monkeypatch.setattr(task, "metric_objs", [metric])
         assert TaskEvaluator(source("validation"), spec).metric_names() == names
+
+
+@pytest.mark.parametrize("command", [train, evaluate])
+def test_metric_without_its_package_stops_the_command_before_anything_is_computed(
+    command, letters_run, tmp_path, monkeypatch
+):
+    def needs_a_package(targets, predictions):
+        return {"value": require("package_of_no_one", "a metric of the task", extra="eval").value(targets)}
+
+    task, computed = seqio.TaskRegistry.get(TASK), []
+    monkeypatch.setattr(task, "_all_metric_fns", ([needs_a_package], [], []))
+    monkeypatch.setattr(task, "metric_objs", [needs_a_package])
+    monkeypatch.setattr(Predictor, "predict", lambda *args: computed.append(args))
+    with pytest.raises(UserError, match="a metric of the task needs package_of_no_one, which is not installed"):
+        if command is train:
+            train(
+                recipes.make(
+                    model=CONFIG,
+                    objective=SequenceToSequence(),
+                    optimizer=optimizers.adamw(learning_rate=3e-3),
+                    data=source("train"),
+                    evaluations={"validation": Evaluation(data=source("validation"))},
+                    total=2,
+                    evaluate=2,
+                    log=1,
+                    model_dir=str(tmp_path),
+                    partitioner=partitioner(),
+                )
+            )
+        else:
+            call(
+                evaluate,
+                model=CONFIG,
+                objective=SequenceToSequence(),
+                data=source("validation"),
+                checkpoint_path=letters_run,
+                partitioner=partitioner(),
+            )
+    assert not computed and not read_metrics(str(tmp_path))
 
 
 def test_all_checkpoints_are_evaluated_once_per_setting(letters_run, tmp_path, monkeypatch, caplog):

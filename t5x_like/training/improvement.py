@@ -30,23 +30,21 @@ def check_run(names: Sequence[str], patience: int | None) -> None:
         raise UserError(f"PATIENCE={patience}: the run has no evaluation. Set EVALUATIONS and EVAL_PERIOD, or None.")
 
 
-def check_metric(evaluations: Evaluations, metric: BestMetric, params: Any) -> None:
-    """Checks that an evaluation has a metric, before any metric is computed.
+def check_metrics(evaluations: Evaluations, best: BestMetric | None, params: Any) -> None:
+    """Checks that the metrics can be computed and that one of them is the best metric, before the run starts.
 
     Args:
       evaluations: The evaluations of a run.
-      metric: The metric.
+      best: The metric that decides which evaluations are the best, if one does.
       params: Shapes of the parameters.
 
     Raises:
-      UserError: No evaluation has the metric. This is not raised if the names of a task's metrics are not yet known.
+      UserError: A metric needs a package that is not installed, or no evaluation has the best metric. The latter is not
+        raised if the names of a task's metrics are not yet known.
     """
-    names = evaluations.metric_names(params)
-    if find(flatten(names), metric.name) is not None:
-        return
-    of_tasks = evaluations.task_metric_names()
-    if of_tasks is not None:
-        metric.value(flatten({name: each | of_tasks[name] for name, each in names.items()}))
+    names, of_tasks = evaluations.metric_names(params), evaluations.task_metric_names()
+    if best is not None and of_tasks is not None:
+        best.value(flatten({name: each | of_tasks[name] for name, each in names.items()}))
 
 
 def restore_improvement(

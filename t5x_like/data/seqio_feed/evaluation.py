@@ -21,6 +21,7 @@ from t5x_like.data.seqio_feed.converter import SpecConverter
 from t5x_like.data.seqio_feed.source import SeqIOSource
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
+from t5x_like.packages import MissingPackageError
 from t5x_like.runtime import distributed
 
 # Examples whose targets give the names of metrics.
@@ -68,6 +69,7 @@ class TaskEvaluator:
     ):
         self._source, self._spec, self._num_examples, self._log_dir = source, spec, num_examples, log_dir
         self._evaluator: seqio.Evaluator | None = None
+        self._names: list[list[str] | None] | None = None
         self._batches: dict[str, list[tuple[np.ndarray, HostBatch]]] = {}
 
     def metrics(self, predict: Predict, score: Score, *, step: int | None = None) -> dict[str, float]:
@@ -82,8 +84,10 @@ class TaskEvaluator:
           `<task>/<metric>` -> value; the same in every process.
 
         Raises:
-          UserError: The task does not exist, its data cannot be read, or a metric cannot be computed.
+          UserError: The task does not exist, its data cannot be read, or a metric cannot be computed. A missing package
+            is found before anything is predicted.
         """
+        self.metric_names()
         evaluator, outputs = self._open(), {}
 
         def predictions(dataset):
@@ -139,20 +143,28 @@ class TaskEvaluator:
 
         Returns:
           The names, or None if a metric reads other outputs of the model, or cannot be computed from targets.
+
+        Raises:
+          MissingPackageError: A metric needs a package that is not installed.
         """
-        names, evaluator = [], self._open()
-        for task in evaluator.eval_tasks:
-            if len(task.predict_metric_fns) < len(task.metric_objs):
-                return None
-            examples = list(evaluator.cached_task_datasets[task.name].take(_FEW).as_numpy_iterator())
-            try:
-                targets = [_target(task, example) for example in examples]
-                for metric in task.predict_metric_fns:
-                    names += [f"{task.name}/{name}" for name in metric(targets, targets)]
-            except Exception as error:  # a metric of the user, for which predictions differ from targets
-                logging.debug("the metrics of %s cannot be computed from targets: %s", task.name, error)
-                return None
-        return names
+        evaluator = self._open()
+        if self._names is None:
+            self._names = [self._names_of(task) for task in evaluator.eval_tasks]
+        return None if None in self._names else sum(self._names, [])
+
+    def _names_of(self, task: seqio.Task) -> list[str] | None:
+        examples = list(self._open().cached_task_datasets[task.name].take(_FEW).as_numpy_iterator())
+        names = []
+        try:
+            targets = [_target(task, example) for example in examples]
+            for metric in task.predict_metric_fns:
+                names += [f"{task.name}/{name}" for name in metric(targets, targets)]
+        except MissingPackageError:
+            raise
+        except Exception as error:  # a metric of the user, for which predictions differ from targets
+            logging.debug("the metrics of %s cannot be computed from targets: %s", task.name, error)
+            return None
+        return None if len(task.predict_metric_fns) < len(task.metric_objs) else names
 
     def predictions(self, predict: Predict) -> Iterator[TaskPredictions]:
         """Yields the predictions for each task, also for splits without labels."""
