@@ -80,6 +80,28 @@ def test_several_devices_remove_the_same_parts(tmp_path, trained, rules, ici, pe
         np.testing.assert_array_equal(found["eight"][name], leaf, err_msg=name)
 
 
+def test_a_pruned_bigbird_opens_from_its_configuration_with_its_random_blocks(tmp_path, run_command):
+    """Its config.gin has the `plan` of the heads that are left; without it, other blocks would be drawn."""
+    small = tmp_path / "small"
+    sizes = {"num_layers": 2, "num_heads": 4, "head_dim": 4, "block_size": 2, "num_random_blocks": 1}
+    settings = {"MODEL_DIR": repr(f"{tmp_path}/run"), "MIXTURE_OR_TASK_NAME": "'python_docs_bigbird'"}
+    settings |= {"TASK_FEATURE_LENGTHS": {"inputs": 64, "targets": 10}, "TRAIN_STEPS": 1, "WARMUP_STEPS": 0}
+    settings |= {"BATCH_SIZE": 2, "EVAL_STEPS": 1} | {f"BigBirdConfig.{name}": size for name, size in sizes.items()}
+    command = ["train", "--gin_file=models/bigbird/tiny.gin", "--gin_file=runs/bigbird.gin"]
+    command += [f"--gin.{name}={value}" for name, value in settings.items()]
+    pruning = ["prune", f"--gin.MODEL_DIR='{tmp_path}/run'", f"--output={small}", "--gin.HEADS=0.5", "--gin.BATCHES=1"]
+    for each in (command, pruning):
+        code, output = run_command(each)
+        assert code == 0, output
+    whole, loaded = opened(tmp_path / "run"), opened(small)
+    rounds = json.loads((small / RECORD).read_text())["rounds"]
+    left = np.array(rounds[-1]["heads"]["model/encoder/layers/attention"], bool)
+    expected = np.stack([blocks[kept] for blocks, kept in zip(whole.config.blocks(64).keys, left, strict=True)])
+    assert loaded.config.num_heads == 2
+    np.testing.assert_array_equal(loaded.config.blocks(64).keys, expected)
+    assert not np.array_equal(dataclasses.replace(loaded.config, plan=None).blocks(64).keys, expected)
+
+
 def test_over_all_layers_writes_zeros_that_training_keeps(tmp_path, trained):
     prune(opened(trained), output_path=str(tmp_path / "zeros"), data=Copying(), heads=0.75, batches=1, per_layer=False)
     assert opened(tmp_path / "zeros").config == opened(trained).config
