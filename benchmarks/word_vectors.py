@@ -19,14 +19,16 @@ half of its share in an epoch with two workers: compare vectors with `--workers=
 import argparse
 import glob
 import json
+import multiprocessing
 import pathlib
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from scipy import stats
@@ -36,37 +38,7 @@ COUNTS_PER_STEP = 64_000  # BATCH_SIZE of runs/glove.gin times 1,000
 GLOVE_PASSES = 2
 LOG_PERIOD = 20
 FREQUENT, PAIRS = 3_000, 20_000
-GENSIM = textwrap.dedent("""
-    import json, sys, time
-    from gensim.models import Word2Vec
-    text, vectors, seed, epochs, workers = sys.argv[1:]
-    settings = dict(sg=1, negative=5, window=5, sample=1e-3, min_count=5, vector_size=100)
-    model = Word2Vec(**settings, workers=int(workers), seed=int(seed), epochs=int(epochs))
-    model.build_vocab(corpus_file=text)
-    start, cpu = time.monotonic(), time.process_time()
-    model.train(corpus_file=text, total_examples=model.corpus_count, total_words=model.corpus_total_words,
-                epochs=int(epochs))
-    seconds, cpu = time.monotonic() - start, time.process_time() - cpu
-    model.wv.save_word2vec_format(vectors)
-    counts = {word: int(model.wv.get_vecattr(word, "count")) for word in model.wv.index_to_key}
-    words = sum(counts.values()) * int(epochs)
-    print(json.dumps({"words": words, "seconds": seconds, "cpu": cpu, "counts": counts}))
-""")
-COUNTING = textwrap.dedent("""
-    import json, sys, time
-    import numpy as np
-    from t5x_like.data import cooccurrences, word_counts
-    text, vocabulary = sys.argv[1:]
-    words = word_counts.read(vocabulary).words
-    ids = {word: number for number, word in enumerate(words, word_counts.FIRST_WORD_ID)}
-    lines = open(text).read().split("\\n")
-    stream = np.array([at for line in lines for at in (*(ids.get(word, 2) for word in line.split()), 1)])
-    start, cpu = time.monotonic(), time.process_time()
-    found = cooccurrences.count(stream, window=15)
-    seconds, cpu = time.monotonic() - start, time.process_time() - cpu
-    words = int(np.sum(stream >= word_counts.FIRST_WORD_ID))
-    print(json.dumps({"words": words, "seconds": seconds, "cpu": cpu, "entries": len(found.counts)}))
-""")
+Result = TypeVar("Result")
 # A gin file by which `train` calls `record` when it logs.
 CLOCK = textwrap.dedent("""
     from __gin__ import dynamic_registration
@@ -88,11 +60,6 @@ class Rate(NamedTuple):
     per_second: float
     per_cpu_second: float
 
-    @classmethod
-    def of(cls, printed: Mapping[str, float]) -> "Rate":
-        """Returns the speed of `words` in `seconds` and in `cpu` seconds."""
-        return cls(printed["words"] / printed["seconds"], printed["words"] / printed["cpu"])
-
 
 def record(step: int, row: Mapping[str, float], *, path: str) -> None:
     """Appends the clocks at a step to a file; `train` calls it when it logs.
@@ -106,14 +73,55 @@ def record(step: int, row: Mapping[str, float], *, path: str) -> None:
         file.write(json.dumps([step, time.monotonic(), time.process_time()]) + "\n")
 
 
-def last_line(printed: str) -> dict:
-    """Returns the JSON object in the last line of an output."""
-    return json.loads(printed.splitlines()[-1])
+def train_gensim(text: str, vectors: str, seed: int, epochs: int, workers: int) -> tuple[Rate, dict[str, int]]:
+    """Trains gensim's skip-gram vectors on a text file and writes them.
+
+    Returns:
+      The speed, and word -> its number in the text.
+    """
+    from gensim.models import Word2Vec
+
+    model = Word2Vec(
+        sg=1, negative=5, window=5, sample=1e-3, min_count=5, vector_size=100, seed=seed, epochs=epochs, workers=workers
+    )
+    model.build_vocab(corpus_file=text)
+    sizes = {"total_examples": model.corpus_count, "total_words": model.corpus_total_words, "epochs": epochs}
+    start, cpu = time.monotonic(), time.process_time()
+    model.train(corpus_file=text, **sizes)
+    seconds, cpu = time.monotonic() - start, time.process_time() - cpu
+    model.wv.save_word2vec_format(vectors)
+    counts = {word: int(model.wv.get_vecattr(word, "count")) for word in model.wv.index_to_key}
+    words = sum(counts.values()) * epochs
+    return Rate(words / seconds, words / cpu), counts
 
 
-def run(*command: object) -> str:
-    """Runs a command and returns its output."""
-    return subprocess.run([*map(str, command)], check=True, stdout=subprocess.PIPE, text=True).stdout
+def count_pairs(text: str, vocabulary: str) -> tuple[Rate, int, int]:
+    """Counts the pairs of words of a text file for GloVe.
+
+    Returns:
+      The speed, the number of words, and the number of counts.
+    """
+    from t5x_like.data import cooccurrences, word_counts
+
+    ids = {word: number for number, word in enumerate(word_counts.read(vocabulary).words, word_counts.FIRST_WORD_ID)}
+    lines = pathlib.Path(text).read_text().split("\n")
+    stream = np.array([at for line in lines for at in (*(ids.get(word, 2) for word in line.split()), 1)])
+    start, cpu = time.monotonic(), time.process_time()
+    found = cooccurrences.count(stream, window=15)
+    seconds, cpu = time.monotonic() - start, time.process_time() - cpu
+    words = int(np.sum(stream >= word_counts.FIRST_WORD_ID))
+    return Rate(words / seconds, words / cpu), words, len(found.counts)
+
+
+def in_new_process(function: Callable[..., Result], *arguments: object) -> Result:
+    """Calls a function in a new process."""
+    with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def command(name: str, *arguments: str) -> None:
+    """Runs a command of this project."""
+    subprocess.run([sys.executable, "-m", "t5x_like", name, *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -145,8 +153,8 @@ def train(recipe: str, folder: pathlib.Path, settings: Mapping[str, object], wor
     files = ("models/word_vectors/base.gin", f"runs/{recipe}.gin", f"{folder}/clock.gin")
     given = {**settings, "EVAL_PERIOD": None, "LOG_PERIOD": LOG_PERIOD, "MODEL_DIR": repr(f"{folder}/run")}
     arguments = [f"--gin_file={file}" for file in files] + [f"--gin.{name}={value}" for name, value in given.items()]
-    run(sys.executable, "-m", "t5x_like", "train", *arguments)
-    run(sys.executable, "-m", "t5x_like", "convert", f"--input={folder}/run", f"--output={folder}/vectors.vec")
+    command("train", *arguments)
+    command("convert", f"--input={folder}/run", f"--output={folder}/vectors.vec")
     # Step 1 is logged, too, and includes compilation.
     _, first, *_, last = (json.loads(line) for line in clock.read_text().splitlines())
     done = words * (last[0] - first[0])
@@ -164,10 +172,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         texts = [pathlib.Path(name).read_text() for name in sorted(glob.glob(given.files))]
-        (root / "text.txt").write_text("\n".join(texts))
-        vocabulary = ("vocabulary", f"--pattern={given.files}", "--kind=words", f"--output={root}/words")
-        run(sys.executable, "-m", "t5x_like", *vocabulary)
-        lines = (line.split(" ") for line in (root / "words/vocab.txt").read_text().splitlines())
+        text, vocabulary = f"{root}/text.txt", f"{root}/words/vocab.txt"
+        pathlib.Path(text).write_text("\n".join(texts))
+        command("vocabulary", f"--pattern={given.files}", "--kind=words", f"--output={root}/words")
+        lines = (line.split(" ") for line in pathlib.Path(vocabulary).read_text().splitlines())
         counts = {word: int(count) for word, count in lines}
         total, frequent = sum(counts.values()), sorted(counts, key=lambda word: -counts[word])[:FREQUENT]
         steps_of_pass = (total + sum(text.count("\n") for text in texts)) / TOKENS_PER_STEP
@@ -175,7 +183,7 @@ def main() -> None:
         settings = {
             "DATA_FILES": repr(given.files),
             "VALIDATION_FILES": repr(f"{root}/held_out.txt"),  # so that all of the text is trained on
-            "VOCABULARY_PATH": repr(f"{root}/words/vocab.txt"),
+            "VOCABULARY_PATH": repr(vocabulary),
             "WordVectorsConfig.vocab_size": len(counts) + 3,
         }
         rates: dict[str, list[Rate]] = {}
@@ -188,19 +196,17 @@ def main() -> None:
             found[f"this project, seed {seed}"] = cosines(read(root / f"own_{seed}/vectors.vec"), frequent)
 
             path = root / f"gensim_{seed}.vec"
-            theirs = last_line(
-                run(sys.executable, "-c", GENSIM, root / "text.txt", path, seed, given.epochs, given.workers)
-            )
-            rates.setdefault(f"skip-gram, gensim, workers={given.workers}", []).append(Rate.of(theirs))
+            rate, theirs = in_new_process(train_gensim, text, str(path), seed, given.epochs, given.workers)
+            rates.setdefault(f"skip-gram, gensim, workers={given.workers}", []).append(rate)
             found[f"gensim, seed {seed}"] = cosines(read(path), frequent)
 
-            matrix = last_line(run(sys.executable, "-c", COUNTING, root / "text.txt", root / "words/vocab.txt"))
-            rates.setdefault("GloVe, counting", []).append(Rate.of(matrix))
-            passes = matrix["entries"] / COUNTS_PER_STEP
+            rate, words, entries = in_new_process(count_pairs, text, vocabulary)
+            rates.setdefault("GloVe, counting", []).append(rate)
+            passes = entries / COUNTS_PER_STEP
             of_run["TRAIN_STEPS"] = max(round(GLOVE_PASSES * passes), 3 * LOG_PERIOD)
-            rate = train("glove", root / f"glove_{seed}", of_run, matrix["words"] / passes)
+            rate = train("glove", root / f"glove_{seed}", of_run, words / passes)
             rates.setdefault("GloVe, a pass over the counts", []).append(rate)
-            print(f"round {seed}: equal counts {theirs['counts'] == counts}, {matrix['entries']} entries", flush=True)
+            print(f"round {seed}: equal counts {theirs == counts}, {entries} entries", flush=True)
     print("\n| | words per second | words per CPU second |\n|---|---|---|")
     for name, values in rates.items():
         columns = (", ".join(f"{getattr(rate, field):,.0f}" for rate in values) for field in Rate._fields)
