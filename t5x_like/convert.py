@@ -55,15 +55,16 @@ def convert(
     updates of adapters, such as LoRA, are added to the kernels; with `merge=False`, they are written alone, in the
     files of peft or, for bottlenecks, of the library adapters. These are read as well, and so are updates of
     microsoft/LoRA and prompts of google-research/prompt-tuning. An exported model has a README.md, which says what the
-    run knows about it and how to load it. ELMo is read from and written to the files that its authors published
-    (`interop.elmo_files`). With `quantization`, the output is always a run directory, with the settings of the run and
-    the weights of projections and embeddings in few bits; the commands that read a run read it.
+    run knows about it and how to load it. ELMo and ETC are read from and written to the files that their authors
+    published (`interop.elmo_files`, `interop.etc_checkpoints`). With `quantization`, the output is always a run
+    directory, with the settings of the run and the weights of projections and embeddings in few bits; the commands
+    that read a run read it.
 
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a TensorFlow checkpoint of
-        BERT, ALBERT, ELECTRA or XLNet, a directory of peft or adapters, a directory of ELMo with weights.hdf5 and
-        options.json, a safetensors file of microsoft/LoRA, a `.npy` file with a prompt, a file of word vectors (`.vec`,
-        `.txt`, `.bin`), a run directory, or one of its checkpoints.
+        BERT, ALBERT, BigBird, ELECTRA, ETC or XLNet, a directory of peft or adapters, a directory of ELMo with
+        weights.hdf5 and options.json, a safetensors file of microsoft/LoRA, a `.npy` file with a prompt, a file of word
+        vectors (`.vec`, `.txt`, `.bin`), a run directory, or one of its checkpoints.
       output_path: The directory to write, local or in a bucket; of word vectors, a file with one of these suffixes.
       model: Configuration of the model. Not needed for a Hugging Face directory, whose config.json describes it.
         Required for a T5X checkpoint, which does not describe it, and for a TensorFlow checkpoint without a file that

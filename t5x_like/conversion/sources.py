@@ -83,8 +83,9 @@ def read_other(path: str, options: Options) -> Weights | None:
     """
     if convert_vectors.is_input(path):
         return Weights(*convert_vectors.read(path, options.model))
-    if (published := registry.find_format(path)) is not None:
-        model, leaves, objective = published.read(path)
+    prefix = weight_files.find_tensorflow(path)
+    if (published := registry.find_format(prefix or path)) is not None:
+        model, leaves, objective = published.read(prefix or path)
         return Weights(model, leaves, describe(model, objective=objective))
     if weight_files.is_huggingface(path):
         return _read_huggingface(path, options)
@@ -92,7 +93,7 @@ def read_other(path: str, options: Options) -> Weights | None:
         return _read_adapters(path, options)
     if (index := weight_files.find_t5x(path)) is not None:
         return _read_t5x(index, path, options.model)
-    if (prefix := weight_files.find_tensorflow(path)) is not None:
+    if prefix is not None:
         return _read_tensorflow(prefix, options)
     return None
 

@@ -1,4 +1,4 @@
-"""Formats of weights that are not those of transformers: directories that a family's authors published.
+"""Formats of weights that are not those of transformers: files that a family's authors published.
 
 A module of this package has a constant `FORMAT`, which `registry.formats` discovers.
 """
@@ -16,7 +16,8 @@ class Format:
 
     Attributes:
       config_class: the configuration of the family.
-      is_input: returns whether a path has weights of the format.
+      is_input: returns whether a path has weights of the format: a directory, or the path of a TensorFlow checkpoint
+        without `.index`.
       read: reads a path, and returns the configuration of the model, its parameters by stored name, and the class and
         the settings of its usual objective. Raises a UserError for invalid files.
       write: writes a configuration and the parameters by stored name to a directory. Parameters of heads that the

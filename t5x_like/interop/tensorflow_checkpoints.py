@@ -8,6 +8,7 @@ transformers. The state of the optimizer is not read.
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from jaxtyping import Float
 from t5x_like import parameters, paths
 from t5x_like.errors import UserError
 from t5x_like.interop import json_files, tables
-from t5x_like.interop.registry import families, file_in_errors
+from t5x_like.interop.registry import families, file_in_errors, find_family
 from t5x_like.interop.tables import Family, TensorMapping
 from t5x_like.models import build, networks
 from t5x_like.models.base import ModelConfig
@@ -32,6 +33,8 @@ _NAMES = (
     (r"\.weight$", ".kernel"),
 )
 _OPTIMIZER = re.compile(r"global_step|.*/(adam|lamb)_[mv](_\d+)?|.*/Adam(_\d+)?|beta[12]_power|good_steps|loss_scale")
+# The encoder of ETC and the file with its sizes; see `etc_checkpoints`.
+ETC_ENCODER, ETC_CONFIG = "etc_document_bert/", "etc_config.json"
 # Where transformers' own config.json has the sizes, as some republished checkpoints do.
 _HF_CONFIG = "config.json"
 
@@ -65,7 +68,7 @@ def read(prefix: str, config: ModelConfig | None) -> Imported:
       UserError: TensorFlow is not installed, the checkpoint is damaged or not of a known family, its sizes are not
         known, or a variable is missing, unexpected or of the wrong shape.
     """
-    variables = _Variables(prefix)
+    variables = Variables(prefix)
     family = _family(variables)
     variables.rename(family.tensorflow.renamed)
     config = _config(prefix, family) if config is None else config
@@ -78,7 +81,7 @@ def read(prefix: str, config: ModelConfig | None) -> Imported:
     expected = _sources(family, config, objective(**settings))
     present = {_group(name) for name, source in expected.items() if any(each in variables for each in source.names)}
     sources = {name: source for name, source in expected.items() if _group(name) in {"model", *present}}
-    _check(variables, sources, config)
+    check(variables, sources, config)
     logging.info("%s: TensorFlow checkpoint, reading %d parameters", prefix, len(sources))
     leaves = {name: source.read(variables) for name, source in sources.items()}
     is_complete = family.tensorflow.has_networks and leaves.keys() == expected.keys()
@@ -94,15 +97,40 @@ def tokenizer(prefix: str, config: ModelConfig) -> dict[str, bytes]:
       prefix: path of the checkpoint.
       config: configuration of the model.
     """
-    directory, (family,) = _directory(prefix), [each for each in families() if each.config_class is type(config)]
+    directory, family = _directory(prefix), find_family(config)
     names = paths.listdir(directory)
     models = [name for name in names if name.endswith(".model")]
-    if family.sentencepiece and len(models) == 1:
+    if family is not None and family.sentencepiece and len(models) == 1:
         return {family.sentencepiece: paths.read_bytes(paths.join(directory, models[0]))}
     return {"vocab.txt": paths.read_bytes(paths.join(directory, "vocab.txt"))} if "vocab.txt" in names else {}
 
 
-class _Variables:
+def write(prefix: str, variables: Mapping[str, Float[np.ndarray, "..."]]) -> None:
+    """Writes a checkpoint, which TensorFlow 1 and 2 read.
+
+    Args:
+      prefix: path of its files without `.index`.
+      variables: name -> value.
+
+    Raises:
+      UserError: TensorFlow is not installed.
+    """
+    tf, names = _tensorflow(f"{prefix}: writing"), sorted(variables)
+    values = [tf.constant(np.asarray(variables[name], np.float32)) for name in names]
+    tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=[""] * len(names), tensors=values)
+
+
+def _tensorflow(purpose: str) -> ModuleType:
+    try:
+        import tensorflow as tf
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{purpose} a TensorFlow checkpoint needs TensorFlow, which is not installed. Run `pip install tensorflow`."
+        ) from error
+    return tf
+
+
+class Variables:
     """The variables of a checkpoint, without the state of the optimizer.
 
     Args:
@@ -113,13 +141,7 @@ class _Variables:
     """
 
     def __init__(self, prefix: str):
-        try:
-            import tensorflow as tf
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"{prefix}: reading a TensorFlow checkpoint needs TensorFlow, which is not installed. Run `pip install "
-                "tensorflow`."
-            ) from error
+        tf = _tensorflow(f"{prefix}: reading")
         # The reader raises OpError, or the built-in error for its status code.
         self.prefix, self._errors = prefix, (tf.errors.OpError, ValueError, RuntimeError, LookupError)
         try:
@@ -138,6 +160,12 @@ class _Variables:
         for pattern, replacement in rules:
             self.shapes = {re.sub(pattern, replacement, name): shape for name, shape in self.shapes.items()}
             self._stored = {re.sub(pattern, replacement, name): stored for name, stored in self._stored.items()}
+
+    def keep(self, prefix: str) -> None:
+        """Leaves out variables whose names do not begin with a prefix, and logs their names."""
+        if others := [name for name in self.shapes if not name.startswith(prefix)]:
+            logging.info("%s: left out: %s", self.prefix, ", ".join(others))
+        self.shapes = {name: shape for name, shape in self.shapes.items() if name.startswith(prefix)}
 
     def read(self, name: str) -> Float[np.ndarray, "..."]:
         """Reads a variable as float32.
@@ -158,7 +186,7 @@ class _Variables:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Source:
+class Source:
     """The variables of one parameter.
 
     Attributes:
@@ -178,13 +206,13 @@ class _Source:
         """Names of the variables."""
         return [self.pattern] if self.layers is None else [self.pattern.format(i=i) for i in range(self.layers)]
 
-    def read(self, variables: _Variables) -> Float[np.ndarray, "..."]:
+    def read(self, variables: Variables) -> Float[np.ndarray, "..."]:
         """Reads the parameter."""
         found = [self.mapping.from_hf(variables.read(name), self.shape) for name in self.names]
         return found[0] if self.layers is None else np.stack(found)
 
 
-def _sources(family: Family, config: ModelConfig, objective: Objective) -> dict[str, _Source]:
+def _sources(family: Family, config: ModelConfig, objective: Objective) -> dict[str, Source]:
     """Returns stored name -> variables, of the model and of all heads and networks of an objective."""
     config = dataclasses.replace(config, scan_layers=True)
     mappings = {mapping.name: mapping for mapping in family.table(config)}
@@ -204,7 +232,7 @@ def _sources(family: Family, config: ModelConfig, objective: Objective) -> dict[
         mapping = dataclasses.replace(mappings[name], layout="conv1d") if is_kernel else mappings[name]
         is_stacked = is_stacked and "{i}" in pattern  # else one variable has all layers, such as XLNet's biases
         shape = leaf.shape[1:] if is_stacked else leaf.shape
-        found[name] = _Source(mapping, pattern, tuple(shape), leaf.shape[0] if is_stacked else None)
+        found[name] = Source(mapping, pattern, tuple(shape), leaf.shape[0] if is_stacked else None)
     return found
 
 
@@ -223,7 +251,7 @@ def _group(name: str) -> str:
     return "/".join(parts[: 3 if parts[2] == "pooler" else 2])
 
 
-def _check(variables: _Variables, sources: Mapping[str, _Source], config: ModelConfig) -> None:
+def check(variables: Variables, sources: Mapping[str, Source], config: ModelConfig) -> None:
     """Checks names and shapes of all variables.
 
     Raises:
@@ -249,7 +277,7 @@ def _check(variables: _Variables, sources: Mapping[str, _Source], config: ModelC
         )
 
 
-def _family(variables: _Variables) -> Family:
+def _family(variables: Variables) -> Family:
     """Returns the family of a checkpoint.
 
     Raises:
@@ -259,8 +287,12 @@ def _family(variables: _Variables) -> Family:
     for markers, family in known.items():
         if all(marker in variables for marker in markers):
             return family
+    if any(name.startswith(ETC_ENCODER) for name in variables.shapes):
+        raise UserError(
+            f"{variables.prefix}: a checkpoint of ETC without its sizes. Put its {ETC_CONFIG} into the same directory."
+        )
     raise UserError(
-        f"{variables.prefix}: not a checkpoint of BERT, ALBERT, BigBird, ELECTRA or XLNet, of whose "
+        f"{variables.prefix}: not a checkpoint of BERT, ALBERT, BigBird, ELECTRA, ETC or XLNet, of whose "
         f"variables {', '.join(markers[0] for markers in known)} none was found. Convert another model with its own "
         "tools."
     )

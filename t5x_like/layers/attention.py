@@ -172,6 +172,7 @@ class MultiHeadAttention(nnx.Module):
         mask: Mask,
         source: Float[Array, "batch kv_len embed"] | None = None,
         value_source: Float[Array, "batch q_len value_embed"] | None = None,
+        query: Float[Array, "batch q_len heads kv"] | None = None,
         keys_values: KeysValues | None = None,
         bias: ScoreBias | None = None,
         positions: Int[Array, "batch q_len"] | None = None,
@@ -187,6 +188,7 @@ class MultiHeadAttention(nnx.Module):
           mask: the keys that each query may attend to.
           source: activations that the keys and values are computed from.
           value_source: activations that the values of self-attention are computed from; None for `x`.
+          query: precomputed queries, with their rotation; None for those of `x`.
           keys_values: precomputed keys and values, from `keys_values(…)` or a cache. With n times fewer rows than `x`,
             whose length is then 1, a row of them serves n neighboring rows of `x`, as n queries.
           bias: added to the scores; see `kernels.attention`.
@@ -200,7 +202,9 @@ class MultiHeadAttention(nnx.Module):
         Returns:
           The averages, and the captured arrays by name.
         """
-        query = shard_activation(self._apply_rope(self.query(x, dropout_key=dropout_key), positions), "heads", "kv")
+        if query is None:
+            query = self._apply_rope(self.query(x, dropout_key=dropout_key), positions)
+        query = shard_activation(query, "heads", "kv")
         if keys_values is None:
             if source is None:
                 keys_values = self.keys_values(x, positions, value_source=value_source, dropout_key=dropout_key)

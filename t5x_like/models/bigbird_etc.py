@@ -2,8 +2,9 @@
 
 Beside the text, the long input, there is a global input of one token per sentence. Tokens of the text see their
 neighbors and all global tokens; global tokens see each other and the text, or their own sentence alone. Both inputs
-share queries, keys, values and feed-forward blocks; the projections of the attention's output and the norms after the
-embeddings and after the attention are their own. Positions are relative (`models.bigbird_etc_inputs`).
+share feed-forward blocks and, unless `shared_projections` is False, queries, keys and values; the projections of the
+attention's output and the norms after the embeddings and after the attention are their own. Positions are relative
+(`models.bigbird_etc_inputs`).
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from t5x_like.kernels.local_global_attention import GlobalKeys, Window
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
-from t5x_like.layers.attention import MultiHeadAttention
+from t5x_like.layers.attention import KeysValues, MultiHeadAttention
 from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
 from t5x_like.layers.captures import NO_EDITS, Captures, LayerEdits
 from t5x_like.layers.mlp import MLP
@@ -45,6 +46,8 @@ from t5x_like.models.outputs import Outputs
 
 # Standard deviation of new vectors of relative positions, in the released code.
 _RELATIVE_STDDEV = 0.5
+# Projections that exist if they are not shared.
+_SEPARATE = ("global_query", "global_key", "global_value", "l2g_key", "l2g_value", "g2l_key", "g2l_value")
 # Number of blocks of keys that a block of queries is multiplied with. Texts without more blocks have dense scores.
 _WINDOWS = 3
 
@@ -67,6 +70,9 @@ class EtcConfig(BertConfig):
     hard_global_mask: bool = True
     # Number of tokens per global token in batches without sentences; None for no global tokens.
     tokens_per_global: int | None = 32
+    # Whether both inputs have the same projections of queries, keys and values. Otherwise, each input has its own, and
+    # those of keys and values also differ by the input of the query.
+    shared_projections: bool = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -105,14 +111,18 @@ class EtcConfig(BertConfig):
         """Returns the floating-point operations of one training step: of BERT, with the visible keys of both inputs.
 
         A row has G more tokens, the global ones. A token of the text sees a window and G keys, a global token all keys.
-        The products with the R rows of relative positions take (G + L) · Ra multiply-adds per layer.
+        The products with the R rows of relative positions take (G + L) · Ra multiply-adds per layer. A token has keys
+        and values for the queries of each input if projections are not shared.
         """
         batch, length = shapes["encoder_input_tokens"]
         number = shapes["global_positions"][1] if "global_positions" in shapes else self.default_globals(length)
         a, tokens = self.num_heads * self.head_dim, number + length
         window = length * (2 * self.local_radius + 1) - self.local_radius * (self.local_radius + 1)
         pairs = (window if self.local_radius < length else length**2) + length * number + number * tokens
-        products = tokens * (4 * self.embed_dim * a + (len(self.activations) + 1) * self.embed_dim * self.mlp_dim)
+        projections = 4 if self.shared_projections else 6
+        products = tokens * (
+            projections * self.embed_dim * a + (len(self.activations) + 1) * self.embed_dim * self.mlp_dim
+        )
         products += 2 * pairs * a + tokens * self.relative_vocab_size * a
         predictions = shapes["masked_positions"][1] if "masked_positions" in shapes else 0
         return 6.0 * batch * (self.num_layers * products + predictions * self.unembed_dim * self.vocab_size)
@@ -149,6 +159,11 @@ class EtcAttention(MultiHeadAttention):
 
     Attributes:
       global_out: projection of the output of global tokens.
+      global_query: projection of the queries of global tokens; this and the following projections only exist if they
+        are not shared. `query`, `key` and `value` then are those of the text for the text.
+      global_key: projection of the keys of global tokens for global tokens; so are `global_value`.
+      l2g_key: projection of the keys of global tokens for the text (long to global); so are `l2g_value`.
+      g2l_key: projection of the keys of the text for global tokens (global to long); so are `g2l_value`.
       relative: table of relative positions of queries of the text.
       global_relative: table of relative positions of queries of global tokens.
     """
@@ -156,15 +171,16 @@ class EtcAttention(MultiHeadAttention):
     def __init__(self, config: EtcConfig, *, key: jax.Array):
         base_key, out_key, *table_keys = jax.random.split(key, 4)
         super().__init__(key=base_key, scale=config.head_dim**-0.5, **bert.attention_options(config))
+        of_heads, options = (config.num_heads, config.head_dim), {"init": config.initializer, "bias": True}
+        options["dtype"] = config.compute_dtype
         self.global_out = Projection(
-            (config.num_heads, config.head_dim),
-            (config.embed_dim,),
-            axes=("heads", "kv", "embed"),
-            key=out_key,
-            init=config.initializer,
-            bias=True,
-            dtype=config.compute_dtype,
+            of_heads, (config.embed_dim,), axes=("heads", "kv", "embed"), key=out_key, **options
         )
+        self.is_shared = config.shared_projections
+        if not self.is_shared:
+            for name, key in zip(_SEPARATE, jax.random.split(jax.random.fold_in(base_key, 1), 7), strict=True):
+                axes = ("embed", "heads" if name.endswith("query") else "kv_heads", "kv")
+                setattr(self, name, Projection((config.embed_dim,), of_heads, axes=axes, key=key, **options))
         self.relative, self.global_relative = (RelativeTable(config, key=each) for each in table_keys)
         self.max_distance, self.radius = config.max_distance, config.local_radius
         self.is_hard = config.hard_global_mask
@@ -193,16 +209,45 @@ class EtcAttention(MultiHeadAttention):
         Returns:
           The output, and the captured arrays by name.
         """
-        is_short = x.shape[1] - globals_.number <= _WINDOWS * (self.radius + 1)
+        number = globals_.number
+        is_short = x.shape[1] - number <= _WINDOWS * (self.radius + 1)
         if is_short or capture or edits.edits or self.adapter is not None:
             ids = bigbird_etc_inputs.relative_ids(globals_, self.max_distance)
-            bias = self.relative_scores(ids, globals_.number)
-            options = {"mask": mask, "dropout_key": dropout_key, "capture": capture, "edits": edits}
-            output, captured = self.attend(x, bias=bias, **options)
+            options = {"dropout_key": dropout_key, "capture": capture, "edits": edits}
+            if not self.is_shared:
+                query, *keys_values = self.projected(x, number, dropout_key)
+                mask, ids = bigbird_etc_inputs.keys_of_each_input(mask, ids, number)
+                keys_values = tuple(jnp.concatenate(each, axis=1) for each in zip(*keys_values, strict=True))
+                options |= {"query": query, "keys_values": keys_values}
+            output, captured = self.attend(x, mask=mask, bias=self.relative_scores(ids, number), **options)
         else:
             output, captured = self.linear(x, mask.query_segments, globals_, dropout_key), {}
         projections = (functools.partial(each, dropout_key=dropout_key) for each in (self.global_out, self.out))
-        return by_input(globals_.number, output, *projections), captured
+        return by_input(number, output, *projections), captured
+
+    def projected(self, x: Hidden, number: int, dropout_key: jax.Array | None) -> tuple[Array, KeysValues, KeysValues]:
+        """Returns queries, keys and values of both inputs: those that global tokens see, and those that the text sees.
+
+        Args:
+          x: activations, the global tokens first.
+          number: number of global tokens.
+          dropout_key: random key for adapters; None disables their dropout.
+        """
+        if self.is_shared:
+            query = shard_activation(self.query(x, dropout_key=dropout_key), "heads", "kv")
+            shared = self.keys_values(x, dropout_key=dropout_key)
+            return query, shared, shared
+
+        def project(axis, *projections):
+            given = (functools.partial(each, dropout_key=dropout_key) for each in projections)
+            return shard_activation(by_input(number, x, *given), axis, "kv")
+
+        of_globals = (
+            project("kv_heads", self.global_key, self.g2l_key),
+            project("kv_heads", self.global_value, self.g2l_value),
+        )
+        of_text = project("kv_heads", self.l2g_key, self.key), project("kv_heads", self.l2g_value, self.value)
+        return project("heads", self.global_query, self.query), of_globals, of_text
 
     def relative_scores(self, ids: Array, num_global: int) -> TableScores:
         """Returns the scores of relative positions, of queries of which `num_global` are global tokens."""
@@ -214,34 +259,33 @@ class EtcAttention(MultiHeadAttention):
     def linear(self, x: Hidden, segments: Array, globals_: GlobalInput, dropout_key: jax.Array | None) -> Array:
         """Computes attention without the scores of tokens of the text that are far from each other."""
         number, length = globals_.number, x.shape[1] - globals_.number
-        query = shard_activation(self.query(x, dropout_key=dropout_key), "heads", "kv")
-        key, value = self.keys_values(x, dropout_key=dropout_key)
+        query, keys_of_globals, keys_of_text = self.projected(x, number, dropout_key)
         inputs = local_global_attention.Inputs(segments, globals_.sentence, self.radius, self.is_hard)
         of_globals, of_text = (
             bigbird_etc_inputs.input_scores(table.embedding[...], table.bias[...], size, self.max_distance)
             for table, size in ((self.global_relative, number), (self.relative, length))
         )
-        if local_global_attention.is_fused(query, key, inputs, of_text.within, dropout=self.dropout):
+        if local_global_attention.is_fused(query, keys_of_text[0], inputs, of_text.within, dropout=self.dropout):
             # Importing Pallas takes as long as importing Flax, and runs on other devices do not need it.
             from t5x_like.kernels.fused_attention import local_global
 
             scores = {"of_globals": of_globals, "of_text": of_text}
             options = {"scale": self.scale, "dropout": self.dropout, "dropout_key": dropout_key}
-            output = local_global.attention(query, key, value, inputs=inputs, **scores, **options)
+            output = local_global.attention(query, keys_of_globals, keys_of_text, inputs=inputs, **scores, **options)
         else:
-            output = self.by_blocks(query, key, value, segments, globals_, dropout_key)
+            output = self.by_blocks(query, keys_of_globals, keys_of_text, segments, globals_, dropout_key)
         return shard_activation(output, "heads", "kv")
 
     def by_blocks(
         self,
         query: Array,
-        key: Array,
-        value: Array,
+        keys_of_globals: KeysValues,
+        keys_of_text: KeysValues,
         segments: Array,
         globals_: GlobalInput,
         dropout_key: jax.Array | None,
     ) -> Array:
-        """Computes attention with products of neighboring blocks of the text; see `linear`."""
+        """Computes attention with products of neighboring blocks of the text; see `linear` and `projected`."""
         number = globals_.number
         global_key, long_key = split_key(dropout_key, 2)
         of_text, of_globals = slice(number, None), slice(0, number)
@@ -251,7 +295,7 @@ class EtcAttention(MultiHeadAttention):
         options = {"scale": self.scale, "dropout": self.dropout}
         bias = self.relative_scores(ids, number)
         of_global_queries = kernels.attention(
-            query[:, of_globals], key, value, mask=seen, bias=bias, dropout_key=global_key, **options
+            query[:, of_globals], *keys_of_globals, mask=seen, bias=bias, dropout_key=global_key, **options
         )
         vectors = self.relative.embedding[...].astype(query.dtype)
         products = jnp.einsum("bqhd,rhd->bhqr", query[:, of_text], vectors, preferred_element_type=jnp.float32)
@@ -260,10 +304,10 @@ class EtcAttention(MultiHeadAttention):
         same = segments[:, of_text, None] == segments[:, None, of_globals]
         between = bigbird_etc_inputs.other_and_own_rows(self.max_distance)
         of_text_queries = local_global_attention.attention(
-            *(each[:, of_text] for each in (query, key, value)),
+            *(each[:, of_text] for each in (query, *keys_of_text)),
             self.scale * (products + self.relative.bias[...].T[:, None]),
             window=Window(self.radius, segments[:, of_text], rows),
-            globals_=GlobalKeys(key[:, of_globals], value[:, of_globals], same, globals_.is_own, between),
+            globals_=GlobalKeys(*(each[:, of_globals] for each in keys_of_text), same, globals_.is_own, between),
             dropout_key=long_key,
             **options,
         )

@@ -8,6 +8,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like.kernels.local_global_attention import BetweenScores, InputScores
+from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.relative_scores import DistanceScores
 
 GLOBAL_FEATURES = ("global_positions", "global_segment_ids", "global_tokens")
@@ -137,6 +138,23 @@ def relative_ids_of_globals(globals_: GlobalInput, max_distance: int) -> Int[Arr
     number, rows = globals_.number, len(globals_.sentence)
     within = jnp.broadcast_to(_rows_within(number, max_distance), (rows, number, number))
     return jnp.concatenate([within, jnp.swapaxes(rows_between(globals_, max_distance), 1, 2)], axis=-1)
+
+
+def keys_of_each_input(
+    mask: Mask, ids: Int[Array, "batch globals+length globals+length"], number: int
+) -> tuple[Mask, Int[Array, "batch globals+length 2*(globals+length)"]]:
+    """Returns mask and rows of keys that are there twice: for queries of the global and for those of the long input.
+
+    Args:
+      mask: what tokens see, as a matrix, and the segments of both inputs.
+      ids: see `relative_ids`.
+      number: number of global tokens.
+    """
+    is_global = jnp.arange(ids.shape[1])[:, None] < number
+    seen = jnp.concatenate([mask.dense & is_global, mask.dense & ~is_global], axis=-1)
+    segments = jnp.concatenate([mask.key_segments, mask.key_segments], axis=1)
+    twice = Mask(query_segments=mask.query_segments, key_segments=segments, dense=seen)
+    return twice, jnp.concatenate([ids, ids], axis=-1)
 
 
 def rows_of_distances(distance: Int[Array, "..."], max_distance: int) -> Int[Array, "..."]:

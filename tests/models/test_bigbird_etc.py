@@ -89,6 +89,8 @@ def test_flops_count_both_inputs():
     per_token = 4 * 12 * 12 + 2 * 12 * 20 + 10 * 12
     pairs = 16 * 5 + 5 * (16 + 5)
     assert given - config.train_flops(shapes) == 6 * 2 * 2 * (5 * per_token + 2 * pairs * 12)
+    separate = dataclasses.replace(config, shared_projections=False)
+    assert separate.train_flops(shapes) - config.train_flops(shapes) == 6 * 2 * 2 * 16 * 2 * 12 * 12
 
 
 def test_new_tables_of_relative_positions_have_the_deviation_of_the_released_code():

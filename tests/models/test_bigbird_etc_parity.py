@@ -57,8 +57,8 @@ def relative_id(query, key):
 class Rewrite:
     """The network with tensors by their names here, layers stacked."""
 
-    def __init__(self, tensors, batch, is_hard):
-        self.tensors, self.is_hard = tensors, is_hard
+    def __init__(self, tensors, batch, is_hard, radius):
+        self.tensors, self.is_hard, self.radius = tensors, is_hard, radius
         self.batch = {name: torch.tensor(array).long() for name, array in batch.items()}
         self.sentence = torch.tensor(sentences(batch))
         own = self.sentence[:, :, None] == torch.arange(GLOBALS)
@@ -90,9 +90,16 @@ class Rewrite:
         return torch.einsum("bhqk,bqkhd->bqhd", weights, torch.cat(values, dim=2))
 
     def layer(self, text, globals_, layer):
-        q, k, v = (self.project(text, f"attention/{name}", layer) for name in ("query", "key", "value"))
-        gq, gk, gv = (self.project(globals_, f"attention/{name}", layer) for name in ("query", "key", "value"))
-        radius, segments = CONFIG.local_radius, self.batch["encoder_segment_ids"]
+        def project(x, own):
+            parts = ("query", "key", "value")
+            names = parts if "encoder/layers/attention/global_query/kernel" not in self.tensors else own
+            return (self.project(x, f"attention/{name}", layer) for name in names)
+
+        q, k, v = project(text, ("query", "key", "value"))
+        gq, gk, gv = project(globals_, ("global_query", "l2g_key", "l2g_value"))
+        _, k_of_g, v_of_g = project(text, ("query", "g2l_key", "g2l_value"))
+        _, gk_of_g, gv_of_g = project(globals_, ("global_query", "global_key", "global_value"))
+        radius, segments = self.radius, self.batch["encoder_segment_ids"]
         offsets = torch.arange(LENGTH)[:, None] + torch.arange(-radius, radius + 1)
         inside, at = (offsets >= 0) & (offsets < LENGTH), offsets.clamp(0, LENGTH - 1)
         window = inside & (segments[:, at] == segments[:, :, None])
@@ -104,11 +111,11 @@ class Rewrite:
         of_globals = self.batch["global_segment_ids"]
         ids = torch.tensor([[relative_id(i, j) for j in range(GLOBALS)] for i in range(GLOBALS)]).expand(ROWS, -1, -1)
         mask = of_globals[:, :, None] == of_globals[:, None]
-        among = self.scores(gq, everywhere(gk, GLOBALS), ids, mask, "global_relative", layer)
+        among = self.scores(gq, everywhere(gk_of_g, GLOBALS), ids, mask, "global_relative", layer)
         mask = (self.same & self.own if self.is_hard else self.same).transpose(1, 2)
         ids = self.between.transpose(1, 2)
-        reading = self.scores(gq, everywhere(k, GLOBALS), ids, mask, "global_relative", layer)
-        global_update = self.attend([among, reading], [everywhere(gv, GLOBALS), everywhere(v, GLOBALS)])
+        reading = self.scores(gq, everywhere(k_of_g, GLOBALS), ids, mask, "global_relative", layer)
+        global_update = self.attend([among, reading], [everywhere(gv_of_g, GLOBALS), everywhere(v_of_g, GLOBALS)])
         streams = []
         for x, update, out, norm in (
             (text, text_update, "attention/out", "attention_norm"),
@@ -131,14 +138,17 @@ class Rewrite:
 
 @pytest.mark.parametrize("is_hard", [True, False], ids=["hard", "soft"])
 @pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
-def test_hidden_states_logits_and_gradients(scan, is_hard, assert_parity):
-    config, batch = dataclasses.replace(CONFIG, hard_global_mask=is_hard), make_batch()
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "separate"])
+@pytest.mark.parametrize("radius", [4, 12], ids=["blocks", "dense"])
+def test_hidden_states_logits_and_gradients(radius, is_shared, scan, is_hard, assert_parity):
+    changes = {"hard_global_mask": is_hard, "shared_projections": is_shared, "local_radius": radius}
+    config, batch = dataclasses.replace(CONFIG, **changes), make_batch()
     model = random_model(scanned(config) if scan else config)
     tensors = {
         name: torch.tensor(np.asarray(leaf), requires_grad=True)
         for name, leaf in parameters.stack(parameters.named_leaves(model)).items()
     }
-    text, globals_ = Rewrite(tensors, batch, is_hard)()
+    text, globals_ = Rewrite(tensors, batch, is_hard, radius)()
     valid, is_global = batch["encoder_segment_ids"] != 0, batch["global_segment_ids"] != 0
     expected_logits = text @ tensors["embeddings/token_embedder/embedding"].T
     targets = tokens(ROWS, LENGTH, seed=1)
@@ -167,6 +177,7 @@ def test_hidden_states_logits_and_gradients(scan, is_hard, assert_parity):
 def join_key_biases(tensors):
     """Appends the biases of keys to their kernels: their gradient is the rounding error of a sum of zero."""
     joined = dict(tensors)
-    kernel, bias = (f"encoder/layers/attention/key/{part}" for part in ("kernel", "bias"))
-    joined[kernel] = np.append(tensors[kernel], joined.pop(bias))
+    for bias in [name for name in joined if name.endswith("key/bias")]:
+        kernel = bias.replace("/bias", "/kernel")
+        joined[kernel] = np.append(tensors[kernel], joined.pop(bias))
     return joined

@@ -61,13 +61,17 @@ REFUSED = {
 }
 
 
+SEPARATE = "etc with separate projections"
+
+
 @functools.cache
 def of_family(name):
     """Returns the model and a batch of rows in which BigBird has random blocks, and ETC global tokens."""
-    config = FAMILIES[name].config
+    family = FAMILIES["etc" if name == SEPARATE else name]
+    config = family.config
     if hasattr(config, "tokens_per_global"):
-        config = dataclasses.replace(config, tokens_per_global=4)
-    return random_model(config), example_batch(FAMILIES[name], encoder=16, decoder=16)
+        config = dataclasses.replace(config, tokens_per_global=4, shared_projections=name != SEPARATE)
+    return random_model(config), example_batch(family, encoder=16, decoder=16)
 
 
 @jax.jit
@@ -81,7 +85,7 @@ def refuses(name, setting):
     return reason and pytest.raises(UserError, match=f"{setting}.*: {reason}")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, SEPARATE])
 def test_a_smaller_model_has_the_outputs_of_one_with_zeros(family):
     model, batch = of_family(family)
     leaves, axes = stored(model)

@@ -20,14 +20,15 @@ from t5x_like.kernels.local_global_attention import BetweenScores, InputScores
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.score_bias import ScoreTerms
 
+KeysValues = tuple[Float[Array, "batch globals+length heads kv"], Float[Array, "batch globals+length heads kv"]]
 # Averages of values, and log-sum-exps `[batch, heads, 1, q_len]`.
 Average = tuple[Float[Array, "batch q_len heads kv"], Float[Array, "batch heads 1 q_len"]]
 
 
 def attention(
     q: Float[Array, "batch globals+length heads kv"],
-    k: Float[Array, "batch globals+length heads kv"],
-    v: Float[Array, "batch globals+length heads kv"],
+    keys_of_globals: KeysValues,
+    keys_of_text: KeysValues,
     *,
     inputs: local_global_attention.Inputs,
     of_globals: InputScores,
@@ -42,8 +43,8 @@ def attention(
 
     Args:
       q: queries, those of the global tokens first.
-      k: keys.
-      v: values.
+      keys_of_globals: keys and values of both inputs that global tokens see.
+      keys_of_text: keys and values of both inputs that the text sees.
       inputs: what the tokens see.
       of_globals: scores of relative positions of global tokens.
       of_text: scores of relative positions of the text.
@@ -56,34 +57,40 @@ def attention(
     Returns:
       Averages of the values. Dropout has the same distribution as in the reference and other random bits.
     """
-    q, k, v = head_exchange.exchange(q, k, v)
+    _, *keys_of_globals = head_exchange.exchange(q, *keys_of_globals)
+    q, *keys_of_text = head_exchange.exchange(q, *keys_of_text)
     number, segments, sentence = inputs.number, inputs.segments, inputs.sentence
     options = {"scale": scale, "dropout": dropout, "interpret": interpret, "sizes": sizes}
     keys = split_key(dropout_key, 4)
 
-    def within(part: slice, scores: InputScores, key, window: int | None = None) -> Average:
-        of_part = q[:, part], k[:, part], v[:, part]
+    def within(part: slice, pair, scores: InputScores, key, window: int | None = None) -> Average:
+        of_part = tuple(each[:, part] for each in (q, *pair))
         mask = Mask(window=window, query_segments=segments[:, part], key_segments=segments[:, part])
         terms = scores.within.terms(*of_part[:2], scale=scale)
         return attention_and_log_sum_exp(*of_part, mask, terms, dropout_key=key, **options)
 
     text, globals_ = slice(number, None), slice(0, number)
-    local = within(text, of_text, keys[0], inputs.radius + 1)
+    local = within(text, keys_of_text, of_text, keys[0], inputs.radius + 1)
     if not number:
         return local[0]
     index = jnp.broadcast_to(jnp.arange(number), (len(sentence), number))
     of_both = Mask(query_segments=segments[:, text], key_segments=segments[:, globals_])
     to_globals = _between(
-        q[:, text], k[:, globals_], v[:, globals_], of_text.between, of_both, (sentence, index), keys[1], options
+        q[:, text],
+        *(each[:, globals_] for each in keys_of_text),
+        of_text.between,
+        of_both,
+        (sentence, index),
+        keys[1],
+        options,
     )
     if inputs.is_hard:  # no global token has the index -1 of tokens without a sentence
         seen, types = Mask(query_segments=index, key_segments=sentence), None
     else:
         seen, types = Mask(query_segments=segments[:, globals_], key_segments=segments[:, text]), (index, sentence)
-    to_text = _between(
-        q[:, globals_], k[:, text], v[:, text], of_globals.between, seen, types, keys[2], options
-    )  # fmt: skip
-    among_globals = within(globals_, of_globals, keys[3])
+    read = (each[:, text] for each in keys_of_globals)
+    to_text = _between(q[:, globals_], *read, of_globals.between, seen, types, keys[2], options)
+    among_globals = within(globals_, keys_of_globals, of_globals, keys[3])
     return jnp.concatenate([_merge(among_globals, to_text), _merge(local, to_globals)], axis=1)
 
 

@@ -39,6 +39,7 @@ ENCODERS = {
     "bigbird": Encoder(BigBirdConfig(**SIZES), 1024, "block_list_attention", (64, 512)),
     # Three blocks of 85, and 40 global tokens.
     "etc": Encoder(EtcConfig(**SIZES), 1024, "fused_attention", (85, 3 * 85 + 40)),
+    "etc_separate": Encoder(EtcConfig(**SIZES, shared_projections=False), 1024, "fused_attention", (85, 3 * 85 + 40)),
     "deberta": Encoder(DebertaConfig(**SIZES), 384, "fused_attention", (384, 384)),
     "deberta_v3": Encoder(DebertaV2Config(**SIZES), 384, "fused_attention", (384, 384)),
     # The queries of both streams: all tokens, and 64 targets.

@@ -20,7 +20,7 @@ TOLERANCE = 2e-5
 class Case:
     """Rows of two texts with padding and of one text, with sentences of 13 to 30 tokens."""
 
-    def __init__(self, length, radius, *, is_hard=True, heads=2, rows=2, max_distance=4):
+    def __init__(self, length, radius, *, is_hard=True, heads=2, rows=2, max_distance=4, is_shared=True):
         rng = np.random.default_rng(0)
         sizes = dict(vocab_size=8, embed_dim=heads * 16, num_heads=heads, head_dim=16, mlp_dim=8, num_layers=1)
         more = dict(max_distance=max_distance, relative_vocab_size=32, local_radius=radius, hard_global_mask=is_hard)
@@ -38,7 +38,7 @@ class Case:
         self.globals_ = bigbird_etc_inputs.given_sentences(*given, None, jnp.asarray(texts, jnp.int32))
         self.segments = jnp.asarray(np.concatenate([of_globals, texts], axis=1), jnp.int32)
         shape = (rows, self.segments.shape[1], heads, 16)
-        self.arrays = [jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(3)]
+        self.arrays = [jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(3 if is_shared else 5)]
         self.gradient = jnp.asarray(rng.normal(size=shape), jnp.float32)
         self.length = length
 
@@ -54,8 +54,14 @@ class Case:
 
         return jax.tree.leaves(run(self.attention, self.arrays))
 
+    def split(self, query, *keys_values):
+        """Returns queries, and keys and values that global tokens and that the text see."""
+        return query, keys_values[:2], keys_values[-2:]
+
     def gathered(self):
-        return self.run(lambda attention, *qkv: attention.by_blocks(*qkv, self.segments, self.globals_, None))
+        return self.run(
+            lambda attention, *qkv: attention.by_blocks(*self.split(*qkv), self.segments, self.globals_, None)
+        )
 
     def fused(self, has_gradients=True, **options):
         config, number = self.config, self.globals_.number
@@ -70,7 +76,7 @@ class Case:
             )
             given = {"inputs": inputs, "of_globals": of_globals, "of_text": of_text, "scale": attention.scale}
             given |= {"dropout": NO_DROPOUT, "interpret": True, "sizes": SIZES}
-            return local_global.attention(*qkv, **given | options)
+            return local_global.attention(*self.split(*qkv), **given | options)
 
         return self.run(function, has_gradients)
 
@@ -86,6 +92,7 @@ def assert_equal(found, expected):
         (401, {"radius": 84, "max_distance": 12}),
         (301, {"radius": 20, "is_hard": False}),
         (131, {"radius": 1, "heads": 1}),
+        (131, {"radius": 8, "heads": 1, "is_shared": False}),
     ],
 )
 def test_outputs_and_gradients_equal_those_of_gathered_blocks(length, options):
