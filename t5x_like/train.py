@@ -168,9 +168,6 @@ def train(
         checkpointer = stack.enter_context(run_directory.closing(resuming.open_checkpoints(storage, model_dir)))
         base = frozen_base.of_run(model_dir) if run_directory.may_resume(model_dir) else None
         checkpointer.prepare(resuming.saved(*shapes, base), partitioner)
-        if evaluate.names and periods.evaluate is not None:
-            decides = periods.patience is not None or checkpointer.keep_best
-            check_metrics(evaluate, checkpointer.best_metric if decides else None, all_shapes)
         with goodput.phase("restore"):
             start = run_directory.resume_step(checkpointer, model_dir, run_config)
         if start:
@@ -205,6 +202,9 @@ def train(
             logging.info("%s", run_directory.how_to_train_longer(model_dir, start, is_early=early is not None))
             params = to_evaluate(state, frozen)
             return TrainResult(model_dir, start, params, None, {}, best and best.step, program.flops, num_trained)
+        if evaluate.names and periods.evaluate is not None:
+            decides = periods.patience is not None or checkpointer.keep_best
+            check_metrics(evaluate, checkpointer.best_metric if decides else None, all_shapes)
         read = {name: each.on(partitioner).read() for name, each in recipe.teachers.items() if each.runs}
         frozen = frozen.replace(teachers=read)
         if start:

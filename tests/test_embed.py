@@ -1,18 +1,21 @@
 """`embed`: vectors of texts and tokens, their files, and nearest neighbors."""
 
+import dataclasses
 import json
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_models
+from families import FAMILIES, random_model, tokens
 from numerics import assert_close
 
+from t5x_like.adapters.prompt import Prompt
 from t5x_like.embed import embed
 from t5x_like.errors import UserError
 from t5x_like.inference import vector_files
 from t5x_like.inference.layer_mix import LayerMix
-from t5x_like.inference.text_vectors import pool
+from t5x_like.inference.text_vectors import VectorComputation, pool
 from t5x_like.loading import open_model
 from t5x_like.models.bert import BertConfig
 
@@ -94,6 +97,22 @@ def test_pooling_by_hand():
     assert pool(vectors, is_token, "mean") == 3.0
     assert pool(vectors, is_token, "cls") == 1.0
     assert pool(vectors, is_token, "cls", -1) == pool(vectors, is_token, "last") == 6.0
+
+
+@pytest.mark.parametrize("layers", ["output", 1])
+@pytest.mark.parametrize(
+    "name, changes", [("etc", {"tokens_per_global": 2}), ("bert", {"adapters": (Prompt(length=3),)})]
+)
+def test_vectors_are_those_of_tokens(name, changes, layers):
+    """Global tokens of ETC and virtual tokens come before the text."""
+    config = dataclasses.replace(FAMILIES[name].config, **changes)
+    model = random_model(config)
+    batch = {"encoder_input_tokens": tokens(2, 7), "encoder_segment_ids": np.ones((2, 7), np.int32)}
+    outputs = model(batch, capture=("encoder/layers/0/hidden",))
+    expected = outputs.hidden if layers == "output" else outputs.captured["encoder/layers/0/hidden"][:, -7:]
+    for pooling, of_text in (("cls", expected[:, 0]), ("mean", expected.mean(axis=1)), (None, expected)):
+        computation = VectorComputation(config, LayerMix.of(config, layers), pooling)
+        np.testing.assert_allclose(computation.compute(model, batch, None, None), of_text, atol=1e-5)
 
 
 def test_neighbors_of_a_word_in_sentences(bert, texts, capsys):

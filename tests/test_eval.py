@@ -157,18 +157,28 @@ def test_metrics_of_a_task_are_known_before_an_evaluation(monkeypatch):
         assert TaskEvaluator(source("validation"), spec).metric_names() == names
 
 
+def of_an_extra():
+    require("package_of_no_one", "a metric of the task", extra="eval")
+
+
+def of_the_user():
+    import package_of_no_one  # noqa: F401
+
+
+@pytest.mark.parametrize("imports", [of_an_extra, of_the_user])
 @pytest.mark.parametrize("command", [train, evaluate])
 def test_metric_without_its_package_stops_the_command_before_anything_is_computed(
-    command, letters_run, tmp_path, monkeypatch
+    command, imports, letters_run, tmp_path, monkeypatch
 ):
     def needs_a_package(targets, predictions):
-        return {"value": require("package_of_no_one", "a metric of the task", extra="eval").value(targets)}
+        imports()
+        return {"value": 1.0}
 
     task, computed = seqio.TaskRegistry.get(TASK), []
     monkeypatch.setattr(task, "_all_metric_fns", ([needs_a_package], [], []))
     monkeypatch.setattr(task, "metric_objs", [needs_a_package])
     monkeypatch.setattr(Predictor, "predict", lambda *args: computed.append(args))
-    with pytest.raises(UserError, match="a metric of the task needs package_of_no_one, which is not installed"):
+    with pytest.raises(UserError, match="a metric .*needs package_of_no_one, which is not installed"):
         if command is train:
             train(
                 recipes.make(

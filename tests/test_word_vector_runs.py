@@ -1,5 +1,6 @@
 """The recipes of word vectors train on text files by the command line, resume, and their vectors are read."""
 
+import json
 import shutil
 
 import numpy as np
@@ -12,7 +13,7 @@ SENTENCES = ("the cat sat on the mat", "the dog sat on the rug", "a cat and a do
 REPEATED = 50
 COUNTS = {"the": 5, "a": 2, "cat": 2, "dog": 2, "on": 2, "rug": 2, "sat": 2, "and": 1, "mat": 1, "ran": 1, "to": 1}
 STEPS, SAVE_PERIOD, DIM = 20, 5, 8
-# Recipe -> the file of its model, and its own settings. Of 256 examples, many would have the same word, and add up.
+# Recipe -> the file of its model, and its own settings. Updates of 256 examples, which have few words, would diverge.
 RECIPES = {
     "word2vec": ("base", {"SUBSAMPLING": 0.0, "EXAMPLES_PER_UPDATE": 32}),
     "glove": ("base", {"EXAMPLES_PER_UPDATE": 8}),
@@ -37,7 +38,13 @@ def test_run_learns_and_resumes_with_the_same_losses(recipe, tmp_path, run_comma
     model, own = RECIPES[recipe]
     settings = {"DATA_FILES": repr(str(text)), "VALIDATION_FILES": repr(str(held_out))}
     settings |= {"VOCABULARY_PATH": repr(f"{vocabulary}/vocab.txt"), "WordVectorsConfig.vocab_size": size}
-    settings |= {"WordVectorsConfig.embed_dim": DIM, "TRAIN_STEPS": STEPS, "SAVE_PERIOD": SAVE_PERIOD, "LOG_PERIOD": 1}
+    settings |= {
+        "WordVectorsConfig.embed_dim": DIM,
+        "TRAIN_STEPS": STEPS,
+        "SAVE_PERIOD": SAVE_PERIOD,
+        "LOG_PERIOD": 1,
+        "KEEP_CHECKPOINTS": 4,
+    }
     settings |= {"BATCH_SIZE": 4, "TASK_FEATURE_LENGTHS": {"targets": 20}, "MODEL_DIR": repr(str(run))} | own
     command = ["train", f"--gin_file=models/word_vectors/{model}.gin", f"--gin_file=runs/{recipe}.gin"]
     command += [f"--gin.{name}={value}" for name, value in settings.items()]
@@ -52,6 +59,8 @@ def test_run_learns_and_resumes_with_the_same_losses(recipe, tmp_path, run_comma
     for step in range(2 * SAVE_PERIOD, STEPS + 1, SAVE_PERIOD):  # as after a kill
         shutil.rmtree(run / "checkpoints" / str(step))
     assert losses() == whole
+    starts = [json.loads(line)["step"] for line in (run / "starts.jsonl").read_text().splitlines()]
+    assert starts == [0, SAVE_PERIOD] and (run / "checkpoints" / str(STEPS)).is_dir()
 
     code, output = run_command(["convert", f"--input={run}", f"--output={tmp_path}/vectors.vec"])
     assert code == 0, output

@@ -9,8 +9,10 @@ from jaxtyping import Float, Int
 
 from t5x_like.analysis.subject import DECODER, ENCODER, SPECIAL, Row, Subject
 from t5x_like.errors import UserError
+from t5x_like.layers.captures import of_tokens
 from t5x_like.models.base import Batch
 
+_CROSS = "cross-attention"
 Conversion = Literal["first", "mean"]
 """How the attention of the pieces of a word becomes that of the word: of its first piece, or their mean."""
 
@@ -44,7 +46,7 @@ def kinds(subject: Subject) -> list[Kind]:
         return [
             Kind("encoder", f"{ENCODER}/layers/attention/probabilities"),
             Kind("decoder", f"{DECODER}/layers/self_attention/probabilities", True, True),
-            Kind("cross-attention", f"{DECODER}/layers/cross_attention/probabilities", True, False),
+            Kind(_CROSS, f"{DECODER}/layers/cross_attention/probabilities", True, False),
         ]
     return [Kind("self-attention", f"{stack}/layers/attention/probabilities") for stack in subject.stacks]
 
@@ -58,10 +60,14 @@ def probabilities(
     the encoder, after its start token: its arrays are moved by one position, so that they lack the attention to the
     start token, and the last token, which it does not read, has zeros.
     """
+    stack_of_queries = kind.capture.partition("/")[0]
+    stack_of_keys = ENCODER if kind.name == _CROSS else stack_of_queries
 
     def compute(model: Any, batch: Batch) -> Any:
         reads = {name: x for name, x in batch.items() if name in model.config.reads}
         found = model(reads, capture=(kind.capture,)).captured[kind.capture]
+        lengths = [batch[f"{stack}_input_tokens"].shape[1] for stack in (stack_of_queries, stack_of_keys)]
+        found = of_tokens(kind.capture, found, *lengths)
         return jnp.moveaxis(found.astype(jnp.float32), 0, 1)
 
     results = subject.run(compute, subject.model, [row.ids for row in rows], what="sentences")

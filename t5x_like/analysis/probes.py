@@ -20,6 +20,7 @@ from t5x_like.analysis.subject import Row, Subject
 from t5x_like.analysis.treebank import Sentence
 from t5x_like.errors import UserError
 from t5x_like.inference.layer_mix import ALL, LayerMix
+from t5x_like.layers.captures import of_tokens
 from t5x_like.models.base import Batch, Model
 
 # Every fifth sentence is for testing.
@@ -182,7 +183,8 @@ def word_vectors(subject: Subject, rows: Sequence[Row]) -> list[Float[np.ndarray
     def compute(model: Model, batch: Batch) -> Array:
         reads = {name: x for name, x in batch.items() if name in model.config.reads}
         captured = model(reads, capture=names).captured
-        states = [captured[name] for name in names]
+        length = batch[f"{names[0].partition('/')[0]}_input_tokens"].shape[1]
+        states = [of_tokens(name, captured[name], length) for name in names]
         return jnp.stack([each for each in states if each.shape == states[-1].shape], axis=1)
 
     found = []

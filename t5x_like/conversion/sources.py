@@ -23,6 +23,7 @@ from t5x_like.interop import (
     tensorflow_checkpoints,
 )
 from t5x_like.interop.adapter_files import LoralibSettings
+from t5x_like.interop.formats import Format
 from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import MODEL
@@ -83,19 +84,24 @@ def read_other(path: str, options: Options) -> Weights | None:
     """
     if convert_vectors.is_input(path):
         return Weights(*convert_vectors.read(path, options.model))
-    prefix = weight_files.find_tensorflow(path)
-    if (published := registry.find_format(prefix or path)) is not None:
-        model, leaves, objective = published.read(prefix or path)
-        return Weights(model, leaves, describe(model, objective=objective))
+    if (published := registry.find_format(path)) is not None:
+        return _read_published(published, path)
     if weight_files.is_huggingface(path):
         return _read_huggingface(path, options)
     if weight_files.is_adapter(path):
         return _read_adapters(path, options)
     if (index := weight_files.find_t5x(path)) is not None:
         return _read_t5x(index, path, options.model)
-    if prefix is not None:
+    if (prefix := weight_files.find_tensorflow(path)) is not None:
+        if (published := registry.find_format(prefix)) is not None:
+            return _read_published(published, prefix)
         return _read_tensorflow(prefix, options)
     return None
+
+
+def _read_published(published: Format, path: str) -> Weights:
+    model, leaves, objective = published.read(path)
+    return Weights(model, leaves, describe(model, objective=objective))
 
 
 def _read_huggingface(path: str, options: Options) -> Weights:

@@ -17,6 +17,7 @@ from t5x_like.inference.examples import Example
 from t5x_like.inference.layer_mix import LayerMix
 from t5x_like.inference.open_words import OpenWords
 from t5x_like.inference.text_rows import IdRows
+from t5x_like.layers.captures import of_tokens
 from t5x_like.models.base import Batch, ModelConfig
 
 Pooling = Literal["mean", "cls", "last"]
@@ -113,7 +114,8 @@ class VectorComputation:
         if len(self.config.stacks) > 1:  # the decoder must read something
             one = jnp.ones((is_token.shape[0], 1), jnp.int32)
             rows |= {f"decoder{INPUT_TOKENS_SUFFIX}": one, "decoder_segment_ids": one}
-        vectors = self.mix(params(rows, capture=tuple(self.mix.weights)).captured)
+        captured = params(rows, capture=tuple(self.mix.weights)).captured
+        vectors = self.mix({name: of_tokens(name, each, is_token.shape[1]) for name, each in captured.items()})
         if self.pooling is not None:
             vectors = pool(vectors, is_token, self.pooling, self.cls)
         if self.normalize:

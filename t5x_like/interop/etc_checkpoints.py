@@ -39,14 +39,13 @@ _NAMES = {
     "hard_global_mask": "use_hard_g2l_mask",
     "shared_projections": "share_qkv_projections",
 }
-_SIZE, _HEAD_SIZE, _ACTIVATION = "embedding_size", "att_size_per_head", "hidden_act"
+_EMBEDDING_SIZE, _HEAD_SIZE, _ACTIVATION = "embedding_size", "att_size_per_head", "hidden_act"
 # Their gelu is the tanh approximation.
 _ACTIVATIONS = {"gelu": "gelu", "relu": "relu"}
 # Keys with one supported value, which is the default of the released code.
 _FIXED = {
     "max_absolute_position_embeddings": 0,
     "share_feed_forward_params": True,
-    "share_kv_projections": False,
     "share_att_output_projection": False,
     "use_pre_activation_order": False,
     "use_hard_l2g_mask": False,
@@ -67,9 +66,10 @@ _DEFAULTS = {
     "use_hard_g2l_mask": False,
     "share_qkv_projections": True,
     _ACTIVATION: "gelu",
-    **_FIXED,
 }
 _NORM_EPSILON = 1e-12
+# Rows beside those of distances: 0, and three kinds of keys.
+_FURTHER_ROWS = 4
 # Projections of queries, keys and values.
 _SHARED = {"query": "long_query", "key": "l2l_key", "value": "l2l_value"}
 _SEPARATE = {
@@ -84,7 +84,7 @@ _SEPARATE = {
 
 
 def is_input(path: str) -> bool:
-    """Returns whether a path is that of a checkpoint without `.index`, next to etc_config.json."""
+    """Returns whether etc_config.json and the checkpoint with this path, without `.index`, are in a directory."""
     return paths.is_file(f"{path}{_INDEX}") and paths.is_file(_config_file(path))
 
 
@@ -126,8 +126,8 @@ def write(config: EtcConfig, leaves: Mapping[str, Any], path: str) -> None:
     for mapping in table(config):
         layers = enumerate(leaves[mapping.name]) if "{i}" in mapping.hf_name else [(0, leaves[mapping.name])]
         variables |= {mapping.hf_name.format(i=i): mapping.to_hf(np.asarray(layer)) for i, layer in layers}
-    paths.write_atomic(paths.join(path, ETC_CONFIG), stored)
     tensorflow_checkpoints.write(paths.join(path, CHECKPOINT), variables)
+    paths.write_atomic(paths.join(path, ETC_CONFIG), stored)
 
 
 def config_from_json(stored: Mapping[str, Any]) -> EtcConfig:
@@ -137,11 +137,13 @@ def config_from_json(stored: Mapping[str, Any]) -> EtcConfig:
       UserError: a key is missing, or describes a model that is not supported.
     """
     stored = fields.with_defaults(stored, _DEFAULTS)
-    fields.check_fixed(stored, _FIXED)
-    if stored.get(_SIZE) not in (None, stored["hidden_size"]):
+    # Without effect if queries, keys and values share their projections.
+    pairs = {} if stored["share_qkv_projections"] is True else {"share_kv_projections": False}
+    fields.check_fixed(stored, _FIXED | pairs)
+    if stored.get(_EMBEDDING_SIZE) not in (None, stored["hidden_size"]):
         raise UserError(
-            f"{_SIZE}={stored[_SIZE]!r}: only embeddings of the size of the hidden states, {stored['hidden_size']}, "
-            "are supported"
+            f"{_EMBEDDING_SIZE}={stored[_EMBEDDING_SIZE]!r}: only embeddings of the size of the hidden states, "
+            f"{stored['hidden_size']}, are supported"
         )
     head_dim = stored.get(_HEAD_SIZE) or fields.head_dim(stored, "hidden_size", "num_attention_heads")
     activation = fields.choice(stored, _ACTIVATION, _ACTIVATIONS)
@@ -154,15 +156,21 @@ def config_to_json(config: EtcConfig) -> dict[str, Any]:
     Raises:
       UserError: the format cannot hold the model.
     """
-    activation = fields.activation_name(config.activations, _ACTIVATIONS, "ETC")
     for name, value, supported in (
-        ("embedding_dim", config.unembed_dim, config.embed_dim),
-        ("norm_epsilon", config.norm_epsilon, _NORM_EPSILON),
+        ("activations", config.activations, tuple((each,) for each in _ACTIVATIONS.values())),
+        ("embedding_dim", config.unembed_dim, (config.embed_dim,)),
+        ("norm_epsilon", config.norm_epsilon, (_NORM_EPSILON,)),
     ):
-        if value != supported:
-            raise UserError(
-                f"{name}={value}: not supported by {ETC_CONFIG}, whose models have {supported}. Train with it."
-            )
+        if value not in supported:
+            allowed = " or ".join(map(str, supported))
+            raise UserError(f"{name}={value}: {ETC_CONFIG} cannot say it. Convert a model with {name}={allowed}.")
+    least = 2 * config.max_distance + _FURTHER_ROWS
+    if config.relative_vocab_size < least:
+        raise UserError(
+            f"relative_vocab_size={config.relative_vocab_size}: the released code needs {least} rows or more for "
+            f"max_distance={config.max_distance}. Convert a model with as many."
+        )
+    (activation,) = config.activations
     sizes = {key: getattr(config, field) for field, key in _NAMES.items()}
     return {**sizes, _HEAD_SIZE: config.head_dim, _ACTIVATION: activation, **_FIXED}
 
@@ -212,7 +220,7 @@ def _relative(name: str, theirs: str) -> list[TensorMapping]:
 
 
 def _config_file(path: str) -> str:
-    return paths.join(path.rpartition("/")[0] or ".", ETC_CONFIG)
+    return paths.join(tensorflow_checkpoints.directory(path), ETC_CONFIG)
 
 
 FORMAT = Format(EtcConfig, is_input, read, write)

@@ -2,11 +2,16 @@
 
 The names of the variables follow from the Hugging Face names in the table of a family, by the rules of its
 `tables.TensorFlowFormat`. Kernels are `[inputs, outputs]`, tables and the classifier of pairs of segments as in
-transformers. The state of the optimizer is not read.
+transformers. The state of the optimizer is not read. `etc_checkpoints` reads and writes checkpoints of ETC, by
+functions of this module.
 """
 
+import contextlib
 import dataclasses
+import fnmatch
+import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -97,12 +102,16 @@ def tokenizer(prefix: str, config: ModelConfig) -> dict[str, bytes]:
       prefix: path of the checkpoint.
       config: configuration of the model.
     """
-    directory, family = _directory(prefix), find_family(config)
-    names = paths.listdir(directory)
+    found, family = directory(prefix), find_family(config)
+    names = paths.listdir(found)
     models = [name for name in names if name.endswith(".model")]
     if family is not None and family.sentencepiece and len(models) == 1:
-        return {family.sentencepiece: paths.read_bytes(paths.join(directory, models[0]))}
-    return {"vocab.txt": paths.read_bytes(paths.join(directory, "vocab.txt"))} if "vocab.txt" in names else {}
+        return {family.sentencepiece: paths.read_bytes(paths.join(found, models[0]))}
+    texts = [name for name in names if fnmatch.fnmatch(name, "vocab*.txt")]
+    if len(texts) == 1:
+        return {"vocab.txt": paths.read_bytes(paths.join(found, texts[0]))}
+    logging.warning("%s: the vocabulary was not recognized. Give VOCABULARY_PATH where the run is used.", found)
+    return {}
 
 
 def write(prefix: str, variables: Mapping[str, Float[np.ndarray, "..."]]) -> None:
@@ -116,8 +125,14 @@ def write(prefix: str, variables: Mapping[str, Float[np.ndarray, "..."]]) -> Non
       UserError: TensorFlow is not installed.
     """
     tf, names = _tensorflow(f"{prefix}: writing"), sorted(variables)
+    with contextlib.suppress(RuntimeError):  # raised if TensorFlow already uses its devices
+        tf.config.set_visible_devices([], "GPU")
     values = [tf.constant(np.asarray(variables[name], np.float32)) for name in names]
-    tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=[""] * len(names), tensors=values)
+    with tempfile.TemporaryDirectory() as temporary:
+        local = os.path.join(temporary, prefix.rpartition("/")[2])
+        tf.raw_ops.SaveV2(prefix=local, tensor_names=names, shape_and_slices=[""] * len(names), tensors=values)
+        for name in sorted(os.listdir(temporary)):  # the index comes last
+            paths.write_atomic(paths.join(directory(prefix), name), paths.read_bytes(os.path.join(temporary, name)))
 
 
 def _tensorflow(purpose: str) -> ModuleType:
@@ -304,10 +319,10 @@ def _config(prefix: str, family: Family) -> ModelConfig:
     Raises:
       UserError: the file is missing or invalid.
     """
-    directory, (model_type, *_) = _directory(prefix), family.model_types
+    found_in, (model_type, *_) = directory(prefix), family.model_types
     names = (*([family.tensorflow.config_file] if family.tensorflow.config_file else []), _HF_CONFIG)
     for name in names:
-        if paths.is_file(file := paths.join(directory, name)):
+        if paths.is_file(file := paths.join(found_in, name)):
             found = json_files.read(file)
             if name != _HF_CONFIG:
                 found = {family.tensorflow.config_keys.get(key, key): value for key, value in found.items()}
@@ -322,5 +337,6 @@ def _config(prefix: str, family: Family) -> ModelConfig:
     )
 
 
-def _directory(prefix: str) -> str:
+def directory(prefix: str) -> str:
+    """Returns the directory of a checkpoint."""
     return prefix.rpartition("/")[0] or "."

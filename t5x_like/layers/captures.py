@@ -56,6 +56,25 @@ class Edit:
         return self.function(x, *self.arrays).astype(x.dtype)
 
 
+def of_tokens(name: str, array: Array, length: int, keys: int | None = None) -> Array:
+    """Returns a captured array without the positions before the tokens of a row, such as those of ETC's global tokens.
+
+    Args:
+      name: full name of the array.
+      array: the array, of one layer or of all layers.
+      length: number of tokens of a row.
+      keys: number of tokens of the keys of scores and probabilities; None for `length`.
+    """
+    last = name.rpartition("/")[2]
+    if last in ("scores", "probabilities"):
+        sizes = {-2: length, -1: length if keys is None else keys}
+    else:
+        sizes = {-3 if last in ("query", "key", "value") else -2: length}
+    for axis, size in sizes.items():
+        array = jax.lax.slice_in_dim(array, array.shape[axis] - size, array.shape[axis], axis=axis)
+    return array
+
+
 @dataclasses.dataclass(frozen=True)
 class LayerEdits:
     """The edits of one layer, or of one of its blocks.

@@ -54,7 +54,7 @@ _WINDOWS = 3
 
 @dataclasses.dataclass(frozen=True)
 class EtcConfig(BertConfig):
-    """Sizes and hyperparameters of ETC; the defaults are those of ETC base."""
+    """Sizes and hyperparameters of ETC; the defaults are those of ETC base with shared projections."""
 
     # Longest row of the text, in tokens.
     max_length: int = 4096
@@ -70,8 +70,8 @@ class EtcConfig(BertConfig):
     hard_global_mask: bool = True
     # Number of tokens per global token in batches without sentences; None for no global tokens.
     tokens_per_global: int | None = 32
-    # Whether both inputs have the same projections of queries, keys and values. Otherwise, each input has its own, and
-    # those of keys and values also differ by the input of the query.
+    # Whether both inputs share the projections of queries, keys and values. Otherwise each input has its own queries,
+    # and its own keys and values for the queries of each input.
     shared_projections: bool = True
 
     def __post_init__(self):
@@ -111,15 +111,15 @@ class EtcConfig(BertConfig):
         """Returns the floating-point operations of one training step: of BERT, with the visible keys of both inputs.
 
         A row has G more tokens, the global ones. A token of the text sees a window and G keys, a global token all keys.
-        The products with the R rows of relative positions take (G + L) · Ra multiply-adds per layer. A token has keys
-        and values for the queries of each input if projections are not shared.
+        The products with the R rows of relative positions take (G + L) · Ra multiply-adds per layer. If projections are
+        not shared, a token has keys and values for the queries of each input.
         """
         batch, length = shapes["encoder_input_tokens"]
         number = shapes["global_positions"][1] if "global_positions" in shapes else self.default_globals(length)
         a, tokens = self.num_heads * self.head_dim, number + length
         window = length * (2 * self.local_radius + 1) - self.local_radius * (self.local_radius + 1)
         pairs = (window if self.local_radius < length else length**2) + length * number + number * tokens
-        projections = 4 if self.shared_projections else 6
+        projections = 4 if self.shared_projections or not number else 6
         products = tokens * (
             projections * self.embed_dim * a + (len(self.activations) + 1) * self.embed_dim * self.mlp_dim
         )
@@ -159,11 +159,11 @@ class EtcAttention(MultiHeadAttention):
 
     Attributes:
       global_out: projection of the output of global tokens.
-      global_query: projection of the queries of global tokens; this and the following projections only exist if they
-        are not shared. `query`, `key` and `value` then are those of the text for the text.
-      global_key: projection of the keys of global tokens for global tokens; so are `global_value`.
-      l2g_key: projection of the keys of global tokens for the text (long to global); so are `l2g_value`.
-      g2l_key: projection of the keys of the text for global tokens (global to long); so are `g2l_value`.
+      global_query: projection of the queries of global tokens. This and the following exist if projections are not
+        shared; `query`, `key` and `value` then belong to the attention of the text to itself.
+      global_key, global_value: projections of global tokens that global tokens read.
+      l2g_key, l2g_value: projections of global tokens that the text reads (long to global).
+      g2l_key, g2l_value: projections of the text that global tokens read (global to long).
       relative: table of relative positions of queries of the text.
       global_relative: table of relative positions of queries of global tokens.
     """
@@ -178,9 +178,10 @@ class EtcAttention(MultiHeadAttention):
         )
         self.is_shared = config.shared_projections
         if not self.is_shared:
-            for name, key in zip(_SEPARATE, jax.random.split(jax.random.fold_in(base_key, 1), 7), strict=True):
+            further_keys = jax.random.split(jax.random.fold_in(key, 4), len(_SEPARATE))
+            for name, its_key in zip(_SEPARATE, further_keys, strict=True):
                 axes = ("embed", "heads" if name.endswith("query") else "kv_heads", "kv")
-                setattr(self, name, Projection((config.embed_dim,), of_heads, axes=axes, key=key, **options))
+                setattr(self, name, Projection((config.embed_dim,), of_heads, axes=axes, key=its_key, **options))
         self.relative, self.global_relative = (RelativeTable(config, key=each) for each in table_keys)
         self.max_distance, self.radius = config.max_distance, config.local_radius
         self.is_hard = config.hard_global_mask
@@ -202,8 +203,10 @@ class EtcAttention(MultiHeadAttention):
           mask: what tokens see, as a matrix, and the segments of both inputs.
           globals_: the global tokens.
           dropout_key: random key of dropout; None disables dropout.
-          capture: see `MultiHeadAttention.attend`. A text that is longer than its windows is divided into blocks unless
-            arrays of the attention are captured or edited, or the attention has a prefix.
+          capture: see `MultiHeadAttention.attend`. If projections are not shared, keys and values are those for global
+            tokens, followed by those for the text; edits get scores and probabilities of both. A text that is longer
+            than its windows is divided into blocks unless arrays of the attention are captured or edited, or the
+            attention has a prefix.
           edits: see `MultiHeadAttention.attend`.
 
         Returns:
@@ -214,26 +217,30 @@ class EtcAttention(MultiHeadAttention):
         if is_short or capture or edits.edits or self.adapter is not None:
             ids = bigbird_etc_inputs.relative_ids(globals_, self.max_distance)
             options = {"dropout_key": dropout_key, "capture": capture, "edits": edits}
-            if not self.is_shared:
-                query, *keys_values = self.projected(x, number, dropout_key)
-                mask, ids = bigbird_etc_inputs.keys_of_each_input(mask, ids, number)
+            if is_doubled := number > 0 and not self.is_shared:
+                query, *keys_values = self.queries_keys_values(x, number, dropout_key)
+                mask, ids = bigbird_etc_inputs.duplicate_keys(mask, ids, number)
                 keys_values = tuple(jnp.concatenate(each, axis=1) for each in zip(*keys_values, strict=True))
                 options |= {"query": query, "keys_values": keys_values}
             output, captured = self.attend(x, mask=mask, bias=self.relative_scores(ids, number), **options)
+            for name in captured.keys() & {"scores", "probabilities"} if is_doubled else ():
+                captured[name] = bigbird_etc_inputs.of_seen_keys(captured[name], number)
         else:
             output, captured = self.linear(x, mask.query_segments, globals_, dropout_key), {}
         projections = (functools.partial(each, dropout_key=dropout_key) for each in (self.global_out, self.out))
         return by_input(number, output, *projections), captured
 
-    def projected(self, x: Hidden, number: int, dropout_key: jax.Array | None) -> tuple[Array, KeysValues, KeysValues]:
-        """Returns queries, keys and values of both inputs: those that global tokens see, and those that the text sees.
+    def queries_keys_values(
+        self, x: Hidden, number: int, dropout_key: jax.Array | None
+    ) -> tuple[Array, KeysValues, KeysValues]:
+        """Returns the queries of both inputs, and keys and values of both for global tokens and for the text.
 
         Args:
           x: activations, the global tokens first.
           number: number of global tokens.
           dropout_key: random key for adapters; None disables their dropout.
         """
-        if self.is_shared:
+        if self.is_shared or not number:
             query = shard_activation(self.query(x, dropout_key=dropout_key), "heads", "kv")
             shared = self.keys_values(x, dropout_key=dropout_key)
             return query, shared, shared
@@ -242,12 +249,12 @@ class EtcAttention(MultiHeadAttention):
             given = (functools.partial(each, dropout_key=dropout_key) for each in projections)
             return shard_activation(by_input(number, x, *given), axis, "kv")
 
-        of_globals = (
-            project("kv_heads", self.global_key, self.g2l_key),
-            project("kv_heads", self.global_value, self.g2l_value),
+        for_globals = (self.global_key, self.g2l_key), (self.global_value, self.g2l_value)
+        for_text = (self.l2g_key, self.key), (self.l2g_value, self.value)
+        kv_for_globals, kv_for_text = (
+            tuple(project("kv_heads", *pair) for pair in pairs) for pairs in (for_globals, for_text)
         )
-        of_text = project("kv_heads", self.l2g_key, self.key), project("kv_heads", self.l2g_value, self.value)
-        return project("heads", self.global_query, self.query), of_globals, of_text
+        return project("heads", self.global_query, self.query), kv_for_globals, kv_for_text
 
     def relative_scores(self, ids: Array, num_global: int) -> TableScores:
         """Returns the scores of relative positions, of queries of which `num_global` are global tokens."""
@@ -259,33 +266,33 @@ class EtcAttention(MultiHeadAttention):
     def linear(self, x: Hidden, segments: Array, globals_: GlobalInput, dropout_key: jax.Array | None) -> Array:
         """Computes attention without the scores of tokens of the text that are far from each other."""
         number, length = globals_.number, x.shape[1] - globals_.number
-        query, keys_of_globals, keys_of_text = self.projected(x, number, dropout_key)
+        query, kv_for_globals, kv_for_text = self.queries_keys_values(x, number, dropout_key)
         inputs = local_global_attention.Inputs(segments, globals_.sentence, self.radius, self.is_hard)
         of_globals, of_text = (
             bigbird_etc_inputs.input_scores(table.embedding[...], table.bias[...], size, self.max_distance)
             for table, size in ((self.global_relative, number), (self.relative, length))
         )
-        if local_global_attention.is_fused(query, keys_of_text[0], inputs, of_text.within, dropout=self.dropout):
+        if local_global_attention.is_fused(query, kv_for_text[0], inputs, of_text.within, dropout=self.dropout):
             # Importing Pallas takes as long as importing Flax, and runs on other devices do not need it.
             from t5x_like.kernels.fused_attention import local_global
 
             scores = {"of_globals": of_globals, "of_text": of_text}
             options = {"scale": self.scale, "dropout": self.dropout, "dropout_key": dropout_key}
-            output = local_global.attention(query, keys_of_globals, keys_of_text, inputs=inputs, **scores, **options)
+            output = local_global.attention(query, kv_for_globals, kv_for_text, inputs=inputs, **scores, **options)
         else:
-            output = self.by_blocks(query, keys_of_globals, keys_of_text, segments, globals_, dropout_key)
+            output = self.by_blocks(query, kv_for_globals, kv_for_text, segments, globals_, dropout_key)
         return shard_activation(output, "heads", "kv")
 
     def by_blocks(
         self,
         query: Array,
-        keys_of_globals: KeysValues,
-        keys_of_text: KeysValues,
+        kv_for_globals: KeysValues,
+        kv_for_text: KeysValues,
         segments: Array,
         globals_: GlobalInput,
         dropout_key: jax.Array | None,
     ) -> Array:
-        """Computes attention with products of neighboring blocks of the text; see `linear` and `projected`."""
+        """Computes attention with products of neighboring blocks; see `linear` and `queries_keys_values`."""
         number = globals_.number
         global_key, long_key = split_key(dropout_key, 2)
         of_text, of_globals = slice(number, None), slice(0, number)
@@ -295,7 +302,7 @@ class EtcAttention(MultiHeadAttention):
         options = {"scale": self.scale, "dropout": self.dropout}
         bias = self.relative_scores(ids, number)
         of_global_queries = kernels.attention(
-            query[:, of_globals], *keys_of_globals, mask=seen, bias=bias, dropout_key=global_key, **options
+            query[:, of_globals], *kv_for_globals, mask=seen, bias=bias, dropout_key=global_key, **options
         )
         vectors = self.relative.embedding[...].astype(query.dtype)
         products = jnp.einsum("bqhd,rhd->bhqr", query[:, of_text], vectors, preferred_element_type=jnp.float32)
@@ -304,10 +311,10 @@ class EtcAttention(MultiHeadAttention):
         same = segments[:, of_text, None] == segments[:, None, of_globals]
         between = bigbird_etc_inputs.other_and_own_rows(self.max_distance)
         of_text_queries = local_global_attention.attention(
-            *(each[:, of_text] for each in (query, *keys_of_text)),
+            *(each[:, of_text] for each in (query, *kv_for_text)),
             self.scale * (products + self.relative.bias[...].T[:, None]),
             window=Window(self.radius, segments[:, of_text], rows),
-            globals_=GlobalKeys(*(each[:, of_globals] for each in keys_of_text), same, globals_.is_own, between),
+            globals_=GlobalKeys(*(each[:, of_globals] for each in kv_for_text), same, globals_.is_own, between),
             dropout_key=long_key,
             **options,
         )

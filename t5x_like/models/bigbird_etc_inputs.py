@@ -140,21 +140,32 @@ def relative_ids_of_globals(globals_: GlobalInput, max_distance: int) -> Int[Arr
     return jnp.concatenate([within, jnp.swapaxes(rows_between(globals_, max_distance), 1, 2)], axis=-1)
 
 
-def keys_of_each_input(
+def duplicate_keys(
     mask: Mask, ids: Int[Array, "batch globals+length globals+length"], number: int
 ) -> tuple[Mask, Int[Array, "batch globals+length 2*(globals+length)"]]:
-    """Returns mask and rows of keys that are there twice: for queries of the global and for those of the long input.
+    """Duplicates the keys of both inputs: one copy for global tokens, and one for the long input.
 
     Args:
       mask: what tokens see, as a matrix, and the segments of both inputs.
       ids: see `relative_ids`.
       number: number of global tokens.
+
+    Returns:
+      What tokens see of both copies, and the rows of `ids` for them.
     """
     is_global = jnp.arange(ids.shape[1])[:, None] < number
     seen = jnp.concatenate([mask.dense & is_global, mask.dense & ~is_global], axis=-1)
     segments = jnp.concatenate([mask.key_segments, mask.key_segments], axis=1)
     twice = Mask(query_segments=mask.query_segments, key_segments=segments, dense=seen)
     return twice, jnp.concatenate([ids, ids], axis=-1)
+
+
+def of_seen_keys(scores: Float[Array, "batch heads q_len keys"], number: int) -> Float[Array, "batch heads q_len seen"]:
+    """Returns the scores of the copy of keys that each query sees, after those of a prefix; see `duplicate_keys`."""
+    length = scores.shape[2]
+    prefix, for_globals, for_text = jnp.split(scores, [scores.shape[3] - 2 * length, scores.shape[3] - length], axis=3)
+    is_global = jnp.arange(length)[:, None] < number
+    return jnp.concatenate([prefix, jnp.where(is_global, for_globals, for_text)], axis=3)
 
 
 def rows_of_distances(distance: Int[Array, "..."], max_distance: int) -> Int[Array, "..."]:

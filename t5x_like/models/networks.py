@@ -17,6 +17,7 @@ from t5x_like.models import construct
 from t5x_like.models.base import ModelConfig
 
 MODEL = "model"
+_TARGETS = "decoder_target_tokens"
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -48,6 +49,8 @@ class NetworkSpec:
         model itself, which an objective declares if it shares modules or reads some of the features alone.
       shares: module of this network, such as `embeddings` -> the module in its place.
       features: names of the features that the network reads, for its floating-point operations; None for all.
+      targets: name of the feature that holds the tokens to predict, for the floating-point operations of their logits;
+        None for `decoder_target_tokens`, if the objective has it.
       objective: what the network predicts by itself, such as masked language modeling. Its heads are those of the same
         names that the objective of the run has. None: nothing; for the model, the objective of the run.
     """
@@ -55,12 +58,14 @@ class NetworkSpec:
     config: ModelConfig | None = None
     shares: Mapping[str, Shared] = dataclasses.field(default_factory=dict)
     features: tuple[str, ...] | None = None
+    targets: str | None = None
     objective: "HasNetworks | None" = None
 
     def train_flops(self, shapes: Shapes) -> float:
         """Returns the floating-point operations of the network in a training step; see `ModelConfig.train_flops`."""
         names = shapes if self.features is None else [name for name in shapes if name in self.features]
-        return self.config.train_flops({name: shapes[name] for name in names})
+        read = {name: shapes[name] for name in names}
+        return self.config.train_flops(read if self.targets is None else read | {_TARGETS: shapes[self.targets]})
 
 
 class HasNetworks(Protocol):

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t5x_like.adapters import prompt
-from t5x_like.layers.captures import EMBEDDING, Edit
+from t5x_like.layers.captures import EMBEDDING, Edit, of_tokens
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
@@ -148,7 +147,8 @@ class _View:
         names = {number: f"{self._stack}/{LAYERS}/{number - 1}/hidden" for number in {*self.states} - {0, self._last}}
         names |= {0: f"{self._stack}/{EMBEDDING}"} if 0 in self.states else {}
         outputs = self._model(batch, capture=(*capture, *names.values()), edits=edits, **carry)
-        states = {number: prompt.remove(self._model.config, outputs.captured[name]) for number, name in names.items()}
+        length = outputs.hidden.shape[1]
+        states = {number: of_tokens(name, outputs.captured[name], length) for number, name in names.items()}
         states |= {self._last: outputs.hidden}
         mixed = [states[number] for number in self.states]
         tokens = batch.get(f"{self._stack}_segment_ids", jnp.ones(mixed[0].shape[:2], jnp.int32)) != 0

@@ -15,7 +15,7 @@ from t5x_like.kernels.cross_entropy import target_probabilities
 from t5x_like.layers.captures import Edit
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.lstm import RESETS
-from t5x_like.models.networks import MODEL
+from t5x_like.models.networks import MODEL, NetworkSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import samplers
 from t5x_like.objectives.base import Batch, Objective, Params, Pass
@@ -63,6 +63,10 @@ class RecurrentLM(Objective):
         if eos_id is not None and eos_id < 0:
             raise UserError(f"eos_id={eos_id} is not a token id. Give an id of at least 0, or None.")
         self.eos_id, self.sampler, self.draws = eos_id, sampler, sampler is not None
+
+    def networks(self, config: ModelConfig) -> dict[str, NetworkSpec]:
+        """Returns the model, which computes logits of all tokens unless they are sampled; see `Objective.networks`."""
+        return {} if self.sampler is not None else {MODEL: NetworkSpec(targets="decoder_input_tokens")}
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
         """Returns no heads; see `Objective.init` and `samplers.check_model`."""

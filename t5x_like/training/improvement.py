@@ -39,11 +39,12 @@ def check_metrics(evaluations: Evaluations, best: BestMetric | None, params: Any
       params: Shapes of the parameters.
 
     Raises:
-      UserError: A metric needs a package that is not installed, or no evaluation has the best metric. The latter is not
-        raised if the names of a task's metrics are not yet known.
+      UserError: A metric of predictions needs a package that is not installed, or no evaluation has the best metric.
+        The latter is not raised if the names of a task's metrics are not yet known.
     """
-    names, of_tasks = evaluations.metric_names(params), evaluations.task_metric_names()
+    of_tasks = evaluations.task_metric_names()
     if best is not None and of_tasks is not None:
+        names = evaluations.metric_names(params)
         best.value(flatten({name: each | of_tasks[name] for name, each in names.items()}))
 
 

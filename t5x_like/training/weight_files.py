@@ -13,7 +13,7 @@ _OTHER_FORMATS = (*_PICKLES, ".h5", ".msgpack", ".npz", ".gguf")
 _ADAPTERS = (".safetensors", ".npy")
 _WORD_VECTORS = (".vec", ".txt", ".bin")
 _TENSORFLOW_INDEX = ".index"
-# The files of each format of `interop.formats`.
+# The files of each format of `interop.formats` that is a directory.
 _PUBLISHED = (frozenset({"options.json", "weights.hdf5"}),)
 # The name of a model on the Hugging Face Hub, with or without its owner.
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

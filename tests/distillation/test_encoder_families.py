@@ -13,6 +13,8 @@ from objective_cases import CASES, terms_of
 
 from t5x_like import parameters
 from t5x_like.data import batches
+from t5x_like.distillation.losses.attention import AttentionScoresMSE
+from t5x_like.distillation.losses.hidden import HiddenCosine, HiddenMSE
 from t5x_like.distillation.losses.logits import ForwardKL
 from t5x_like.distillation.objective import Distillation
 from t5x_like.models.base import ModelConfig
@@ -78,6 +80,32 @@ def test_student_learns_from_a_teacher_of_its_family(name):
     norms = {name: np.abs(leaf).max() for name, leaf in parameters.named_leaves(gradient["model"]).items()}
     assert np.isfinite(list(norms.values())).all() and max(norms.values()) > 0
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradient["teachers"]))
+
+
+LAYER_LOSSES = {
+    "hidden": HiddenMSE(layers=((0, 0),), embeddings=True),
+    "last": HiddenCosine(),
+    "attention": AttentionScoresMSE(layers=((0, 0),)),
+}
+
+
+@pytest.mark.parametrize("loss", LAYER_LOSSES)
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "separate"])
+def test_losses_of_layers_leave_out_global_tokens(loss, is_shared):
+    """The loss between an ETC and itself is 0, and that to another one is that of the captured arrays of the text."""
+    case = ENCODERS["etc"]
+    changes = {"tokens_per_global": 2, "shared_projections": is_shared}
+    config = dataclasses.replace(FAMILIES["etc"].config, num_layers=2, **changes)
+    params, teacher_params = case.params(**changes), case.params(**changes)
+    teacher = Teacher(case.objective, config)
+    objective = Distillation(case.objective, {loss: LAYER_LOSSES[loss]}, teachers={"teacher": teacher})
+    compute = jax.jit(
+        lambda model: terms_of(
+            objective, {**params, "model": model, "teachers": {"teacher": teacher_params}}, case.batch()
+        ).sums[loss]
+    )
+    changed = jax.tree.map(lambda leaf: 0.8 * leaf + 0.05, params["model"])
+    assert abs(float(compute(params["model"]))) < 1e-4 and float(compute(changed)) > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like.layers.captures import parse
+from t5x_like.layers.captures import of_tokens, parse
 
 STACKS = {"encoder": (2, ("hidden", "attention/scores"))}
 
@@ -35,6 +35,14 @@ def test_attention_is_the_self_attention_of_a_decoder():
 def test_collect_returns_only_requested_arrays():
     captures = parse(["encoder/layers/attention/scores"], STACKS)["encoder"]
     assert captures.collect(hidden=1, attention={"scores": 2}) == {"attention/scores": 2}
+
+
+def test_arrays_of_tokens_lack_the_positions_before_them():
+    states, heads, matrix = jnp.arange(10).reshape(1, 5, 2), jnp.zeros((4, 1, 5, 3, 2)), jnp.arange(30).reshape(5, 6)
+    np.testing.assert_array_equal(of_tokens("encoder/layers/0/hidden", states, 3), states[:, 2:])
+    assert of_tokens("encoder/layers/attention/query", heads, 3).shape == (4, 1, 3, 3, 2)
+    np.testing.assert_array_equal(of_tokens("encoder/layers/0/attention/scores", matrix, 5), matrix[:, 1:])
+    np.testing.assert_array_equal(of_tokens("decoder/layers/0/cross_attention/scores", matrix, 3, 4), matrix[2:, 2:])
 
 
 @pytest.mark.parametrize(

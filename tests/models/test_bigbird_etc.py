@@ -11,6 +11,7 @@ from families import FAMILIES, assert_trees_close, loss, random_model, scanned, 
 from t5x_like.errors import UserError
 from t5x_like.models import bigbird_etc_inputs
 from t5x_like.models.bigbird_etc import EtcConfig
+from t5x_like.partitioning import Partitioner
 
 CONFIG = dataclasses.replace(FAMILIES["etc"].config, local_radius=2, tokens_per_global=3)
 SEGMENTS = jnp.array([[1, 1, 1, 1, 2, 2, 2, 0]])
@@ -82,6 +83,37 @@ def test_scanned_layers_and_recomputation_have_the_same_gradients():
     assert_trees_close(other, gradient)
 
 
+SEPARATE = dataclasses.replace(CONFIG, shared_projections=False)
+
+
+@pytest.mark.parametrize("config", [CONFIG, SEPARATE], ids=["shared", "separate"])
+def test_captured_probabilities_are_those_of_seen_keys(config):
+    """A text of three blocks and more is divided into blocks unless arrays are captured."""
+    model, batch = random_model(config), packed_batch()
+    name = "encoder/layers/0/attention/probabilities"
+    outputs = model(batch, capture=(name,))
+    np.testing.assert_allclose(outputs.hidden, model(batch).hidden, atol=2e-5)
+    found = outputs.captured[name]
+    assert found.shape == (2, config.num_heads, 5 + 14, 5 + 14)
+    np.testing.assert_allclose(found.sum(axis=-1), 1, atol=1e-5)
+    assert not np.any(found[:, :, 5 + 6, 5 : 5 + 6]), "the first token of the second text sees none of the first text"
+    assert np.all(found[:, :, 5, 5 : 5 + 3] > 0) and not np.any(found[:, :, 5, 5 + 3 :])
+
+
+@pytest.mark.parametrize("length", [14, 4], ids=["blocks", "dense"])
+def test_sharded_separate_projections_have_the_same_outputs(length):
+    model = random_model(SEPARATE)
+    batch = {name: array[:, :length] if name.startswith("encoder") else array for name, array in packed_batch().items()}
+    batch = jax.tree.map(lambda x: np.concatenate([x, x]), batch)
+    if length == 4:
+        batch |= {"global_positions": np.array([[1, 3]] * 4), "global_segment_ids": np.ones((4, 2), np.int32)}
+    expected = model(batch).hidden
+    partitioner = Partitioner(rules="fsdp_tp_sp", ici={"data": 2, "sequence": 2, "tensor": 2})
+    with partitioner.bound():
+        found = jax.jit(lambda model, batch: model(batch).hidden)(model, batch)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
 def test_flops_count_both_inputs():
     config = dataclasses.replace(CONFIG, tokens_per_global=None)
     shapes = {"encoder_input_tokens": (2, 16)}
@@ -90,7 +122,9 @@ def test_flops_count_both_inputs():
     pairs = 16 * 5 + 5 * (16 + 5)
     assert given - config.train_flops(shapes) == 6 * 2 * 2 * (5 * per_token + 2 * pairs * 12)
     separate = dataclasses.replace(config, shared_projections=False)
-    assert separate.train_flops(shapes) - config.train_flops(shapes) == 6 * 2 * 2 * 16 * 2 * 12 * 12
+    assert separate.train_flops(shapes) == config.train_flops(shapes)
+    more = separate.train_flops(shapes | {"global_positions": (2, 5)}) - given
+    assert more == 6 * 2 * 2 * (5 + 16) * 2 * 12 * 12
 
 
 def test_new_tables_of_relative_positions_have_the_deviation_of_the_released_code():

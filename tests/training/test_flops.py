@@ -97,6 +97,7 @@ def test_recurrent_model_with_state_and_frozen_layers():
         config = LSTMConfig(vocab_size=64, embed_dim=32, embedding_dim=32, num_layers=2)
         return program(config, frozen, RecurrentLM(), Continuous()).flops
 
+    assert flops(None) == 6.0 * ROWS * LENGTH * (2 * 4 * 32 * 64 + 32 * 64), "two layers, and logits of all tokens"
     # Without a gradient of the lower layer, nothing below it has one: neither its kernels nor its inputs.
     inputs, recurrent = 2.0 * ROWS * LENGTH * 4 * 32 * 32, 2.0 * ROWS * LENGTH * 4 * 32 * 32
     assert flops(None) - flops("layer_0/inputs/kernel") == pytest.approx(inputs)

@@ -84,11 +84,11 @@ class TaskEvaluator:
           `<task>/<metric>` -> value; the same in every process.
 
         Raises:
-          UserError: The task does not exist, its data cannot be read, or a metric cannot be computed. A missing package
-            is found before anything is predicted.
+          UserError: The task does not exist, its data cannot be read, or a metric cannot be computed. A package that a
+            metric of predictions misses is found before anything is predicted.
         """
-        self.metric_names()
         evaluator, outputs = self._open(), {}
+        self.metric_names()  # raises if a package is missing
 
         def predictions(dataset):
             key = (id(dataset), "predict")
@@ -145,14 +145,16 @@ class TaskEvaluator:
           The names, or None if a metric reads other outputs of the model, or cannot be computed from targets.
 
         Raises:
-          MissingPackageError: A metric needs a package that is not installed.
+          UserError: A metric of predictions needs a package that is not installed.
         """
         evaluator = self._open()
         if self._names is None:
-            self._names = [self._names_of(task) for task in evaluator.eval_tasks]
+            self._names = distributed.compute_in_main(
+                lambda: [self._task_metric_names(task) for task in evaluator.eval_tasks]
+            )
         return None if None in self._names else sum(self._names, [])
 
-    def _names_of(self, task: seqio.Task) -> list[str] | None:
+    def _task_metric_names(self, task: seqio.Task) -> list[str] | None:
         examples = list(self._open().cached_task_datasets[task.name].take(_FEW).as_numpy_iterator())
         names = []
         try:
@@ -161,6 +163,10 @@ class TaskEvaluator:
                 names += [f"{task.name}/{name}" for name in metric(targets, targets)]
         except MissingPackageError:
             raise
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"task {task.name}: a metric needs {error.name}, which is not installed. Install it."
+            ) from error
         except Exception as error:  # a metric of the user, for which predictions differ from targets
             logging.debug("the metrics of %s cannot be computed from targets: %s", task.name, error)
             return None

@@ -82,8 +82,9 @@ class HiddenMSE(LayerLoss):
         """Computes the loss of a microbatch; see `Loss`."""
         value = super().__call__(heads, student, teacher) if self.pairs(student.network, teacher.network) else 0.0
         if self.embeddings:
+            name, length = f"{self.stack}/embedding", attended(student.batch, self.stack).shape[1]
             states = [
-                outputs_of(self, view).captured[f"{self.stack}/embedding"].astype(jnp.float32)
+                captures.of_tokens(name, outputs_of(self, view).captured[name], length).astype(jnp.float32)
                 for view in (student, teacher)
             ]
             value += self.weighted_sum([self._error(heads, *states)], student.batch)
@@ -129,13 +130,15 @@ class HiddenCosine:
 
     def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
         """Computes the loss of a microbatch; see `Loss`."""
+        is_token = attended(student.batch, _last_stack(student.batch))
+        states = ((_last_states(view.network), outputs_of(self, view)) for view in (student, teacher))
         ours, theirs = (
-            outputs_of(self, view).captured[_last_states(view.network)].astype(jnp.float32)
-            for view in (student, teacher)
+            captures.of_tokens(name, outputs.captured[name], is_token.shape[1]).astype(jnp.float32)
+            for name, outputs in states
         )
         squares = [jnp.sum(jnp.square(x), axis=-1) + _COSINE_EPSILON for x in (ours, theirs)]
         cosine = jnp.sum(ours * theirs, axis=-1) * jax.lax.rsqrt(squares[0] * squares[1])
-        return jnp.sum((1.0 - cosine) * attended(student.batch, _last_stack(student.batch)))
+        return jnp.sum((1.0 - cosine) * is_token)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from t5x_like.distillation.layer_maps import LayerMap, Pairs, resolve
 from t5x_like.distillation.loss import Network, View
 from t5x_like.errors import UserError
+from t5x_like.layers.captures import of_tokens
 from t5x_like.models.base import StackInfo
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Objective
@@ -138,8 +139,9 @@ class LayerLoss:
         return total / len(losses) if self.averages_layers else total
 
     def _arrays(self, view: View, layer: int) -> Arrays:
-        captured = outputs_of(self, view).captured
-        return {what: captured[self._name(layer, what)].astype(jnp.float32) for what in self.reads}
+        captured, length = outputs_of(self, view).captured, attended(view.batch, self.stack).shape[1]
+        names = {what: self._name(layer, what) for what in self.reads}
+        return {what: of_tokens(name, captured[name], length).astype(jnp.float32) for what, name in names.items()}
 
 
 def _stack(network: Network, stack: str) -> StackInfo:

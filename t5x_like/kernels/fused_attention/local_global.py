@@ -27,8 +27,8 @@ Average = tuple[Float[Array, "batch q_len heads kv"], Float[Array, "batch heads 
 
 def attention(
     q: Float[Array, "batch globals+length heads kv"],
-    keys_of_globals: KeysValues,
-    keys_of_text: KeysValues,
+    kv_for_globals: KeysValues,
+    kv_for_text: KeysValues,
     *,
     inputs: local_global_attention.Inputs,
     of_globals: InputScores,
@@ -43,8 +43,8 @@ def attention(
 
     Args:
       q: queries, those of the global tokens first.
-      keys_of_globals: keys and values of both inputs that global tokens see.
-      keys_of_text: keys and values of both inputs that the text sees.
+      kv_for_globals: keys and values of both inputs for the queries of global tokens.
+      kv_for_text: keys and values of both inputs for the queries of the text; the same tuple if they are the same.
       inputs: what the tokens see.
       of_globals: scores of relative positions of global tokens.
       of_text: scores of relative positions of the text.
@@ -57,27 +57,28 @@ def attention(
     Returns:
       Averages of the values. Dropout has the same distribution as in the reference and other random bits.
     """
-    _, *keys_of_globals = head_exchange.exchange(q, *keys_of_globals)
-    q, *keys_of_text = head_exchange.exchange(q, *keys_of_text)
+    pairs = (kv_for_text,) if kv_for_globals is kv_for_text else (kv_for_text, kv_for_globals)
+    exchanged = [head_exchange.exchange(q, *kv) for kv in pairs]
+    (q, *kv_for_text), (_, *kv_for_globals) = exchanged[0], exchanged[-1]
     number, segments, sentence = inputs.number, inputs.segments, inputs.sentence
     options = {"scale": scale, "dropout": dropout, "interpret": interpret, "sizes": sizes}
     keys = split_key(dropout_key, 4)
 
-    def within(part: slice, pair, scores: InputScores, key, window: int | None = None) -> Average:
-        of_part = tuple(each[:, part] for each in (q, *pair))
+    def within(part: slice, kv, scores: InputScores, key, window: int | None = None) -> Average:
+        of_part = tuple(each[:, part] for each in (q, *kv))
         mask = Mask(window=window, query_segments=segments[:, part], key_segments=segments[:, part])
         terms = scores.within.terms(*of_part[:2], scale=scale)
         return attention_and_log_sum_exp(*of_part, mask, terms, dropout_key=key, **options)
 
     text, globals_ = slice(number, None), slice(0, number)
-    local = within(text, keys_of_text, of_text, keys[0], inputs.radius + 1)
+    local = within(text, kv_for_text, of_text, keys[0], inputs.radius + 1)
     if not number:
         return local[0]
     index = jnp.broadcast_to(jnp.arange(number), (len(sentence), number))
     of_both = Mask(query_segments=segments[:, text], key_segments=segments[:, globals_])
     to_globals = _between(
         q[:, text],
-        *(each[:, globals_] for each in keys_of_text),
+        *(each[:, globals_] for each in kv_for_text),
         of_text.between,
         of_both,
         (sentence, index),
@@ -88,9 +89,9 @@ def attention(
         seen, types = Mask(query_segments=index, key_segments=sentence), None
     else:
         seen, types = Mask(query_segments=segments[:, globals_], key_segments=segments[:, text]), (index, sentence)
-    read = (each[:, text] for each in keys_of_globals)
-    to_text = _between(q[:, globals_], *read, of_globals.between, seen, types, keys[2], options)
-    among_globals = within(globals_, keys_of_globals, of_globals, keys[3])
+    of_text_kv = (each[:, text] for each in kv_for_globals)
+    to_text = _between(q[:, globals_], *of_text_kv, of_globals.between, seen, types, keys[2], options)
+    among_globals = within(globals_, kv_for_globals, of_globals, keys[3])
     return jnp.concatenate([_merge(among_globals, to_text), _merge(local, to_globals)], axis=1)
 
 
