@@ -35,7 +35,7 @@ from scipy import stats
 
 TOKENS_PER_STEP = 10_000  # BATCH_SIZE of runs/word2vec.gin times 1,000, with ends of lines
 COUNTS_PER_STEP = 64_000  # BATCH_SIZE of runs/glove.gin times 1,000
-GLOVE_PASSES = 2
+GLOVE_PASSES, GLOVE_WINDOW = 2, 15
 LOG_PERIOD = 20
 FREQUENT, PAIRS = 3_000, 20_000
 Result = TypeVar("Result")
@@ -77,7 +77,7 @@ def train_gensim(text: str, vectors: str, seed: int, epochs: int, workers: int) 
     """Trains gensim's skip-gram vectors on a text file and writes them.
 
     Returns:
-      The speed, and word -> its number in the text.
+      The speed, and word -> count.
     """
     from gensim.models import Word2Vec
 
@@ -105,9 +105,10 @@ def count_pairs(text: str, vocabulary: str) -> tuple[Rate, int, int]:
 
     ids = {word: number for number, word in enumerate(word_counts.read(vocabulary).words, word_counts.FIRST_WORD_ID)}
     lines = pathlib.Path(text).read_text().split("\n")
-    stream = np.array([at for line in lines for at in (*(ids.get(word, 2) for word in line.split()), 1)])
+    numbered = ([*(ids.get(word, word_counts.UNK_ID) for word in line.split()), word_counts.EOS_ID] for line in lines)
+    stream = np.concatenate([np.array(line) for line in numbered])
     start, cpu = time.monotonic(), time.process_time()
-    found = cooccurrences.count(stream, window=15)
+    found = cooccurrences.count(stream, window=GLOVE_WINDOW)
     seconds, cpu = time.monotonic() - start, time.process_time() - cpu
     words = int(np.sum(stream >= word_counts.FIRST_WORD_ID))
     return Rate(words / seconds, words / cpu), words, len(found.counts)
