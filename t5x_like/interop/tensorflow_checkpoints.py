@@ -110,7 +110,9 @@ def tokenizer(prefix: str, config: ModelConfig) -> dict[str, bytes]:
     texts = [name for name in names if fnmatch.fnmatch(name, "vocab*.txt")]
     if len(texts) == 1:
         return {"vocab.txt": paths.read_bytes(paths.join(found, texts[0]))}
-    logging.warning("%s: the vocabulary was not recognized. Give VOCABULARY_PATH where the run is used.", found)
+    logging.warning(
+        "%s: not one vocab*.txt, so the run has no tokenizer. Give VOCABULARY_PATH where it is used.", found
+    )
     return {}
 
 

@@ -74,7 +74,7 @@ def find_tensorflow(path: str) -> str | None:
     """Finds a TensorFlow checkpoint.
 
     Args:
-      path: a directory with one checkpoint, or the path of its files without `.index`.
+      path: a directory with one checkpoint, or the path of its files, with or without `.index`.
 
     Returns:
       The path of the files without `.index`, or None.
@@ -82,7 +82,7 @@ def find_tensorflow(path: str) -> str | None:
     Raises:
       UserError: the directory has several checkpoints.
     """
-    path = path.rstrip("/")
+    path = path.rstrip("/").removesuffix(_TENSORFLOW_INDEX)
     if paths.is_file(f"{path}{_TENSORFLOW_INDEX}"):
         return path
     found = sorted(name for name in paths.listdir(path) if name.endswith(_TENSORFLOW_INDEX))

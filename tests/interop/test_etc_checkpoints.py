@@ -104,7 +104,7 @@ def test_convert_reads_and_writes_the_variables_of_the_released_code(config, tmp
     )
     for command in (
         ["convert", f"--input={tmp_path}/published", f"--output={tmp_path}/run"],
-        ["convert", f"--input={tmp_path}/published/model.ckpt", f"--output={tmp_path}/same"],
+        ["convert", f"--input={tmp_path}/published/model.ckpt.index", f"--output={tmp_path}/same"],
         ["convert", f"--input={tmp_path}/run", f"--output={tmp_path}/again"],
     ):
         code, output = run_command(command)
