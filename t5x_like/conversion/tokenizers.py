@@ -29,7 +29,9 @@ def read_source(source: str, model: ModelConfig) -> dict[str, bytes]:
     if run_files.find_run(source) is not None:
         directory = directory_of_run(source)
         return {name: paths.read_bytes(paths.join(directory, name)) for name in paths.listdir(directory)}
-    if weight_files.find_t5x(source) is None and (prefix := weight_files.find_tensorflow(source)) is not None:
+    if weight_files.is_published(source) or weight_files.find_t5x(source) is not None:
+        return {}
+    if (prefix := weight_files.find_tensorflow(source)) is not None:
         return tensorflow_checkpoints.tokenizer(prefix, model)
     return {}
 
