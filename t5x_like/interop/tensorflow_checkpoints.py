@@ -107,7 +107,7 @@ def tokenizer(prefix: str, config: ModelConfig) -> dict[str, bytes]:
     models = [name for name in names if name.endswith(".model")]
     if family is not None and family.sentencepiece and len(models) == 1:
         return {family.sentencepiece: paths.read_bytes(paths.join(found, models[0]))}
-    texts = [name for name in names if fnmatch.fnmatch(name, "vocab*.txt")]
+    texts = [name for name in names if name == "vocab.txt"] or fnmatch.filter(names, "vocab*.txt")
     if len(texts) == 1:
         return {"vocab.txt": paths.read_bytes(paths.join(found, texts[0]))}
     logging.warning(

@@ -181,6 +181,16 @@ def test_models_that_the_format_cannot_hold_raise(changes):
         etc_checkpoints.config_to_json(dataclasses.replace(SHARED, **changes))
 
 
+def test_vocab_txt_comes_before_other_vocabularies(tmp_path):
+    write_released(tmp_path / "published", SHARED)
+    path = str(tmp_path / "published/model.ckpt")
+    assert tensorflow_checkpoints.tokenizer(path, SHARED)["vocab.txt"].startswith(b"[PAD]")
+    (tmp_path / "published/vocab.txt").write_text("own")
+    assert tensorflow_checkpoints.tokenizer(path, SHARED) == {"vocab.txt": b"own"}
+    (tmp_path / "published/vocab.txt").rename(tmp_path / "published/vocab_other.txt")
+    assert tensorflow_checkpoints.tokenizer(path, SHARED) == {}
+
+
 def test_pairs_of_keys_and_values_may_be_said_to_be_shared_if_all_projections_are(tmp_path):
     write_released(tmp_path / "published", SHARED, share_kv_projections=True)
     assert etc_checkpoints.read(str(tmp_path / "published/model.ckpt"))[0] == SHARED
