@@ -10,8 +10,6 @@ import page_commands
 import pytest
 import small_models
 
-pytestmark = pytest.mark.full
-
 PAGES = ("laptop", "weights", "new_task")
 # Commands that need a bucket or published weights. `tests/cli/test_commands.py` resolves these.
 ELSEWHERE = (
@@ -23,6 +21,7 @@ ELSEWHERE = (
     "uncased_L-12",
     "electra_small",
     "bigbr_base",
+    "etc_base",
 )
 
 
@@ -52,6 +51,7 @@ def test_pages_have_commands_and_one_module():
     assert [len(python_files(page)) for page in PAGES] == [0, 0, 2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("page", "command"), [(page, command) for page in PAGES for command in commands(page)], ids=page_commands.described
 )
@@ -68,6 +68,7 @@ def test_command_succeeds(page, command, directories, run_command, monkeypatch):
         assert "reviews/accuracy = " in output and "reviews/f1 = " in output
 
 
+@pytest.mark.full
 def test_commands_write_the_documented_files(directories):
     """Runs after the commands, in file order."""
     laptop, weights, new_task = (directories[page] for page in ("laptop", "weights", "new_task"))
@@ -79,6 +80,7 @@ def test_commands_write_the_documented_files(directories):
     assert (weights / "runs" / "imported" / "checkpoints").is_dir()
 
 
+@pytest.mark.full
 def test_module_runs_as_script():
     done = subprocess.run([sys.executable, "-m", "t5x_like", "--version"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout.startswith("t5x_like ")
