@@ -93,10 +93,13 @@ def _read_fasttext(path: str, contents: bytes) -> tuple[WordVectorsConfig, dict[
     config = WordVectorsConfig(vocab_size=FIRST_WORD_ID + len(words.words), embed_dim=dim, buckets=buckets)
     vocabulary = word_counts.to_bytes(words)
     if is_classifier:
-        # Labels in the order of the alphabet, as tasks often have them. The rows of a tree belong to nodes.
-        order = sorted(range(len(found.labels.words)), key=lambda index: found.labels.words[index])
-        outputs = found.outputs if found.loss == fasttext_files.TREE else found.outputs[order]
-        labels = WordCounts(tuple(found.labels.words[index] for index in order), found.labels.counts[order])
+        outputs, labels = found.outputs, found.labels
+        if (
+            found.loss != fasttext_files.TREE
+        ):  # whose nodes follow from the counts, in the order of the file where equal
+            # Labels in the order of the alphabet, as tasks often have them.
+            order = sorted(range(len(labels.words)), key=lambda index: labels.words[index])
+            outputs, labels = outputs[order], WordCounts(tuple(labels.words[at] for at in order), labels.counts[order])
         described = _described_classifier(config, found._replace(labels=labels))
         return config, {TABLE: table, LABEL_VECTORS: outputs}, described, vocabulary
     leaves = {TABLE: table}

@@ -1,6 +1,6 @@
 """`t5x_like embed`: writes vectors of texts or of their tokens, or prints the nearest neighbors of a word."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -45,7 +45,8 @@ def embed(
 
     A text is read with the special tokens that the tokenizer of the model places around it. The vectors are hidden
     states of the encoder, or of the decoder of a model without an encoder. A model that reads characters needs no
-    tokenizer: whitespace separates the words of a text.
+    tokenizer: whitespace separates the words of a text. Other words than those of static vectors are left out, except
+    where n-grams give them a vector (fastText).
 
     The neighbors of a word of static word vectors are the words with the largest cosines. For other models, each
     occurrence of the word in the texts of `input_path` is compared with all other words there. The vector of a word is
@@ -105,6 +106,9 @@ def embed(
         given = word_vectors.read(word_vectors_path, setting="WORD_VECTORS")
         table = _expanded_table(loaded, vocabulary, given)
         vocabulary = vocabulary.with_words(vocabulary_expansion.further_words(given.words, vocabulary.pieces))
+        vocab_size = len(table)
+    elif isinstance(loaded.objective, SubwordSkipGram) and vocabulary is not None:
+        vocabulary, table = _with_composed_words(loaded, vocabulary, values)
         vocab_size = len(table)
     if pooling == "cls" and level == "sentence" and vocabulary is not None and frame.cls is None:
         raise UserError(f"POOLING=cls: {type(vocabulary).__name__} does not have [CLS]. Give mean or last.")
@@ -183,13 +187,25 @@ def _count_words(where: str, value: Any, words: OpenWords) -> int:
 
 def _expanded_table(loaded: Loaded, vocabulary: Any, given: word_vectors.Vectors) -> np.ndarray:
     """Returns the embeddings of the words of the vocabulary, and of the further words of a file."""
-    if not hasattr(vocabulary, "with_words"):
+    if isinstance(loaded.config, WordVectorsConfig) or not hasattr(vocabulary, "with_words"):
         raise UserError(
-            f"WORD_VECTORS: the tokens of {type(vocabulary).__name__} are not words, so that no word can be added. "
-            "Remove it."
+            f"WORD_VECTORS: words are added to models that read texts in whole words, such as skip-thoughts, not to "
+            f"{type(loaded.config).__name__} with {type(vocabulary).__name__}. Remove it."
         )
     table = np.asarray(loaded.read_model().token_embedder.table)
     return vocabulary_expansion.expand(table, vocabulary.pieces, given.words, given.vectors)
+
+
+def _with_composed_words(loaded: Loaded, vocabulary: Any, values: Sequence[Any]) -> tuple[Any, np.ndarray]:
+    """Returns a vocabulary with the other words of texts that have n-grams of fastText, and the vectors of all ids."""
+    rows, composed, pieces = loaded.params["model"].token_embedder.table, {}, set(vocabulary.pieces)
+    for word in dict.fromkeys(word for value in values if isinstance(value, str) for word in value.encode().split()):
+        word = word.decode()
+        if word not in pieces and (vector := loaded.objective.compose(word, rows)) is not None:
+            composed[word] = vector
+    words = vocabulary.pieces[vocabulary.num_special :]
+    known = np.asarray(loaded.objective.vectors(parameters.named_leaves(loaded.params), words))
+    return vocabulary.with_words(list(composed)), np.stack([*known[: len(vocabulary.pieces)], *composed.values()])
 
 
 def _model(loaded: Loaded, table: np.ndarray | None = None) -> Any:
@@ -246,7 +262,6 @@ def _contextual_neighbors(
     """Returns lines with the nearest words of each occurrence of a word."""
     if vocabulary is None or not all(isinstance(value, str) for value in values):
         raise UserError(f"NEIGHBOURS={word}: words are found in text, not in token ids. Give sentences as text.")
-    encode: Callable[[str], Sequence[int]] = vocabulary.encode
-    found = neighbors.occurrences(values, [row.ids for row in rows], encode, len(frame.prefix))
+    found = neighbors.occurrences(values, [row.ids for row in rows], vocabulary, len(frame.prefix))
     means = [vectors[each.sentence][each.first : each.last].mean(axis=0) for each in found]
     return neighbors.describe_contextual(word, values, found, np.array(means), count)

@@ -14,7 +14,7 @@ import errno
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from t5x_like.errors import RunFailed, UserError
 
@@ -418,3 +418,18 @@ def _open_store(path):
         raise StoreNotSupported(f"{os.fspath(path)} cannot be opened: {error}. Give a local path or gs://….") from error
     filesystem.invalidate_cache()
     return filesystem, inner
+
+
+def find_by_ends(directory: str, ends: Sequence[str]) -> list[str] | None:
+    """Returns the names of files in a directory, which may have a prefix, as `model_weights.hdf5` for `weights.hdf5`.
+
+    Args:
+      directory: The directory.
+      ends: The names without the prefix and its underscore.
+
+    Returns:
+      The names in the order of `ends`; None if one is missing, or not the only one.
+    """
+    names = listdir(directory)
+    found = [[name for name in names if f"_{name}".endswith(f"_{end}")] for end in ends]
+    return [each[0] for each in found] if all(len(each) == 1 for each in found) else None

@@ -26,7 +26,7 @@ TASKS = {
     "xlnet": "text_files_xlnet, text_files_masked_lm, text_files_causal_lm",
     "bigbird": "text_files_masked_lm",
     "mt5": "text_files_span_corruption",
-    "words": "text_files_words, text_files_causal_lm, text_files_sentence_triples",
+    "words": "text_files_words, text_files_causal_lm, text_files_bidirectional_words, text_files_sentence_triples",
 }
 PROGRESS_SECONDS = 15.0
 

@@ -13,8 +13,9 @@ from numerics import assert_close
 from t5x_like.adapters.prompt import Prompt
 from t5x_like.embed import embed
 from t5x_like.errors import UserError
-from t5x_like.inference import vector_files
+from t5x_like.inference import neighbors, vector_files
 from t5x_like.inference.layer_mix import LayerMix
+from t5x_like.inference.open_words import OpenWords
 from t5x_like.inference.text_vectors import VectorComputation, pool
 from t5x_like.loading import open_model
 from t5x_like.models.bert import BertConfig
@@ -124,6 +125,25 @@ def test_neighbors_of_a_word_in_sentences(bert, texts, capsys):
     cosine = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
     shown = dict(reversed(line.strip().split("  ")) for line in blocks[1:3])
     assert float(shown["2: a [play]"]) == pytest.approx(cosine, abs=6e-4)
+
+
+def test_words_keep_the_punctuation_of_their_tokens():
+    """Where only spaces separate tokens. Two words in one token, and words of several tokens, are left out there."""
+    sentences, vocabulary = ["I play.", "(They) play, too; in-out play"], OpenWords()
+    rows = [vocabulary.encode(text) for text in sentences]
+    found = neighbors.occurrences(sentences, rows, vocabulary, 0)
+    shown = [(sentences[each.sentence][each.start : each.stop], each.sentence, each.first, each.last) for each in found]
+    words = [
+        ("I", 0, 0, 1),
+        ("play", 0, 1, 2),
+        ("They", 1, 0, 1),
+        ("play", 1, 1, 2),
+        ("too", 1, 2, 3),
+        ("play", 1, 4, 5),
+    ]
+    assert shown == words
+    cut = neighbors.occurrences(sentences, [row[:2] for row in rows], vocabulary, 0)
+    assert cut == [each for each in found if each.last <= 2]
 
 
 @pytest.mark.parametrize(

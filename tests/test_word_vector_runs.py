@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from t5x_like.interop import word_vectors
+from t5x_like.loading import open_model
 from t5x_like.metrics import read_metrics
 
 SENTENCES = ("the cat sat on the mat", "the dog sat on the rug", "a cat and a dog ran to the rug")
@@ -67,3 +68,20 @@ def test_run_learns_and_resumes_with_the_same_losses(recipe, tmp_path, run_comma
     found = word_vectors.read(f"{tmp_path}/vectors.vec")
     assert found.words == tuple(line.split(" ")[0] for line in lines) and found.vectors.shape == (len(COUNTS), DIM)
     assert np.isfinite(found.vectors).all() and len(np.unique(found.vectors, axis=0)) == len(COUNTS)
+
+    # fastText has vectors of other words, too.
+    (tmp_path / "texts.txt").write_text("the cats\n")
+    texts = [f"--input={tmp_path}/texts.txt", f"--output={tmp_path}/tokens.npz", "--gin.LEVEL=token"]
+    code, output = run_command(["embed", f"--gin.MODEL_DIR={run}", *texts])
+    assert code == 0, output
+    embedded, words = np.load(tmp_path / "tokens.npz"), ["the", "cats"] if recipe == "fasttext" else ["the"]
+    assert embedded["tokens"].tolist() == words
+    np.testing.assert_allclose(embedded["vectors"][0], found.vectors[found.words.index("the")], rtol=1e-5)
+    if recipe == "fasttext":
+        loaded = open_model(str(run))
+        composed = loaded.objective.compose("cats", loaded.params["model"].token_embedder.table)
+        np.testing.assert_allclose(embedded["vectors"][1], composed, rtol=1e-5)
+    code, output = run_command(
+        ["embed", f"--gin.MODEL_DIR={run}", *texts, "--overwrite", f"--gin.WORD_VECTORS={tmp_path}/vectors.vec"]
+    )
+    assert code == 2 and "WORD_VECTORS: words are added to models that read texts in whole words" in output

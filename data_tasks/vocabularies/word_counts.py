@@ -4,7 +4,7 @@ import collections
 import functools
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -44,6 +44,12 @@ class WordCountsVocabulary(words.WordVocabulary):
         index = self._ids.get(word)
         return None if index is None or index < FIRST_WORD_ID else index
 
+    def with_words(self, words: Sequence[str]) -> Self:
+        """Returns a vocabulary with further words, whose ids follow."""
+        found = type(self)(self.vocab_file)
+        found._read = lambda: (*self._read(), *words)
+        return found
+
     def _encode(self, s: str) -> list[int]:
         ids = (self._ids.get(word.decode(), self.unk_id) for word in s.encode().split())
         return [index for index in ids if index != self.unk_id]
@@ -75,12 +81,6 @@ class WordSequenceVocabulary(WordCountsVocabulary):
         from data_tasks.downstream.templates import Template
 
         return Template(separator=(self.eos_id,), second_type=1)
-
-    def with_words(self, words: Sequence[str]) -> "WordSequenceVocabulary":
-        """Returns a vocabulary with further words, whose ids follow."""
-        found = WordSequenceVocabulary(self.vocab_file)
-        found._read = lambda: (*self._read(), *words)
-        return found
 
     def _encode(self, s: str) -> list[int]:
         split = (word if word in self._ids else _split_punctuation(word) for word in _split_space(s))

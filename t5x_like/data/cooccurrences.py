@@ -59,7 +59,7 @@ def count(words: Int[np.ndarray, " stream"], window: int, *, symmetric: bool = T
     Args:
       words: Ids; EOS ends a sentence, and other special ids are left out before distances are counted.
       window: Largest distance.
-      symmetric: Whether words on both sides count, and not only those to the left.
+      symmetric: Whether words on both sides count. Otherwise only those to the left do, which are the rows.
 
     Returns:
       The entries that are not 0, by row and column.
@@ -74,7 +74,7 @@ def count(words: Int[np.ndarray, " stream"], window: int, *, symmetric: bool = T
         for distance in range(1, window + 1):
             right = np.arange(max(start, distance), min(start + _BLOCK, len(words)))
             right = right[sentences[right] == sentences[right - distance]]
-            parts.append((words[right] * number + words[right - distance], np.full(len(right), 1 / distance)))
+            parts.append((words[right - distance] * number + words[right], np.full(len(right), 1 / distance)))
         block = [np.concatenate(each) for each in zip((keys, sums), *parts, strict=True)]
         keys, inverse = np.unique(block[0], return_inverse=True)
         sums = np.bincount(inverse, block[1], len(keys))

@@ -7,6 +7,7 @@ import numpy as np
 
 from t5x_like.data import choices
 from t5x_like.data.features import FeatureSpec, ModelFeature, TaskFeature
+from t5x_like.data.word_characters import NUM_CHARACTERS
 from t5x_like.errors import UserError
 
 ENCODER_INPUTS = FeatureSpec(
@@ -255,7 +256,10 @@ def with_characters(words: FeatureSpec, number: int) -> FeatureSpec:
     return dataclasses.replace(
         words,
         features=(*words.features, ModelFeature("decoder_input_characters", "characters", "tokens")),
-        aligned_features=(*words.aligned_features, TaskFeature("characters", aligned_with="targets", inner=number)),
+        aligned_features=(
+            *words.aligned_features,
+            TaskFeature("characters", aligned_with="targets", inner=number, num_ids=NUM_CHARACTERS),
+        ),
     )
 
 

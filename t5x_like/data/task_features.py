@@ -22,6 +22,7 @@ class TaskFeature:
       num_labels: Number of labels if the values are indices of labels; a value below 0 is an unknown label.
       inner: Number of values per item, such as the characters of a word, if an example is `[length, inner]`. An item
         whose values are all padding is padding. None for one value per item.
+      num_ids: Number of ids of the values if they are not those of the model's vocabulary, such as characters.
     """
 
     name: str
@@ -32,6 +33,7 @@ class TaskFeature:
     num_labels: int | None = None
     # Not in the repr, so that specs without it keep the digests in stored positions and teacher logits.
     inner: int | None = dataclasses.field(default=None, repr=False)
+    num_ids: int | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self):
         if self.dtype not in get_args(DType):

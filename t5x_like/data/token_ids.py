@@ -26,7 +26,8 @@ def model_limits(spec: FeatureSpec, vocab_size: int) -> dict[str, int]:
             f"BOS_ID={spec.bos_id}: the model only has the token ids 0 … {vocab_size - 1}. Set BOS_ID to the BOS token "
             "of the model's vocabulary."
         )
-    return spec.id_limits(dict.fromkeys(spec.task_features, vocab_size))
+    own = {feature.name: feature.num_ids for feature in spec.aligned_features if feature.num_ids is not None}
+    return spec.id_limits(dict.fromkeys(spec.task_features, vocab_size) | own)
 
 
 def check_ids(batch: Mapping[str, np.ndarray], limits: Mapping[str, int], *, data: str, holder: str) -> None:

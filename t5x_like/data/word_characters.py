@@ -9,6 +9,8 @@ MAX_CHARACTERS = 50
 """Characters per word of the published models."""
 # `<S>`, `</S>`, the beginning and the end of a word, and what fills a word up. 0 pads rows of words.
 BEGIN_OF_TEXT, END_OF_TEXT, BEGIN_OF_WORD, END_OF_WORD, FILL = 257, 258, 259, 260, 261
+NUM_CHARACTERS = FILL + 1
+"""Number of ids."""
 
 
 def of_words(words: Sequence[str], max_characters: int = MAX_CHARACTERS) -> Int32[np.ndarray, "words characters"]:

@@ -60,7 +60,7 @@ def find(path: str) -> str | None:
 
 @functools.lru_cache(maxsize=4)
 def read(path: str | None) -> WordCounts:
-    """Reads a file. The line of `</s>`, which word2vec writes first, is skipped.
+    """Reads a file. Lines of special words are skipped, such as that of `</s>`, which word2vec writes first.
 
     Args:
       path: The file, or a directory with only this vocabulary.
@@ -84,7 +84,8 @@ def read(path: str | None) -> WordCounts:
         if word in counts:
             raise UserError(f"{found}:{number}: {word!r} occurs twice. Remove one of the lines.")
         counts[word] = int(count)
-    counts.pop(EOS, None)
+    for special in SPECIAL:
+        counts.pop(special, None)
     if not counts:
         raise UserError(f"{found}: no words. Give a larger text, or a smaller MIN_COUNT.")
     return WordCounts(tuple(counts), np.array(list(counts.values()), np.int64))

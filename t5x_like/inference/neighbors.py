@@ -1,7 +1,7 @@
 """Nearest neighbors by cosine: among word vectors, and among the occurrences of words in sentences."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ from jaxtyping import Float
 from t5x_like.errors import UserError
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
+_BETWEEN_SPACES = re.compile(r"\S+")
 
 
 class Occurrence(NamedTuple):
@@ -50,27 +51,40 @@ def nearest(
 
 
 def occurrences(
-    sentences: Sequence[str], ids: Sequence[Sequence[int]], encode: Callable[[str], Sequence[int]], prefix: int
+    sentences: Sequence[str], ids: Sequence[Sequence[int]], vocabulary: Any, prefix: int
 ) -> list[Occurrence]:
     """Finds the tokens of the words of sentences.
 
-    The tokens of a word are those by which the text up to its end is longer than the text before it. Words whose end is
-    inside of a token, and words after the end of a truncated row, are left out.
+    The tokens of a word are those by which the text up to its end is longer than the text before it. Where punctuation
+    beside a word is a part of its token, as in vocabularies that only split at spaces, this token is the word's. Other
+    words whose end is inside of a token, and words after the end of a truncated row, are left out.
 
     Args:
       sentences: The texts.
       ids: The row of each one, with special tokens.
-      encode: Encodes text, without special tokens.
+      vocabulary: Encodes text, without special tokens, and decodes tokens.
       prefix: Number of special tokens before a text.
     """
     found = []
     for number, (text, row) in enumerate(zip(sentences, ids, strict=True)):
-        whole = list(encode(text))
-        for match in _WORD.finditer(text):
-            before, up_to = (list(encode(text[:at].rstrip())) for at in match.span())
-            first, last = prefix + len(before), prefix + len(up_to)
-            if up_to == whole[: len(up_to)] and before == whole[: len(before)] and first < last <= len(row):
-                found.append(Occurrence(number, *match.span(), first, last))
+        whole = list(vocabulary.encode(text))
+
+        def tokens(start, stop, text=text, whole=whole):
+            """Returns the position of the first token of a part of the text, and that after the last one."""
+            before, up_to = (list(vocabulary.encode(text[:at].rstrip())) for at in (start, stop))
+            is_whole = up_to == whole[: len(up_to)] and before == whole[: len(before)]
+            return (len(before), len(up_to)) if is_whole else (0, 0)
+
+        for part in _BETWEEN_SPACES.finditer(text):
+            words = [(part.start() + match.start(), part.start() + match.end()) for match in _WORD.finditer(part[0])]
+            first, last = tokens(*part.span())
+            if len(words) == 1 and last - first == 1 and vocabulary.decode(whole[first:last]).strip() == part[0]:
+                spans = [(*words[0], first, last)]
+            else:
+                spans = [(*word, *tokens(*word)) for word in words]
+            for start, stop, first, last in spans:
+                if first < last and prefix + last <= len(row):
+                    found.append(Occurrence(number, start, stop, prefix + first, prefix + last))
     return found
 
 

@@ -121,6 +121,8 @@ def _from_text(path: str, file: Iterable[bytes], limit: int | None) -> Vectors:
         except ValueError as error:
             raise UserError(f"{path}:{index}: not a word and its vector ({error}). Correct it.") from None
         words.append(_decoded(path, b" ".join(fields[:-dim])))
+        if not words[-1]:
+            raise UserError(f"{path}:{index}: a vector without a word. Remove the line.")
     if number is not None and limit is None and number != len(words):
         raise UserError(
             f"{path}: {len(words)} words, but its first line says {number}. The file is truncated; download it again."

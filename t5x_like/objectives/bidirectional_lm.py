@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from t5x_like.data.features import FeatureSpec, ModelFeature
 from t5x_like.data.task_features import TaskFeature
+from t5x_like.data.word_characters import NUM_CHARACTERS
 from t5x_like.errors import UserError
 from t5x_like.kernels import sampled_softmax
 from t5x_like.kernels.cross_entropy import target_probabilities
@@ -163,6 +164,9 @@ def features(max_characters: int) -> FeatureSpec:
         packable=False,
         aligned_features=(
             TaskFeature("backward_targets", aligned_with="targets"),
-            *(TaskFeature(name, aligned_with="targets", inner=max_characters) for name in characters.values()),
+            *(
+                TaskFeature(name, aligned_with="targets", inner=max_characters, num_ids=NUM_CHARACTERS)
+                for name in characters.values()
+            ),
         ),
     )

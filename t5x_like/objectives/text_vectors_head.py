@@ -55,15 +55,17 @@ class TextVectors:
     attention: PairAttention | None = None
     # The cells: `bidirectional.LSTMCells()` or `bidirectional.GRUCells()`.
     cells: Cells = LSTMCells()
+    # Number of layers of the network that reads the words; ESIM has 1. The network after the attention has 1.
+    num_layers: int = 2
     # Size of the states of a network, per direction.
     size: int = 1500
     # Size of the hidden layer of the classifier.
     classifier_size: int = 512
-    # Dropout rate of what each network and the classifier read.
+    # Dropout rate of what each layer and the classifier read.
     dropout_rate: float = 0.2
 
     def __post_init__(self):
-        for name in ("size", "classifier_size"):
+        for name in ("num_layers", "size", "classifier_size"):
             if not getattr(self, name) >= 1:
                 raise UserError(
                     f"{name}={getattr(self, name)} of TextVectors is not positive. Give a positive integer."
@@ -105,7 +107,8 @@ class TextVectorsHead(nnx.Module):
       key: random key for the initial values.
 
     Attributes:
-      encoder: network that reads the words.
+      encoder: first layer of the network that reads the words.
+      deeper: further layers.
       comparison: parameters of the attention, or None.
       composition: network that reads words with the attended words; only with attention.
       dense: hidden layer of the classifier, before tanh.
@@ -119,6 +122,10 @@ class TextVectorsHead(nnx.Module):
         self.dropout = Dropout(form.dropout_rate)
         dtype = config.compute_dtype
         self.encoder = BidirectionalRNN(form.cells, config.embed_dim, form.size, dtype=dtype, key=encoder_key)
+        self.deeper = nnx.List(
+            BidirectionalRNN(form.cells, states, form.size, dtype=dtype, key=jax.random.fold_in(encoder_key, layer))
+            for layer in range(1, form.num_layers)
+        )
         if form.attention is not None:
             comparison_key, composition_key = jax.random.split(composition_key)
             self.comparison = form.attention.make(states, dtype=dtype, key=comparison_key)
@@ -135,10 +142,12 @@ class TextVectorsHead(nnx.Module):
 
     def __call__(self, words: Words, dropout_key: jax.Array | None = None) -> Logits:
         """Computes logits, or scores, in float32, `[batch, 1, outputs]`; see `Head`."""
-        first_key, second_key, last_key = split_key(dropout_key, 3)
+        first_key, second_key, last_key, *deeper_keys = split_key(dropout_key, 3 + len(self.deeper))
         hidden, text_of_word = words
         # A network skips what is in no text.
         states = self.encoder(self.dropout(hidden, first_key), text_of_word + 1)
+        for layer, key in zip(self.deeper, deeper_keys, strict=True):
+            states = layer(self.dropout(states, key), text_of_word + 1)
         if self.attention is not None:
             attended = attend_to_other_text(states, text_of_word)
             compared = self.attention.features(self.comparison, states, attended)

@@ -14,7 +14,7 @@ _ADAPTERS = (".safetensors", ".npy")
 _WORD_VECTORS = (".vec", ".txt", ".bin")
 _TENSORFLOW_INDEX = ".index"
 # The files of each format of `interop.formats` that is a directory.
-_PUBLISHED = (frozenset({"options.json", "weights.hdf5"}),)
+_PUBLISHED = (("options.json", "weights.hdf5"),)
 # The name of a model on the Hugging Face Hub, with or without its owner.
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -37,7 +37,7 @@ def is_word_vectors(path: str) -> bool:
 
 def is_published(path: str) -> bool:
     """Returns whether `path` is a directory of a published format (`interop.formats`). Only `convert` reads it."""
-    return any(files <= set(paths.listdir(path)) for files in _PUBLISHED)
+    return any(paths.find_by_ends(path, files) is not None for files in _PUBLISHED)
 
 
 def find_t5x(path: str) -> str | None:

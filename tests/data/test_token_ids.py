@@ -33,6 +33,15 @@ def test_bos_outside_the_vocabulary_raises():
     assert token_ids.model_limits(dataclasses.replace(specs.NEXT_TOKEN, bos_id=50256), 40478)
 
 
+def test_characters_are_not_limited_by_the_words_of_a_model():
+    spec = specs.with_characters(specs.NEXT_TOKEN, 50)
+    assert token_ids.model_limits(spec, 16) == {
+        "decoder_input_tokens": 16,
+        "decoder_target_tokens": 16,
+        "decoder_input_characters": 262,
+    }
+
+
 def test_label_beyond_those_of_the_objective_raises():
     spec = specs.with_label(specs.DECODER_INPUTS, num_labels=3)
     assert spec.num_labels == {"label": 3} and specs.with_label(specs.DECODER_INPUTS).num_labels == {}

@@ -120,7 +120,10 @@ def states(arrays, characters):
     return np.stack([np.concatenate(both, axis=1)[1:-1] for both in layers])
 
 
-def test_imported_model_has_the_states_of_the_published_code(directory, tmp_path):
+@pytest.mark.parametrize("prefix", ["", "elmo_2x4096_512_2048cnn_2xhighway_"])
+def test_imported_model_has_the_states_of_the_published_code(prefix, directory, tmp_path):
+    for name in ("options.json", "weights.hdf5"):  # published files have the name of the model before
+        (directory / name).rename(directory / f"{prefix}{name}")
     convert(checkpoint_path=str(directory), output_path=str(tmp_path / "run"))
     loaded = open_model(str(tmp_path / "run"), partitioner=Partitioner(rules="dp"))
     assert loaded.objective.max_characters == INNER

@@ -55,6 +55,7 @@ def test_published_layouts_by_hand(tmp_path):
         ("v.txt", b"2 2\na 1 2\n", "1 words, but its first line says 2"),
         ("v.txt", b"a 1 2\nb 1\n", "v.txt:2: 1 numbers, but 2 are expected"),
         ("v.vec", b"a 1 x\n", "v.vec:1: not a word and its vector"),
+        ("v.vec", b"2 2\n 1 2\na 3 4\n", "v.vec:2: a vector without a word"),
         ("v.vec", b"a 1 nan\n", "a value is not finite"),
         ("v.bin", b"0 2\n", "no vectors found"),
     ],

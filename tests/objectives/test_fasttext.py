@@ -172,6 +172,18 @@ def test_the_library_reads_the_file_and_its_file_is_the_same(tmp_path, objective
     assert copy.read_bytes() == path.read_bytes()
 
 
+@pytest.mark.parity
+def test_gensim_reads_the_file(tmp_path, objective):
+    gensim = pytest.importorskip("gensim.models.fasttext")
+    config, leaves = WordVectorsConfig(vocab_size=7, embed_dim=DIM, buckets=BUCKETS), random_leaves(WORDS)
+    path = tmp_path / "v.bin"
+    convert_vectors.write(config, objective, leaves, str(tmp_path / "vocab.txt"), str(path))
+    theirs = gensim.load_facebook_model(str(path)).wv
+    for word, vector in zip(WORDS, np.asarray(objective.vectors(leaves, WORDS))[3:], strict=True):
+        np.testing.assert_allclose(theirs[word], vector, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(theirs["naïvely"], objective.compose("naïvely", leaves[TABLE]), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

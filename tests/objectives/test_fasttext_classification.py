@@ -29,8 +29,8 @@ def make(tmp_path):
     (tmp_path / "vocab.txt").write_text("".join(f"{word} {9 - index}\n" for index, word in enumerate(WORDS)))
 
     def make(**options):
-        settings = {"vocabulary_path": str(tmp_path / "vocab.txt"), "word_ngrams": 3, "buckets": BUCKETS}
-        return FastTextClassification(LABELS, **settings | options)
+        settings = {"labels": LABELS, "vocabulary_path": str(tmp_path / "vocab.txt"), "word_ngrams": 3}
+        return FastTextClassification(**settings | {"buckets": BUCKETS} | options)
 
     return make
 
@@ -157,8 +157,21 @@ def test_files_keep_labels_and_all_rows(make, tmp_path, options):
     found, leaves, described, vocabulary = convert_vectors.read(path, None)
     assert found == config and vocabulary == (tmp_path / "vocab.txt").read_bytes()
     assert leaves.keys() == values.keys() and all(np.array_equal(leaves[name], values[name]) for name in leaves)
-    assert "LABELS = ('a', 'b', 'c', 'd')" in described and "word_ngrams = 3" in described
-    assert ("counts = (5, 9, 1, 2)" in described) == bool(options)
+    # Labels are in the order of the file with a tree, and in that of the alphabet without.
+    labels, counts = (("b", "a", "d", "c"), (9, 5, 2, 1)) if options else (("a", "b", "c", "d"), None)
+    assert f"LABELS = {labels}" in described and "word_ngrams = 3" in described
+    assert (f"counts = {counts}" in described) == bool(options)
+
+
+@pytest.mark.parametrize("order", [LABELS, LABELS[::-1]])
+def test_trees_of_labels_with_equal_counts_stay(make, tmp_path, order):
+    """The tree of the file breaks ties by the order of its labels."""
+    objective, values = make(output=LabelTree((5, 5, 5, 5)), labels=order), random_tables()
+    config, path = WordVectorsConfig(vocab_size=FIRST, embed_dim=DIM, buckets=BUCKETS), str(tmp_path / "m.bin")
+    convert_vectors.write(config, objective, values, str(tmp_path / "vocab.txt"), path)
+    _, leaves, described, _ = convert_vectors.read(path, None)
+    assert f"LABELS = {tuple(order)}" in described and "counts = (5, 5, 5, 5)" in described
+    np.testing.assert_array_equal(leaves[OUTPUT], values[OUTPUT])
 
 
 @pytest.mark.parity

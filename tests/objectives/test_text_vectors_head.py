@@ -85,7 +85,10 @@ def test_logits_by_hand(cells, attention, text_ids, first):
     hidden = rng.normal(size=(2, 7, 8)).astype(np.float32)
     found = jax.jit(lambda hidden: head(form.read(hidden, BATCH)))(hidden)
     assert found.shape == (2, 1, 2) and np.isfinite(found).all()
-    u, v = (birnn(head.encoder, hidden[0, part]) for part in (slice(0, first), slice(3, 6)))
+    u, v = (hidden[0, part] for part in (slice(0, first), slice(3, 6)))
+    for layers in (head.encoder, *head.deeper):
+        u, v = birnn(layers, u), birnn(layers, v)
+    assert len(head.deeper) == 1
     if attention is not None:
         u, v = (birnn(head.composition, compare(attention, head, *pair)) for pair in ((u, v), (v, u)))
     u, v = u.max(axis=0), v.max(axis=0)
@@ -104,6 +107,7 @@ def test_logits_by_hand(cells, attention, text_ids, first):
         ({"attention": Concatenation()}, "texts_per_row=1 of TextVectors with attention=Concatenation"),
         ({"attention": True, "texts_per_row": 2}, "attention=True of TextVectors: not a form of attention"),
         ({"size": 0}, "size=0 of TextVectors"),
+        ({"num_layers": 0}, "num_layers=0 of TextVectors"),
     ],
 )
 def test_invalid_forms_raise(settings, message):

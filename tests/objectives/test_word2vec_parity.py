@@ -183,14 +183,15 @@ def test_updates_equal_those_of_gensim(vocabulary_path, corpus, theirs, kind, ou
 
 
 @pytest.mark.parity
-def test_continuous_bag_of_words_of_a_text_agrees_with_gensim(tmp_path, test_data):
+@pytest.mark.parametrize(("kind", "rate"), [(ContinuousBagOfWords, 0.1), (SkipGram, 0.05)])
+def test_vectors_of_a_text_agree_with_those_of_gensim(kind, rate, tmp_path, test_data):
     models = pytest.importorskip("gensim.models")
-    text, rate = Text.read(test_data / "text/gutenberg/sherlock.txt", tmp_path), 0.1
+    text = Text.read(test_data / "text/gutenberg/sherlock.txt", tmp_path)
     theirs = []
     for seed in (1, 2):
         model = models.Word2Vec(
             text.rows(seed),
-            sg=0,
+            sg=int(kind is SkipGram),
             cbow_mean=1,
             vector_size=TEXT_DIM,
             window=5,
@@ -205,7 +206,7 @@ def test_continuous_bag_of_words_of_a_text_agrees_with_gensim(tmp_path, test_dat
             seed=seed,
         )
         theirs.append(model.wv[text.words])
-    objective = ContinuousBagOfWords(str(text.path), window=5, subsampling=1e-3)
+    objective = kind(str(text.path), window=5, subsampling=1e-3)
     # gensim's first vectors are uniform, too.
     first = np.random.default_rng(3).uniform(-1 / TEXT_DIM, 1 / TEXT_DIM, (len(text.words), TEXT_DIM))
     assert_agree(train(objective, text, first, rate=rate, seed=3), theirs)
