@@ -12,7 +12,7 @@ gensim does not train GloVe. GloVe's counting is the matrix of counts from ids o
 sides; its training is measured like skip-gram's, where a pass over the counts is a pass over the words of the text.
 
 Each of gensim's workers computes the learning rate from its own progress over the whole text, so that the rate falls by
-half of its share in an epoch with two workers, and it reads the text in order, which this project shuffles: compare
+half of its share in an epoch with two workers. gensim reads the text in order, and this project shuffles it: compare
 vectors with `--workers=1 --shuffle`. The correlation is Spearman's, of 20,000 cosines among the 3,000 most frequent
 words.
 """

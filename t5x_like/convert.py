@@ -63,8 +63,8 @@ def convert(
     Args:
       checkpoint_path: A Hugging Face directory with safetensors, a T5X checkpoint of T5, a TensorFlow checkpoint of
         BERT, ALBERT, BigBird, ELECTRA, ETC or XLNet, a directory of peft or adapters, a directory of ELMo with
-        weights.hdf5 and options.json, a safetensors file of microsoft/LoRA, a `.npy` file with a prompt, a file of word
-        vectors (`.vec`, `.txt`, `.bin`), a run directory, or one of its checkpoints.
+        `…weights.hdf5` and `…options.json`, a safetensors file of microsoft/LoRA, a `.npy` file with a prompt, a file
+        of word vectors (`.vec`, `.txt`, `.bin`), a run directory, or one of its checkpoints.
       output_path: The directory to write, local or in a bucket; of word vectors, a file with one of these suffixes.
       model: Configuration of the model. Not needed for a Hugging Face directory, whose config.json describes it.
         Required for a T5X checkpoint, which does not describe it, and for a TensorFlow checkpoint without a file that

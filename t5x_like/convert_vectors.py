@@ -94,10 +94,9 @@ def _read_fasttext(path: str, contents: bytes) -> tuple[WordVectorsConfig, dict[
     vocabulary = word_counts.to_bytes(words)
     if is_classifier:
         outputs, labels = found.outputs, found.labels
-        if (
-            found.loss != fasttext_files.TREE
-        ):  # whose nodes follow from the counts, in the order of the file where equal
-            # Labels in the order of the alphabet, as tasks often have them.
+        # The tree of hierarchical softmax breaks ties of counts by the order of labels in the file, so that only the
+        # labels of a softmax are sorted, as tasks often have them.
+        if found.loss != fasttext_files.TREE:
             order = sorted(range(len(labels.words)), key=lambda index: labels.words[index])
             outputs, labels = outputs[order], WordCounts(tuple(labels.words[at] for at in order), labels.counts[order])
         described = _described_classifier(config, found._replace(labels=labels))

@@ -45,8 +45,8 @@ def embed(
 
     A text is read with the special tokens that the tokenizer of the model places around it. The vectors are hidden
     states of the encoder, or of the decoder of a model without an encoder. A model that reads characters needs no
-    tokenizer: whitespace separates the words of a text. Other words than those of static vectors are left out, except
-    where n-grams give them a vector (fastText).
+    tokenizer: whitespace separates the words of a text. Words without a static vector are left out; fastText composes
+    a vector of their n-grams.
 
     The neighbors of a word of static word vectors are the words with the largest cosines. For other models, each
     occurrence of the word in the texts of `input_path` is compared with all other words there. The vector of a word is
@@ -94,7 +94,7 @@ def embed(
             raise UserError("--output: missing. Give a file that ends in .npz, .hdf5, .jsonl or .txt.")
         vector_files.check(output_path, overwrite=overwrite)
 
-    # ---- Texts: all of them are tokenized before the parameters are loaded ------------------------------------------
+    # ---- Texts: all of them are tokenized before vectors are computed -----------------------------------------------
     inputs = records.read(input_path)
     column = _column(input_path, inputs, text_column)
     values = [_value(input_path, record, column) for record in inputs]
@@ -187,10 +187,12 @@ def _count_words(where: str, value: Any, words: OpenWords) -> int:
 
 def _expanded_table(loaded: Loaded, vocabulary: Any, given: word_vectors.Vectors) -> np.ndarray:
     """Returns the embeddings of the words of the vocabulary, and of the further words of a file."""
-    if isinstance(loaded.config, WordVectorsConfig) or not hasattr(vocabulary, "with_words"):
+    if getattr(vocabulary, "is_words", False):
+        raise UserError("WORD_VECTORS: the model is itself a table of word vectors. Remove it.")
+    if not hasattr(vocabulary, "with_words"):
         raise UserError(
-            f"WORD_VECTORS: words are added to models that read texts in whole words, such as skip-thoughts, not to "
-            f"{type(loaded.config).__name__} with {type(vocabulary).__name__}. Remove it."
+            f"WORD_VECTORS: the tokens of {type(vocabulary).__name__} are not words, so that no word can be added. "
+            "Remove it."
         )
     table = np.asarray(loaded.read_model().token_embedder.table)
     return vocabulary_expansion.expand(table, vocabulary.pieces, given.words, given.vectors)
@@ -205,7 +207,8 @@ def _with_composed_words(loaded: Loaded, vocabulary: Any, values: Sequence[Any])
             composed[word] = vector
     words = vocabulary.pieces[vocabulary.num_special :]
     known = np.asarray(loaded.objective.vectors(parameters.named_leaves(loaded.params), words))
-    return vocabulary.with_words(list(composed)), np.stack([*known[: len(vocabulary.pieces)], *composed.values()])
+    table = np.concatenate([known, np.stack(list(composed.values()))]) if composed else known
+    return vocabulary.with_words(list(composed)), table
 
 
 def _model(loaded: Loaded, table: np.ndarray | None = None) -> Any:
@@ -217,7 +220,8 @@ def _model(loaded: Loaded, table: np.ndarray | None = None) -> Any:
     """
     if table is not None:
         name = "token_embedder/embedding"
-        return parameters.map_named(lambda each, leaf: table if each == name else leaf, loaded.read_model())
+        model = loaded.params["model"] if isinstance(loaded.objective, RowObjective) else loaded.read_model()
+        return parameters.map_named(lambda each, leaf: table if each == name else leaf, model)
     has_vectors = isinstance(loaded.objective, RowObjective) and type(loaded.objective).vectors != RowObjective.vectors
     if not has_vectors:  # the table of the model has them: the tables of the objective are not read
         return loaded.read_model()

@@ -93,6 +93,28 @@ def listdir(path: str | os.PathLike) -> list[str]:
     return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in filesystem.ls(inner, detail=False))
 
 
+def find_with_prefix(directory: str, names: Sequence[str]) -> list[str] | None:
+    """Returns the files of a directory with some names, or with the same prefix before all of them.
+
+    Args:
+      directory: The directory.
+      names: Names such as `weights.hdf5`, which `small_weights.hdf5` is with the prefix `small_`.
+
+    Returns:
+      The files in the order of `names`; None if no prefix has all of them.
+
+    Raises:
+      UserError: Several prefixes have all of them.
+    """
+    files, first = set(listdir(directory)), names[0]
+    prefixes = {file.removesuffix(first) for file in files if f"_{file}".endswith(f"_{first}")}
+    found = sorted(prefix for prefix in prefixes if files.issuperset(prefix + name for name in names))
+    if len(found) > 1 and found[0]:
+        given = ", ".join(prefix + first for prefix in found)
+        raise UserError(f"{directory}: {given} belong to several models. Give a directory with one of them.")
+    return [found[0] + name for name in names] if found else None
+
+
 def read_bytes(path: str | os.PathLike) -> bytes:
     """Reads a file.
 
@@ -418,18 +440,3 @@ def _open_store(path):
         raise StoreNotSupported(f"{os.fspath(path)} cannot be opened: {error}. Give a local path or gs://….") from error
     filesystem.invalidate_cache()
     return filesystem, inner
-
-
-def find_by_ends(directory: str, ends: Sequence[str]) -> list[str] | None:
-    """Returns the names of files in a directory, which may have a prefix, as `model_weights.hdf5` for `weights.hdf5`.
-
-    Args:
-      directory: The directory.
-      ends: The names without the prefix and its underscore.
-
-    Returns:
-      The names in the order of `ends`; None if one is missing, or not the only one.
-    """
-    names = listdir(directory)
-    found = [[name for name in names if f"_{name}".endswith(f"_{end}")] for end in ends]
-    return [each[0] for each in found] if all(len(each) == 1 for each in found) else None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from data_tasks.vocabularies.base import Vocabulary
+from t5x_like.data.word_characters import NUM_CHARACTERS
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -141,7 +142,7 @@ class CharacterVocabulary(Vocabulary):
 
     @property
     def _base_vocab_size(self) -> int:
-        return 262
+        return NUM_CHARACTERS
 
     def words_to_ids(self, words: "tf.Tensor", length: int) -> "tf.Tensor":
         """Returns the characters of words, int32 `[words, length]`. Words of more than `length` - 2 bytes are cut.

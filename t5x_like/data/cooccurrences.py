@@ -59,7 +59,8 @@ def count(words: Int[np.ndarray, " stream"], window: int, *, symmetric: bool = T
     Args:
       words: Ids; EOS ends a sentence, and other special ids are left out before distances are counted.
       window: Largest distance.
-      symmetric: Whether words on both sides count. Otherwise only those to the left do, which are the rows.
+      symmetric: Whether a pair counts in both directions. Otherwise its row is the left word and its column the right
+        one, as in the published program.
 
     Returns:
       The entries that are not 0, by row and column.
@@ -96,7 +97,7 @@ class CooccurrenceSource:
       batch_size: Number of rows of a batch over all processes.
       entries_per_row: Number of entries in a row.
       window: Largest distance of two words.
-      symmetric: Whether words on both sides count.
+      symmetric: Whether a pair counts in both directions; see `count`.
       seed: Seed of the order.
     """
 

@@ -33,6 +33,7 @@ class TaskFeature:
     num_labels: int | None = None
     # Not in the repr, so that specs without it keep the digests in stored positions and teacher logits.
     inner: int | None = dataclasses.field(default=None, repr=False)
+    # Not compared either, as specs that are read from caches do not have it.
     num_ids: int | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self):

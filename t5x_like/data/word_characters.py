@@ -10,7 +10,7 @@ MAX_CHARACTERS = 50
 # `<S>`, `</S>`, the beginning and the end of a word, and what fills a word up. 0 pads rows of words.
 BEGIN_OF_TEXT, END_OF_TEXT, BEGIN_OF_WORD, END_OF_WORD, FILL = 257, 258, 259, 260, 261
 NUM_CHARACTERS = FILL + 1
-"""Number of ids."""
+"""Number of ids of characters, with padding."""
 
 
 def of_words(words: Sequence[str], max_characters: int = MAX_CHARACTERS) -> Int32[np.ndarray, "words characters"]:

@@ -68,24 +68,38 @@ def occurrences(
     found = []
     for number, (text, row) in enumerate(zip(sentences, ids, strict=True)):
         whole = list(vocabulary.encode(text))
-
-        def tokens(start, stop, text=text, whole=whole):
-            """Returns the position of the first token of a part of the text, and that after the last one."""
-            before, up_to = (list(vocabulary.encode(text[:at].rstrip())) for at in (start, stop))
-            is_whole = up_to == whole[: len(up_to)] and before == whole[: len(before)]
-            return (len(before), len(up_to)) if is_whole else (0, 0)
-
         for part in _BETWEEN_SPACES.finditer(text):
             words = [(part.start() + match.start(), part.start() + match.end()) for match in _WORD.finditer(part[0])]
-            first, last = tokens(*part.span())
-            if len(words) == 1 and last - first == 1 and vocabulary.decode(whole[first:last]).strip() == part[0]:
-                spans = [(*words[0], first, last)]
-            else:
-                spans = [(*word, *tokens(*word)) for word in words]
-            for start, stop, first, last in spans:
-                if first < last and prefix + last <= len(row):
-                    found.append(Occurrence(number, start, stop, prefix + first, prefix + last))
+            spans = [_token_span(vocabulary, text, whole, *word) for word in words]
+            if len(words) == 1 and words[0] != part.span():
+                span = _token_span(vocabulary, text, whole, *part.span())
+                is_token = span is not None and span[1] - span[0] == 1
+                if is_token and vocabulary.decode(whole[span[0] : span[1]]).strip() == part[0]:
+                    spans = [span]
+                elif span is None:  # the part has no token, so that the tokens of the word alone are not in the row
+                    spans = []
+            for word, span in zip(words, spans, strict=False):
+                if span is not None and prefix + span[1] <= len(row):
+                    found.append(Occurrence(number, *word, prefix + span[0], prefix + span[1]))
     return found
+
+
+def _token_span(vocabulary: Any, text: str, whole: Sequence[int], start: int, stop: int) -> tuple[int, int] | None:
+    """Returns the positions of the first token of a part of a text and after the last one.
+
+    Args:
+      vocabulary: Encodes text.
+      text: The text.
+      whole: Its tokens.
+      start: Position of the first character of the part.
+      stop: Position after its last character.
+
+    Returns:
+      None if the part has no token, or begins or ends inside of one.
+    """
+    before, up_to = (list(vocabulary.encode(text[:at].rstrip())) for at in (start, stop))
+    is_span = up_to == whole[: len(up_to)] and before == whole[: len(before)] and len(before) < len(up_to)
+    return (len(before), len(up_to)) if is_span else None
 
 
 def describe_contextual(

@@ -32,8 +32,8 @@ _VOCAB_SIZE = 793471
 
 
 def is_input(path: str) -> bool:
-    """Returns whether a path is a directory with one of both files."""
-    return paths.find_by_ends(path, (OPTIONS, WEIGHTS)) is not None
+    """Returns whether a path is a directory with both files, whose names may have a common prefix."""
+    return paths.find_with_prefix(path, (OPTIONS, WEIGHTS)) is not None
 
 
 def read(path: str) -> tuple[ElmoConfig, dict[str, Float[np.ndarray, "..."]], tuple[type, dict[str, Any]]]:
@@ -45,7 +45,7 @@ def read(path: str) -> tuple[ElmoConfig, dict[str, Float[np.ndarray, "..."]], tu
     Raises:
       UserError: a file is invalid, the model is not supported, or an array is missing, unexpected or misshapen.
     """
-    options_name, weights_name = paths.find_by_ends(path, (OPTIONS, WEIGHTS))
+    options_name, weights_name = paths.find_with_prefix(path, (OPTIONS, WEIGHTS))
     options = json_files.read(file := paths.join(path, options_name))
     with file_in_errors(file):
         config = config_from_options(options)

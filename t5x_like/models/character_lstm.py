@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
+from t5x_like.data.word_characters import NUM_CHARACTERS
 from t5x_like.errors import UserError
 from t5x_like.layers import initializers
 from t5x_like.layers.blocks import Hidden
@@ -28,7 +29,7 @@ class CharacterLSTMConfig(LSTMConfig):
     """Sizes and hyperparameters; the defaults of the fields that `LSTMConfig` does not have are ELMo's."""
 
     # Number of ids of characters.
-    num_characters: int = 262
+    num_characters: int = NUM_CHARACTERS
     # Size of the vector of a character.
     character_dim: int = 16
     # For each convolution, the number of characters that a filter reads, and the number of filters.

@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like import partitioning
 from t5x_like.adapters import prefix, prompt
-from t5x_like.data.word_characters import BEGIN_OF_TEXT, END_OF_TEXT, FILL, boundary
+from t5x_like.data.word_characters import BEGIN_OF_TEXT, END_OF_TEXT, NUM_CHARACTERS, boundary
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import captures as capturing
@@ -52,7 +52,7 @@ class ElmoConfig(BaseConfig):
     # Number of words that the language model predicts. The model itself has no table of words.
     vocab_size: int = 793471
     # Number of ids of characters.
-    num_characters: int = 262
+    num_characters: int = NUM_CHARACTERS
     # Size of the vector of a character.
     character_dim: int = 16
     # For each convolution, the number of characters that a filter reads, and the number of filters.
@@ -83,10 +83,10 @@ class ElmoConfig(BaseConfig):
         for name in ("cell_clip", "projection_clip"):
             if getattr(self, name) is not None:
                 checks.positive(self, name)
-        if self.num_characters <= FILL:
+        if self.num_characters < NUM_CHARACTERS:
             raise UserError(
-                f"{type(self).__name__}.num_characters={self.num_characters}: must be at least {FILL + 1}, the bytes, "
-                "the special characters and padding"
+                f"{type(self).__name__}.num_characters={self.num_characters}: must be at least {NUM_CHARACTERS}, the "
+                "bytes, the special characters and padding"
             )
         if prompt.find(self) is not None or prefix.find(self) is not None:
             raise UserError(

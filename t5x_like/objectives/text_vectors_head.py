@@ -66,10 +66,8 @@ class TextVectors:
 
     def __post_init__(self):
         for name in ("num_layers", "size", "classifier_size"):
-            if not getattr(self, name) >= 1:
-                raise UserError(
-                    f"{name}={getattr(self, name)} of TextVectors is not positive. Give a positive integer."
-                )
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)} of TextVectors is not a positive integer. Give one.")
         if self.attention is not None and not hasattr(self.attention, "features"):
             raise UserError(
                 f"attention={self.attention!r} of TextVectors: not a form of attention. Give "
@@ -107,8 +105,7 @@ class TextVectorsHead(nnx.Module):
       key: random key for the initial values.
 
     Attributes:
-      encoder: first layer of the network that reads the words.
-      deeper: further layers.
+      encoder: layers of the network that reads the words.
       comparison: parameters of the attention, or None.
       composition: network that reads words with the attended words; only with attention.
       dense: hidden layer of the classifier, before tanh.
@@ -121,10 +118,10 @@ class TextVectorsHead(nnx.Module):
         self.texts_per_row, self.attention = form.texts_per_row, form.attention
         self.dropout = Dropout(form.dropout_rate)
         dtype = config.compute_dtype
-        self.encoder = BidirectionalRNN(form.cells, config.embed_dim, form.size, dtype=dtype, key=encoder_key)
-        self.deeper = nnx.List(
-            BidirectionalRNN(form.cells, states, form.size, dtype=dtype, key=jax.random.fold_in(encoder_key, layer))
-            for layer in range(1, form.num_layers)
+        inputs = [config.embed_dim] + [states] * (form.num_layers - 1)
+        self.encoder = nnx.List(
+            BidirectionalRNN(form.cells, size, form.size, dtype=dtype, key=layer_key)
+            for size, layer_key in zip(inputs, jax.random.split(encoder_key, form.num_layers), strict=True)
         )
         if form.attention is not None:
             comparison_key, composition_key = jax.random.split(composition_key)
@@ -142,11 +139,11 @@ class TextVectorsHead(nnx.Module):
 
     def __call__(self, words: Words, dropout_key: jax.Array | None = None) -> Logits:
         """Computes logits, or scores, in float32, `[batch, 1, outputs]`; see `Head`."""
-        first_key, second_key, last_key, *deeper_keys = split_key(dropout_key, 3 + len(self.deeper))
+        second_key, last_key, *encoder_keys = split_key(dropout_key, 2 + len(self.encoder))
         hidden, text_of_word = words
         # A network skips what is in no text.
-        states = self.encoder(self.dropout(hidden, first_key), text_of_word + 1)
-        for layer, key in zip(self.deeper, deeper_keys, strict=True):
+        states = hidden
+        for layer, key in zip(self.encoder, encoder_keys, strict=True):
             states = layer(self.dropout(states, key), text_of_word + 1)
         if self.attention is not None:
             attended = attend_to_other_text(states, text_of_word)

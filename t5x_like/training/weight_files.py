@@ -37,7 +37,7 @@ def is_word_vectors(path: str) -> bool:
 
 def is_published(path: str) -> bool:
     """Returns whether `path` is a directory of a published format (`interop.formats`). Only `convert` reads it."""
-    return any(paths.find_by_ends(path, files) is not None for files in _PUBLISHED)
+    return any(paths.find_with_prefix(path, files) is not None for files in _PUBLISHED)
 
 
 def find_t5x(path: str) -> str | None:

@@ -7,6 +7,8 @@ import pytest
 
 from t5x_like.data import batches, specs, token_ids
 from t5x_like.errors import UserError
+from t5x_like.models.elmo import BACKWARD_CHARACTERS, CHARACTERS
+from t5x_like.objectives import bidirectional_lm
 
 
 def test_id_limits_of_vocabularies_and_bos():
@@ -40,6 +42,8 @@ def test_characters_are_not_limited_by_the_words_of_a_model():
         "decoder_target_tokens": 16,
         "decoder_input_characters": 262,
     }
+    limits = token_ids.model_limits(bidirectional_lm.features(50), 16)
+    assert {name for name, limit in limits.items() if limit == 262} == {CHARACTERS, BACKWARD_CHARACTERS}
 
 
 def test_label_beyond_those_of_the_objective_raises():

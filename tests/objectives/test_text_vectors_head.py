@@ -86,9 +86,9 @@ def test_logits_by_hand(cells, attention, text_ids, first):
     found = jax.jit(lambda hidden: head(form.read(hidden, BATCH)))(hidden)
     assert found.shape == (2, 1, 2) and np.isfinite(found).all()
     u, v = (hidden[0, part] for part in (slice(0, first), slice(3, 6)))
-    for layers in (head.encoder, *head.deeper):
-        u, v = birnn(layers, u), birnn(layers, v)
-    assert len(head.deeper) == 1
+    assert len(head.encoder) == 2
+    for layer in head.encoder:
+        u, v = birnn(layer, u), birnn(layer, v)
     if attention is not None:
         u, v = (birnn(head.composition, compare(attention, head, *pair)) for pair in ((u, v), (v, u)))
     u, v = u.max(axis=0), v.max(axis=0)
@@ -107,7 +107,7 @@ def test_logits_by_hand(cells, attention, text_ids, first):
         ({"attention": Concatenation()}, "texts_per_row=1 of TextVectors with attention=Concatenation"),
         ({"attention": True, "texts_per_row": 2}, "attention=True of TextVectors: not a form of attention"),
         ({"size": 0}, "size=0 of TextVectors"),
-        ({"num_layers": 0}, "num_layers=0 of TextVectors"),
+        ({"num_layers": 1.5}, "num_layers=1.5 of TextVectors is not a positive integer"),
     ],
 )
 def test_invalid_forms_raise(settings, message):
