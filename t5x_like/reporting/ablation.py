@@ -8,6 +8,8 @@ from t5x_like import paths
 from t5x_like.metrics import best
 from t5x_like.reporting.plots import png
 
+_PANELS_ACROSS = 4
+
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
@@ -183,20 +185,24 @@ def _plot_points(cells, position, label, path, title, scale="linear"):
 
     columns, grid = _grid(cells)
     rows = list(dict.fromkeys(row for row, _ in grid))
-    figure = Figure(figsize=(4.5 * max(len(columns), 1) + 2.5, 4))
-    panels = figure.subplots(1, max(len(columns), 1), squeeze=False)[0]
+    across = min(max(len(columns), 1), _PANELS_ACROSS)
+    down = max(-(-len(columns) // across), 1)
+    figure = Figure(figsize=(4.5 * across + 2.5, 4 * down))
+    panels = figure.subplots(down, across, squeeze=False).ravel()
+    for panel in panels[len(columns) :]:
+        panel.set_axis_off()
     drawn = {}
     for (row, column), runs in grid.items():
         panel, values = panels[columns.index(column)], [cell.value for cell in runs]
         mean, deviation = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+        color = f"C{rows.index(row) % 10}"
         if (x := position(runs[0])) is None:
-            drawn[row] = panel.axhline(mean, linestyle="--", color="gray")
+            drawn[row] = panel.axhline(mean, linestyle="--", color=color)
         else:
-            color = f"C{rows.index(row) % 10}"
             drawn[row] = panel.errorbar([x], [mean], yerr=[deviation], marker="o", capsize=3, color=color)
         panel.set(title=column, ylabel=f"held-out {_short(runs[0].metric)}", xlabel=label, xscale=scale)
         panel.grid(alpha=0.3)
-    panels[-1].legend(drawn.values(), drawn, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    panels[across - 1].legend(drawn.values(), drawn, loc="center left", bbox_to_anchor=(1.0, 0.5))
     _save(figure, path, title)
 
 
