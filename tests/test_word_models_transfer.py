@@ -137,17 +137,24 @@ def train(run_command, files, directory, settings):
     return named_leaves(open_model(str(directory)).read_model())
 
 
+def write_texts(directory, run_command):
+    """Writes texts and their vocabulary, and returns the words and the settings that name the files."""
+    text, held_out, vocabulary = (directory / name for name in ("text.txt", "held_out.txt", "words"))
+    for path in (text, held_out):
+        path.write_text("\n".join(SENTENCES * 8) + "\n")
+    command = ["vocabulary", f"--pattern={text}", "--kind=words", "--gin.MIN_COUNT=1", f"--output={vocabulary}"]
+    code, output = run_command(command)
+    assert code == 0, output
+    words = [line.split(" ")[0] for line in (vocabulary / "vocab.txt").read_text().splitlines()]
+    paths = {"DATA_FILES": text, "VALIDATION_FILES": held_out, "VOCABULARY_PATH": vocabulary}
+    return words, {name: f"'{path}'" for name, path in paths.items()}
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_begin_fine_tunings(name, tmp_path, run_command):
     (model, recipe), sizes, own, transfers = MODELS[name]
-    text, vocabulary, pretrained = (tmp_path / each for each in ("text.txt", "words", "pretrained"))
-    for path in (text, tmp_path / "held_out.txt"):
-        path.write_text("\n".join(SENTENCES * 8) + "\n")
-    code, output = run_command(
-        ["vocabulary", f"--pattern={text}", "--kind=words", "--gin.MIN_COUNT=1", f"--output={vocabulary}"]
-    )
-    assert code == 0, output
-    words = [line.split(" ")[0] for line in (vocabulary / "vocab.txt").read_text().splitlines()]
+    words, data = write_texts(tmp_path, run_command)
+    pretrained = tmp_path / "pretrained"
     config = {"word2vec": "WordVectorsConfig", "lm_lstm": "LSTMConfig", "elmo": "ElmoConfig"}.get(name, "GRUConfig")
     sizes = {f"{config}.vocab_size": 3 + len(words)} | sizes
     if recipe is None:  # a file of vectors
@@ -158,24 +165,17 @@ def test_weights_begin_fine_tunings(name, tmp_path, run_command):
         first = named_leaves(open_model(str(pretrained)).read_model())
         np.testing.assert_array_equal(first["token_embedder/embedding"][3:], vectors)
     else:
-        files = {
-            "DATA_FILES": f"'{text}'",
-            "VALIDATION_FILES": f"'{tmp_path}/held_out.txt'",
-            "VOCABULARY_PATH": f"'{vocabulary}'",
-        }
-        first = train(run_command, (model, recipe), pretrained, SETTINGS | sizes | files | own)
-        words_path = vocabulary
+        first = train(run_command, (model, recipe), pretrained, SETTINGS | sizes | data | own)
 
     for number, transfer in enumerate(transfers):
-        data, run = tmp_path / f"data_{number}", tmp_path / f"run_{number}"
-        data.mkdir()
-        transfer.write(data)
-        path = pretrained / "tokenizer" / "vocab.txt" if recipe is None else words_path
+        directory, run = tmp_path / f"data_{number}", tmp_path / f"run_{number}"
+        directory.mkdir()
+        transfer.write(directory)
         settings = {
             "INITIAL_CHECKPOINT_PATH": f"'{pretrained}'",
-            "VOCABULARY_PATH": f"'{path}'",
+            "VOCABULARY_PATH": f"'{pretrained}/tokenizer/vocab.txt'" if recipe is None else data["VOCABULARY_PATH"],
             "MIXTURE_OR_TASK_NAME": transfer.task,
-            "TASK_ARGUMENTS": {"data_dir": str(data)},
+            "TASK_ARGUMENTS": {"data_dir": str(directory)},
             "TASK_FEATURE_LENGTHS": {"inputs": 24},
             "TRAIN_EPOCHS": None,
             "SEED": 1,  # for other initial weights than those of pretraining
@@ -191,15 +191,8 @@ def test_weights_begin_fine_tunings(name, tmp_path, run_command):
 
 def test_vectors_give_skip_thoughts_further_words(tmp_path, run_command):
     """Embeddings are linear in the given vectors, so that a word with the vector of another one has its embedding."""
-    text, vocabulary, run = (tmp_path / each for each in ("text.txt", "words", "run"))
-    for path in (text, tmp_path / "held_out.txt"):
-        path.write_text("\n".join(SENTENCES * 8) + "\n")
-    command = ["vocabulary", f"--pattern={text}", "--kind=words", "--gin.MIN_COUNT=1", f"--output={vocabulary}"]
-    code, output = run_command(command)
-    assert code == 0, output
-    words = [line.split(" ")[0] for line in (vocabulary / "vocab.txt").read_text().splitlines()]
-    settings = SETTINGS | {"DATA_FILES": f"'{text}'", "VALIDATION_FILES": f"'{tmp_path}/held_out.txt'"}
-    settings |= {"VOCABULARY_PATH": f"'{vocabulary}'", "GRUConfig.vocab_size": 3 + len(words)}
+    words, data = write_texts(tmp_path, run_command)
+    run, settings = tmp_path / "run", SETTINGS | data | {"GRUConfig.vocab_size": 3 + len(words)}
     settings |= {"GRUConfig.embedding_dim": 4}
     model = train(run_command, ("models/skip_thoughts/tiny.gin", "runs/skip_thoughts.gin"), run, settings)
     embeddings = np.asarray(model["token_embedder/embedding"])[3:]

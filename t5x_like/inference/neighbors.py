@@ -73,12 +73,11 @@ def occurrences(
             spans = [_token_span(vocabulary, text, whole, *word) for word in words]
             if len(words) == 1 and words[0] != part.span():
                 span = _token_span(vocabulary, text, whole, *part.span())
-                is_token = span is not None and span[1] - span[0] == 1
-                if is_token and vocabulary.decode(whole[span[0] : span[1]]).strip() == part[0]:
+                if span is None:  # no token has the part, so that a token of its word is one of another part
+                    continue
+                if span[1] - span[0] == 1 and vocabulary.decode(whole[span[0] : span[1]]).strip() == part[0]:
                     spans = [span]
-                elif span is None:  # the part has no token, so that the tokens of the word alone are not in the row
-                    spans = []
-            for word, span in zip(words, spans, strict=False):
+            for word, span in zip(words, spans, strict=True):
                 if span is not None and prefix + span[1] <= len(row):
                     found.append(Occurrence(number, *word, prefix + span[0], prefix + span[1]))
     return found
