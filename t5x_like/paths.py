@@ -145,8 +145,19 @@ def read_text(path: str | os.PathLike) -> str:
         ) from error
 
 
+def is_device(path: str | os.PathLike) -> bool:
+    """Whether a path is a device, a pipe or a socket, which is written to instead of replaced."""
+    if not is_local(path):
+        return False
+    target = local(path)
+    return target.exists() and not target.is_file() and not target.is_dir()
+
+
 def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
-    """Replaces a file atomically and durably. Creates its directory if needed."""
+    """Replaces a file atomically and durably. Creates its directory if needed.
+
+    A device or a pipe, such as /dev/null or /dev/stdout, is written to; as root, it could be replaced by a file.
+    """
     data = contents.encode("utf-8") if isinstance(contents, str) else contents
     if not is_local(path):
         filesystem, inner = _open_store(path)
@@ -154,6 +165,9 @@ def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
         filesystem.pipe_file(inner, data)  # a store replaces an object as a whole
         return
     target = local(path)
+    if is_device(path):
+        target.write_bytes(data)
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.tmp")  # a fixed name, so that killed runs leave at most one
     try:

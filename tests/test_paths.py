@@ -31,6 +31,18 @@ def test_written_files_are_found_and_read(root):
     assert paths.read_text(file) == "new"
 
 
+def test_pipe_is_written_to_and_not_replaced(tmp_path):
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)  # as /dev/stdout may be
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for file in (pipe, link):
+        paths.write_atomic(file, "text")
+        assert os.read(reader, 100) == b"text"
+    os.close(reader)
+    assert pipe.is_fifo() and link.is_symlink() and sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
 def test_names_and_paths_inside_a_directory():
     assert all(map(paths.is_name, ["train", "a.b", "...", "train[:1%]", "é"]))
     assert not any(map(paths.is_name, ["", ".", "..", "a/b", "/a", "a\\b", "a\0", "gs://a", None, 3]))

@@ -99,17 +99,19 @@ class PartFiles:
             self._filesystem.mv(path + _WRITING, path)
 
     def finish(self) -> None:
-        """Joins the parts into the output and removes them.
+        """Joins the parts into the output and removes them. A device, such as /dev/null, is written to, not replaced.
 
         Raises:
           RunFailed: The storage is full or cannot be written.
         """
-        with self._explained(self._path):
-            with self._filesystem.open(self._path + _WRITING, "wb") as joined:
+        in_place = paths.is_device(self._url)
+        with self._explained(None if in_place else self._path):
+            with self._filesystem.open(self._path if in_place else self._path + _WRITING, "wb") as joined:
                 joined.write(self._header.encode())
                 for part in self._parts():
                     joined.write(self._filesystem.cat_file(self._part(*part)))
-            self._filesystem.mv(self._path + _WRITING, self._path)
+            if not in_place:
+                self._filesystem.mv(self._path + _WRITING, self._path)
         self._filesystem.rm(self._directory, recursive=True)
 
     @contextlib.contextmanager

@@ -33,3 +33,16 @@ def test_full_disk_leaves_complete_parts_only(failing, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.writing")) and not (tmp_path / "out.jsonl").exists()
     write()
     assert os.listdir(tmp_path) == ["out.jsonl"] and (tmp_path / "out.jsonl").read_text() == '{"a": 1}\n{"a": 2}\n'
+
+
+def test_pipe_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    output = PartFiles(str(pipe))
+    output.open("a command")
+    output.write(0, [{"a": 1}])
+    output.finish()
+    assert os.read(reader, 100) == b'{"a": 1}\n'
+    os.close(reader)
+    assert pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
