@@ -146,17 +146,18 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def is_device(path: str | os.PathLike) -> bool:
-    """Whether a path is a device, a pipe or a socket, which is written to instead of replaced."""
+    """Whether a path is a device or a pipe, or a link to one, such as /dev/stdout, which may also be a file."""
     if not is_local(path):
         return False
     target = local(path)
-    return target.exists() and not target.is_file() and not target.is_dir()
+    link = target.is_file() and target.is_relative_to("/dev") and not target.is_relative_to("/dev/shm")
+    return link or target.exists() and not target.is_file() and not target.is_dir()
 
 
 def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
     """Replaces a file atomically and durably. Creates its directory if needed.
 
-    A device or a pipe, such as /dev/null or /dev/stdout, is written to; as root, it could be replaced by a file.
+    A device or a pipe is written to instead, because root can replace it by a file.
     """
     data = contents.encode("utf-8") if isinstance(contents, str) else contents
     if not is_local(path):
@@ -166,7 +167,8 @@ def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
         return
     target = local(path)
     if is_device(path):
-        target.write_bytes(data)
+        with open(target, "ab") as device:
+            device.write(data)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.tmp")  # a fixed name, so that killed runs leave at most one

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 import uuid
 
 import fsspec
@@ -41,6 +43,16 @@ def test_pipe_is_written_to_and_not_replaced(tmp_path):
         assert os.read(reader, 100) == b"text"
     os.close(reader)
     assert pipe.is_fifo() and link.is_symlink() and sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="there is no /dev/stdout")
+def test_standard_output_is_written_to_if_it_is_a_file(tmp_path):
+    program = "from t5x_like import paths; print('first', flush=True); paths.write_atomic('/dev/stdout', 'second')"
+    link, file = os.readlink("/dev/stdout"), tmp_path / "output"
+    with open(file, "wb") as output:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([sys.executable, "-c", program], stdout=output, env=environment, check=True)
+    assert file.read_text() == "first\nsecond" and os.readlink("/dev/stdout") == link
 
 
 def test_names_and_paths_inside_a_directory():

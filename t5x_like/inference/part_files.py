@@ -99,14 +99,15 @@ class PartFiles:
             self._filesystem.mv(path + _WRITING, path)
 
     def finish(self) -> None:
-        """Joins the parts into the output and removes them. A device, such as /dev/null, is written to, not replaced.
+        """Joins the parts into the output and removes them. A device is written to, not replaced.
 
         Raises:
           RunFailed: The storage is full or cannot be written.
         """
         in_place = paths.is_device(self._url)
         with self._explained(None if in_place else self._path):
-            with self._filesystem.open(self._path if in_place else self._path + _WRITING, "wb") as joined:
+            file = self._filesystem.open(self._path + _WRITING, "wb") if not in_place else open(self._path, "ab")
+            with file as joined:
                 joined.write(self._header.encode())
                 for part in self._parts():
                     joined.write(self._filesystem.cat_file(self._part(*part)))
