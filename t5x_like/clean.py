@@ -1,6 +1,7 @@
 """`t5x_like clean`: removes boilerplate, duplicates and other languages from web pages, by the rules of C4."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 
 from absl import logging
@@ -80,7 +81,15 @@ def clean(
     files = [matching_files.path_of(file) for file in matching_files.files(data_files)]
 
     if overwrite:
-        write.remove_shards()
+        earlier = write.earlier_shards()
+        inputs = set(map(_resolved, files))
+        if both := [path for path in earlier if _resolved(path) in inputs]:
+            raise UserError(
+                f"OUTPUT_PATH={output}: --overwrite would remove {both[0]}, which DATA_FILES={data_files} names. Give "
+                "another directory."
+            )
+        for path in earlier:
+            paths.remove(path)
 
     # ---- the pipeline ------------------------------------------------------------------------------------------------
     logging.info("cleaning %d files of %s", len(files), data_files)
@@ -93,6 +102,11 @@ def clean(
     paths.write_output("OUTPUT_PATH", paths.join(output, REPORT), page)
     _print(output, cleaned.splits, cleaned.counters[read.namespace]["passed"])
     return cleaned
+
+
+def _resolved(path: str) -> str:
+    """Returns a local path without links, or a URL."""
+    return os.path.realpath(paths.local(path)) if paths.is_local(path) else path
 
 
 def _print(output: str, splits: Mapping[str, Mapping[str, int]], read: int) -> None:

@@ -79,7 +79,12 @@ def _read_fasttext(path: str, contents: bytes) -> tuple[WordVectorsConfig, dict[
     """Returns what `read` returns, of a model of fastText with its n-grams."""
     found = fasttext_files.read(path, contents)
     names, counts = found.words
-    kept = np.array([index for index, name in enumerate(names) if name not in word_counts.SPECIAL], int)
+    readable = [name.isascii() or _is_unicode(name) for name in names]
+    if unreadable := len(names) - sum(readable):
+        logging.warning("%s: %d words are not valid UTF-8 and are left out", path, unreadable)
+    kept = np.array(
+        [index for index, name in enumerate(names) if readable[index] and name not in word_counts.SPECIAL], int
+    )
     words = WordCounts(tuple(names[index] for index in kept), counts[kept])
     dim, buckets = found.inputs.shape[1], found.subwords.buckets
     is_classifier = found.kind == fasttext_files.CLASSIFIER
@@ -115,6 +120,11 @@ def _read_fasttext(path: str, contents: bytes) -> tuple[WordVectorsConfig, dict[
         return config, leaves, describe(config, objective=(plain, {})), vocabulary
     settings = {"shortest": found.subwords.shortest, "longest": found.subwords.longest, "buckets": buckets}
     return config, leaves, describe(config, objective=(composed, settings)), vocabulary
+
+
+def _is_unicode(word: str) -> bool:
+    """Returns whether a word has no bytes that are not UTF-8, which are read as surrogates."""
+    return not any("\udc80" <= letter <= "\udcff" for letter in word)
 
 
 def _described_classifier(config: WordVectorsConfig, found: FastTextModel) -> str:

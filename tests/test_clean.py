@@ -208,6 +208,18 @@ def test_overwriting_removes_other_shards(crawl, tmp_path):
     assert names == {"train-00000-of-00001.jsonl.zst", "report.html", "counters.json", "mine.txt"}
 
 
+@pytest.mark.beam
+def test_overwriting_the_files_that_are_read_raises(crawl, tmp_path):
+    clean(crawl, tmp_path / "out", shards=2)
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(UserError, match=r"--overwrite would remove .*/out/train-0000\d-.*zst, which DATA_FILES"):
+        command.clean(
+            data_files=f"{tmp_path}/link/train-*", output=str(tmp_path / "out"), steps=[], shards=2, overwrite=True
+        )
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
 def test_missing_packages_and_files_raise(crawl, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
     with pytest.raises(UserError, match=r"t5x_like clean needs apache_beam, which is not installed. Run `pip install"):

@@ -47,6 +47,11 @@ def test_reads_text_and_jsonl_records(tmp_path):
     ("name", "contents", "message"),
     [
         ("b.jsonl", '{"inputs": "x"}\n{', r"b\.jsonl:2: not valid JSON"),
+        (
+            "b.jsonl",
+            '{"inputs": "x \\ud83d\\ude00"}\n{"inputs": "\\ude00"}',
+            r"b\.jsonl:2: \\ude00 is half of a surrogate",
+        ),
         ("b.jsonl", '{"inputs": "x"}\n[1]', r"b\.jsonl:2: a list, not an object"),
         ("b.csv", "inputs,targets\nx\n", r"b\.csv:2: 1 columns, but the header has 2"),
         ("a.txt", "", "INPUT_PATH=.*a.txt: the file is empty"),

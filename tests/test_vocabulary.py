@@ -175,6 +175,7 @@ def test_larger_text_is_sampled(texts, tmp_path, monkeypatch):
         ({"size": 20, "kind": "wordpiece"}, r"SIZE=20: too small for the alphabet of this text. Give at least \d+"),
         ({"size": 256, "kind": "byte_bpe"}, "SIZE=256: too small for the alphabet of this text. Give at least 257"),
         ({"lower_case": True}, "LOWER_CASE=True: not supported by SentencePiece"),
+        ({"size": 3, "kind": "words"}, "SIZE=3: too small for 3 special ids and a word. Give at least 4"),
     ],
 )
 def test_invalid_arguments_raise(changed, message, texts, tmp_path):
@@ -294,6 +295,16 @@ def test_sample_does_not_depend_on_the_order_of_documents():
         found.append(sorted(kept))
         assert size == sum(len(place.text) for place in places)
     assert found == found[:1] * 20 and 0 < sum(len(place.text) for place in found[0]) <= 2_000
+
+
+@pytest.mark.parametrize("max_bytes", [1, 40_000, 400_000, 4_000_000])
+def test_workers_of_beam_select_the_sample_of_few_long_documents(max_bytes):
+    rng = random.Random(0)
+    places = [sample._Place(0, number, rng.randbytes(16) + bytes((1 << 15) - 16)) for number in range(600)]
+    total = sum(len(place.text) for place in places)
+    selected = [place for place in places if sample._is_wanted(place, max_bytes, total)]
+    drawn, from_selected = (sorted(sample._smallest(iter(each), max_bytes, 1)[0]) for each in (places, selected))
+    assert drawn == from_selected and len(selected) < len(places)
 
 
 @pytest.mark.beam

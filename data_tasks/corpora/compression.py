@@ -1,6 +1,7 @@
 """Files that are decompressed while they are read."""
 
 import bz2
+import functools
 import gzip
 import io
 import lzma
@@ -12,6 +13,8 @@ import zstandard
 
 # Bytes that are read at once to skip the beginning of a compressed file.
 _SKIPPED_BYTES = 1 << 20
+# Windows of `zstd --long=31` are read, too; the default of the library ends at 2^27 bytes.
+_zstd = functools.partial(zstandard.ZstdDecompressor, max_window_size=1 << 31)
 
 
 class _ZstdReader(io.RawIOBase):
@@ -28,7 +31,7 @@ class _ZstdReader(io.RawIOBase):
 
     def __init__(self, compressed: BinaryIO):
         self._compressed = compressed
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._frame = _zstd().decompressobj()
         self._is_complete = True
         self._data = memoryview(b"")
 
@@ -40,7 +43,7 @@ class _ZstdReader(io.RawIOBase):
         """Decompresses into a buffer; see `io.RawIOBase`."""
         while not self._data:
             if self._frame.eof:
-                rest, self._frame = self._frame.unused_data, zstandard.ZstdDecompressor().decompressobj()
+                rest, self._frame = self._frame.unused_data, _zstd().decompressobj()
                 self._is_complete = True
             else:
                 rest = b""

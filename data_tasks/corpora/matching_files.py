@@ -1,7 +1,6 @@
 """Files that a pattern matches, with their sizes and a hash that identifies them."""
 
 import functools
-import glob
 import hashlib
 import json
 from collections.abc import Sequence
@@ -30,15 +29,18 @@ def files(pattern: str) -> list[fsspec.core.OpenFile]:
     Raises:
       UserError: the pattern matches no file, the format of a file is not known, or its package is not installed.
     """
+    if not isinstance(pattern, str):
+        raise UserError(f"{pattern!r:.80} is not a path. Give one that may contain *, ** and ?, such as 'books/*.txt'.")
     try:
         filesystem, path = fsspec.url_to_fs(pattern)
     except (ImportError, ValueError) as error:  # a missing package, or an unknown scheme
         raise StoreNotSupported(f"{pattern} cannot be opened: {error}. Give a local path or gs://….") from error
-    kinds = {found: about["type"] for found, about in filesystem.glob(path, detail=True).items()}
-    directories = [found for found in sorted(kinds) if kinds[found] == "directory"]
-    paths = [found for found in sorted(kinds) if kinds[found] != "directory"]
-    if directories and not glob.has_magic(path):
-        paths = _saved_data_set(filesystem, directories[0])
+    if not filesystem.exists(path):
+        paths = _matches(filesystem, path)
+    elif filesystem.isdir(path):
+        paths = _saved_data_set(filesystem, path)
+    else:
+        paths = [path]  # not a pattern, also if it contains brackets
     if not paths:
         raise UserError(
             f"pattern {pattern!r}: no file matches {filesystem.unstrip_protocol(path)}. Give an existing file, or a "
@@ -71,6 +73,16 @@ def describe(chosen: Sequence[fsspec.core.OpenFile]) -> str:
         digest, of = _digest(names), "hash of names and sizes"
     number = "1 file" if len(chosen) == 1 else f"{len(chosen):,} files"
     return f"{number}, {sum(sizes) / 1e6:,.2f} MB, {of} {digest}"
+
+
+def _matches(filesystem: fsspec.AbstractFileSystem, pattern: str) -> list[str]:
+    """Returns the files that a pattern matches, sorted, without directories and links to them."""
+    found = filesystem.glob(pattern, detail=True)
+    links = {path for path, about in found.items() if about.get("islink")}  # fsspec does not tell where they lead
+    if broken := sorted(path for path in links if not filesystem.exists(path)):
+        raise UserError(f"{broken[0]}: a link to a file that does not exist. Remove the link, or restore the file.")
+    directories = {path for path in links if filesystem.isdir(path)}
+    return sorted(path for path in found.keys() - directories if found[path]["type"] != "directory")
 
 
 def _saved_data_set(filesystem: fsspec.AbstractFileSystem, path: str) -> list[str]:

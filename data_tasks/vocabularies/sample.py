@@ -17,9 +17,9 @@ from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import UserError
 
 PROGRESS_SECONDS = 15.0
-# Beam selects documents by their hashes alone, about this many times the size of the sample. This process reduces them
-# to the sample.
-_MARGIN = 1.2
+# Beam selects documents by their hashes alone: about 1.2 times the size of the sample, and 100 of the longest documents
+# more, because the number of documents below a hash varies. This process reduces them to the sample.
+_MARGIN, _MARGIN_BYTES = 1.2, 100 * text_files.MAX_DOCUMENT_BYTES
 _SHARDS = ".sample"
 _SKIPPED = "skipped"
 
@@ -175,7 +175,7 @@ def _read_in_pipeline(item, read):
 
 
 def _is_wanted(place: _Place, max_bytes: int, total: int) -> bool:
-    return _hash_fraction(place.text) * total <= max_bytes * _MARGIN
+    return _hash_fraction(place.text) * total <= max_bytes * _MARGIN + _MARGIN_BYTES
 
 
 def _to_json(place: _Place) -> str:

@@ -212,7 +212,10 @@ def whole_words(
     """
     if lower_case:
         raise UserError("LOWER_CASE=True: not supported by KIND=words. Lower-case the text itself.")
-    number = None if size is None else max(size - FIRST_WORD_ID, 0)
+    if size is not None and size <= FIRST_WORD_ID:
+        least = FIRST_WORD_ID + 1
+        raise UserError(f"SIZE={size}: too small for {FIRST_WORD_ID} special ids and a word. Give at least {least}.")
+    number = None if size is None else size - FIRST_WORD_ID
     return {"vocab.txt": to_bytes(word_counts.count(documents, number, min_count))}
 
 

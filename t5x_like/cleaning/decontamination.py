@@ -56,11 +56,13 @@ class Decontamination:
         """Checks that files match."""
         from data_tasks.corpora import matching_files
 
-        if not self.patterns or isinstance(self.patterns, str):
-            raise UserError(
-                f"Decontamination.patterns={self.patterns!r} is not a list of patterns. Give the files of evaluation "
-                "sets, such as ['squad/*.jsonl']."
-            )
+        for name, example in (("patterns", "squad/*.jsonl"), ("columns", "question")):
+            value = getattr(self, name)
+            if not value or isinstance(value, str):
+                raise UserError(
+                    f"Decontamination.{name}={value!r} is not a list of {name}. Give those of the evaluation sets, "
+                    f"such as {[example]!r}."
+                )
         for pattern in self.patterns:
             matching_files.files(pattern)
 

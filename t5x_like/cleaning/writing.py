@@ -72,13 +72,15 @@ class WritePages:
             | "write pages" >> beam.MapTuple(self._write)
         )
 
-    def remove_shards(self) -> None:
-        """Removes the shards that an earlier pipeline has written to the directory."""
-        for part in ("", *self.languages):
-            directory = paths.join(self.directory, part) if part else self.directory
-            for name in paths.listdir(directory):
-                if _SHARD.fullmatch(name):
-                    paths.remove(paths.join(directory, name))
+    def earlier_shards(self) -> list[str]:
+        """Returns the shards that an earlier pipeline has written to the directory."""
+        directories = [self.directory, *(paths.join(self.directory, language) for language in self.languages)]
+        return [
+            paths.join(directory, name)
+            for directory in directories
+            for name in paths.listdir(directory)
+            if _SHARD.fullmatch(name)
+        ]
 
     def shard_of(self, page: Page) -> tuple[str, int]:
         """Returns the split of a page, after its language if pages are written by language, and its shard."""

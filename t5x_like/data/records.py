@@ -220,6 +220,14 @@ def json_object(path: str, line: int, text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or thousands of brackets
         at = f"{path}:{line + getattr(error, 'lineno', 1) - 1}"
         raise UserError(f"{at}: not valid JSON ({error}). Write {wanted}.") from error
+    if "\\u" in text:  # only an escape can give half of a surrogate pair, which is not a character
+        try:
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start]).strip("'")
+            raise UserError(
+                f"{path}:{line}: {half} is half of a surrogate pair. Remove it, or add the other half."
+            ) from error
     if not isinstance(values, dict):
         raise UserError(f"{path}:{line}: a {type(values).__name__}, not an object. Write {wanted}.")
     return values

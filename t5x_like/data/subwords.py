@@ -26,12 +26,12 @@ def ngrams(word: str, shortest: int, longest: int) -> Iterator[bytes]:
 
     Args:
       word: The word.
-      shortest: Smallest number of characters.
+      shortest: Smallest number of characters; 0 is the same as 1.
       longest: Largest number of characters.
     """
     characters = [_BEGIN, *(character.encode() for character in word), _END]
     for start in range(len(characters)):
-        for stop in range(start + shortest, min(start + longest, len(characters)) + 1):
+        for stop in range(start + max(shortest, 1), min(start + longest, len(characters)) + 1):
             if stop - start > 1 or 0 < start < len(characters) - 1:
                 yield b"".join(characters[start:stop])
 

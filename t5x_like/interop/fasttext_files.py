@@ -121,6 +121,7 @@ def read(path: str, contents: bytes) -> FastTextModel:
         names.append(reader.word())
         counts.append(reader.values("<qb")[0])
     inputs, outputs = reader.matrix(), reader.matrix()
+    shortest = max(shortest, 1) if longest else 0  # without n-grams of characters, `minn` is not read
     subwords = Subwords(buckets if longest or (kind == CLASSIFIER and word_ngrams > 1) else 0, shortest, longest)
     targets = size - number if kind == CLASSIFIER else size
     if len(inputs) != number + subwords.buckets or len(outputs) != targets:

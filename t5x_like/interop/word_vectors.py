@@ -9,6 +9,7 @@
 Source: `word2vec.c` of Mikolov et al. (2013).
 """
 
+import codecs
 import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -90,6 +91,11 @@ def _from_binary(path: str, contents: bytes, limit: int | None) -> Vectors:
     number, dim = _header(path, contents[: max(end, 0)])
     at, words = end + 1, []
     number = number if limit is None else min(number, limit)
+    if (needed := 4 * number * dim) > len(contents):
+        raise UserError(
+            f"{path}: {len(contents):,} bytes, but {number:,} vectors of {dim} features have {needed:,}. The file is "
+            "truncated; download it again."
+        )
     vectors = np.zeros((number, dim), np.float32)
     for index in range(number):
         space = contents.find(b" ", at)
@@ -105,7 +111,7 @@ def _from_binary(path: str, contents: bytes, limit: int | None) -> Vectors:
 
 def _from_text(path: str, file: Iterable[bytes], limit: int | None) -> Vectors:
     lines, number, dim = iter(file), None, None
-    header = next(lines, b"")
+    header = next(lines, b"").removeprefix(codecs.BOM_UTF8)
     if len(first := header.split()) == 2 and all(field.isdigit() for field in first):
         number, dim = _header(path, header)
     else:

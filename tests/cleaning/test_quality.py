@@ -203,5 +203,7 @@ def test_invalid_settings_raise(tmp_path):
         languages.Languages(languages="en").check()
     with pytest.raises(UserError, match="is not a list of patterns"):
         decontamination.Decontamination(patterns="a").check()
+    with pytest.raises(UserError, match="Decontamination.columns='text' is not a list of columns"):
+        decontamination.Decontamination(patterns=["a"], columns="text").check()
     with pytest.raises(UserError, match="no file matches"):
         decontamination.Decontamination(patterns=[f"{tmp_path}/*.jsonl"]).check()

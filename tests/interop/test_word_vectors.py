@@ -45,12 +45,15 @@ def test_published_layouts_by_hand(tmp_path):
     (tmp_path / "v.txt").write_text("a 1 2 \n. . 3 4 \na 5 6\n")  # a space before the end, as word2vec writes it
     found = word_vectors.read(str(tmp_path / "v.txt"))
     assert found.words == ("a", ". .") and found.vectors.tolist() == [[1, 2], [3, 4]]
+    (tmp_path / "v.vec").write_bytes("\ufeff2 1\na 1\nb 2\n".encode())
+    assert word_vectors.read(str(tmp_path / "v.vec")).words == ("a", "b")
 
 
 @pytest.mark.parametrize(
     ("name", "contents", "message"),
     [
         ("v.bin", b"2 1\na \0\0\x80\x3fb \0\0", "ends in word 2 of 2. The file is truncated"),
+        ("v.bin", b"999999999999 300\na \0\0", "999,999,999,999 vectors of 300 features have .*truncated"),
         ("v.bin", b"words", "the first line b'' is not the number of words and of features"),
         ("v.txt", b"2 2\na 1 2\n", "1 words, but its first line says 2"),
         ("v.txt", b"a 1 2\nb 1\n", "v.txt:2: 1 numbers, but 2 are expected"),

@@ -12,7 +12,7 @@ from t5x_like.data.subwords import Subwords, hash_of, ngrams
 from t5x_like.errors import UserError
 from t5x_like.interop import fasttext_files
 from t5x_like.models.word_vectors import WordVectorsConfig
-from t5x_like.objectives.fasttext import SubwordBagOfWords, SubwordSkipGram
+from t5x_like.objectives.fasttext import SubwordBagOfWords, SubwordSkipGram, mean_vectors
 from t5x_like.objectives.row_updates import TABLE, Tables
 from t5x_like.objectives.word2vec import shuffled
 from t5x_like.objectives.word_contexts import contexts
@@ -34,7 +34,7 @@ def test_ngrams_and_hashes_by_hand():
     h = (0x811C9DC5 ^ 0xFFFFFFC3) * 16777619 % 2**32
     assert hash_of("é".encode()) == (h ^ 0xFFFFFFA9) * 16777619 % 2**32
     assert list(ngrams("né", 2, 3)) == [b"<n", "<né".encode(), "né".encode(), "né>".encode(), "é>".encode()]
-    assert list(ngrams("ab", 1, 1)) == [b"a", b"b"]
+    assert list(ngrams("ab", 1, 1)) == list(ngrams("ab", 0, 1)) == [b"a", b"b"]
 
 
 @pytest.fixture
@@ -132,6 +132,38 @@ def test_files_keep_words_counts_and_all_rows(tmp_path, objective):
     assert again.keys() == leaves.keys() and all(np.array_equal(again[name], leaves[name]) for name in leaves)
 
 
+def test_words_that_are_not_utf_8_are_left_out(tmp_path, objective, caplog):
+    """Published files have such words."""
+    config, leaves = WordVectorsConfig(vocab_size=7, embed_dim=DIM, buckets=BUCKETS), random_leaves(WORDS)
+    path = tmp_path / "v.bin"
+    convert_vectors.write(config, objective, leaves, str(tmp_path / "vocab.txt"), str(path))
+    path.write_bytes(path.read_bytes().replace(b"na\xc3\xafve", b"na\xefvee"))
+    found, again, _, vocabulary = convert_vectors.read(str(path), None)
+    kept = [0, 1, 2, 3, 5, 6, *range(7, 7 + BUCKETS)]
+    assert found.vocab_size == 6 and vocabulary == b"the 9\nqueen 7\nox 6\n"
+    assert np.array_equal(again[TABLE], leaves[TABLE][kept]) and "1 words are not valid UTF-8" in caplog.text
+
+
+@pytest.mark.parametrize(("lengths", "described"), [((0, 3), (1, 3)), ((3, 0), (0, 0))])
+def test_lengths_of_ngrams_that_fasttext_ignores(tmp_path, lengths, described):
+    """`minn` 0 is 1 if there are n-grams, and is not read if `maxn` is 0."""
+    inputs, outputs = np.zeros((4 + 5, 2), np.float32), np.zeros((4, 2), np.float32)
+    counts = fasttext_files.WordCounts(WORDS, np.array([4, 3, 2, 1]))
+    model = fasttext_files.FastTextModel(
+        counts,
+        Subwords(5, *lengths),
+        inputs,
+        outputs[:1],
+        kind=fasttext_files.CLASSIFIER,
+        loss=fasttext_files.SOFTMAX,
+        word_ngrams=2,
+        labels=fasttext_files.WordCounts(("a",), np.ones(1, np.int64)),
+    )
+    (tmp_path / "v.bin").write_bytes(fasttext_files.to_bytes(model))
+    text = convert_vectors.read(str(tmp_path / "v.bin"), None)[2]
+    assert all(f".{name} = {value}\n" in text for name, value in zip(("shortest", "longest"), described, strict=True))
+
+
 @pytest.mark.parametrize("loss", [fasttext_files.TREE, fasttext_files.SOFTMAX])
 def test_output_vectors_without_negative_samples_are_not_read(tmp_path, objective, loss):
     """Rows of a tree belong to its nodes, not to words."""
@@ -170,6 +202,21 @@ def test_the_library_reads_the_file_and_its_file_is_the_same(tmp_path, objective
         np.testing.assert_allclose(theirs.get_word_vector(word), vector, rtol=1e-5, atol=1e-6)
     theirs.save_model(str(copy))
     assert copy.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parity
+def test_vectors_of_ngrams_from_length_0_equal_the_library(tmp_path):
+    fasttext = pytest.importorskip("fasttext")
+    (tmp_path / "text.txt").write_text("naïve queens über 日本語 ox x\n" * 20)
+    settings = {"minn": 0, "maxn": 3, "dim": 4, "bucket": 50, "minCount": 1, "epoch": 1, "thread": 1, "verbose": 0}
+    theirs = fasttext.train_unsupervised(str(tmp_path / "text.txt"), **settings)
+    theirs.save_model(str(tmp_path / "v.bin"))
+    _, leaves, _, vocabulary = convert_vectors.read(str(tmp_path / "v.bin"), None)
+    subwords = fasttext_files.read("v.bin", (tmp_path / "v.bin").read_bytes()).subwords
+    words = [line.rpartition(" ")[0] for line in vocabulary.decode().splitlines()]
+    vectors = mean_vectors(subwords, jnp.asarray(leaves[TABLE]), words)
+    for word, vector in zip(words, np.asarray(vectors)[3:], strict=True):
+        np.testing.assert_allclose(vector, theirs.get_word_vector(word), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parity

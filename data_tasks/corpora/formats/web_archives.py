@@ -110,9 +110,12 @@ def _content(record: Any) -> bytes | None:
     """Returns the content of a record, or None if it is too long.
 
     Raises:
-      EOFError: the file ends before the record does.
+      EOFError: the file ends before the record does, or its length is not known.
     """
-    size = int(record.rec_headers.get_header("Content-Length"))
+    length = record.rec_headers.get_header("Content-Length")
+    if not (length or "").strip().isdecimal():
+        raise EOFError(f"Content-Length {length!r} of the record is not a number")
+    size = int(length)
     if size > text_lines.MAX_LINE_BYTES:
         return None  # the iterator skips what is left of a record
     raw = record.raw_stream.read(size)

@@ -8,6 +8,7 @@ import sys
 import fsspec
 import pytest
 import tensorflow as tf
+import zstandard
 from array_record.python.array_record_module import ArrayRecordWriter
 from file_formats import PACKAGES, WRITERS, table
 
@@ -217,6 +218,47 @@ def test_data_set_that_datasets_saves_is_read(tmp_path):
     held_out = made.shuffle(seed=0).select(range(5))
     datasets.DatasetDict({"train": made, "test": held_out}).save_to_disk(str(tmp_path / "two"))
     assert read(tmp_path / "two" / "test")[0] == held_out["text"][:] != TEXTS[:5]
+
+
+@pytest.mark.parametrize("name", ["a[1].txt", "what?.txt"])
+def test_existing_path_is_not_a_pattern(tmp_path, name):
+    (tmp_path / name).write_text("one")
+    (tmp_path / "whats.txt").write_text("two")
+    assert read(tmp_path / name)[0] == ["one"]
+
+
+def test_links_are_followed(tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text("one")
+    (tmp_path / "directory").symlink_to(tmp_path / "files")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "files" / "a.txt")
+    assert read(tmp_path / "*")[0] == read(tmp_path / "directory" / "*")[0] == ["one"]
+    (tmp_path / "c.txt").symlink_to(tmp_path / "nothing.txt")
+    with pytest.raises(UserError, match=r"/c\.txt: a link to a file that does not exist"):
+        read(tmp_path / "*")
+
+
+def test_list_of_files_raises():
+    with pytest.raises(UserError, match=r"^\['a.txt'\] is not a path"):
+        matching_files.files(["a.txt"])
+
+
+def test_zstd_with_a_long_window_is_read(tmp_path):
+    """`zstd --long=31` makes such files of large dumps."""
+    settings = zstandard.ZstdCompressionParameters(window_log=28)
+    frame = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    (tmp_path / "a.txt.zst").write_bytes(frame.compress(b"one") + frame.flush())
+    assert read(tmp_path / "a.txt.zst")[0] == ["one"]
+
+
+@pytest.mark.parametrize("length", ["", "Content-Length: many\r\n"])
+def test_archive_without_the_length_of_a_record_is_damaged(tmp_path, length):
+    pytest.importorskip("warcio")
+    headers = "WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain\r\n"
+    (tmp_path / "a.wet").write_text(f"{headers}Content-Length: 3\r\n\r\none\r\n\r\n{headers}{length}\r\ntwo\r\n\r\n")
+    with pytest.raises(UserError, match=r"a.wet: the archive is damaged .*Content-Length \S+ of the record is not"):
+        read(tmp_path / "a.wet")
+    assert read(tmp_path / "a.wet", "skip")[0] == ["one"]
 
 
 def test_archive_of_pages_without_text_raises(tmp_path):
