@@ -125,8 +125,6 @@ class FileSource(seqio.DataSource):
         files, rules = self._split(split)
         if (recorder := current_recorder()) is not None:
             rules = dataclasses.replace(rules, reading=dataclasses.replace(rules.reading, fields=PROVENANCE))
-        if not files:
-            raise UserError(f"the split {split!r} has no files: {self.describe()}. Give more files.")
         index, count = (shard_info.index, shard_info.num_shards) if shard_info else (0, 1)
         parts = parts_of_shard(len(files), index, count)
         block_bytes = _SHUFFLED_BYTES if shuffle else _BLOCK_BYTES

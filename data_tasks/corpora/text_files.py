@@ -107,7 +107,17 @@ def source(values: Mapping[str, Any], between_blank_lines: Callable[[], bool] = 
         train, validation = _files(values["pattern"], values["validation_pattern"])
         is_validation = name == VALIDATION
         if validation is not None:
+            if not train and not is_validation:
+                raise UserError(
+                    f"VALIDATION_FILES={values['validation_pattern']}: all files of DATA_FILES={values['pattern']}, so "
+                    "that none is left to train on. Give other files."
+                )
             return (validation if is_validation else train), rules()
+        if is_validation and not values["validation_fraction"]:
+            raise UserError(
+                "validation_fraction=0: no document is held out to evaluate. Give VALIDATION_FILES, a larger fraction "
+                "in TASK_ARGUMENTS, or EVAL_DATA=None to train without an evaluation."
+            )
         return train, dataclasses.replace(rules(), is_held_out=is_validation)
 
     def describe() -> str:

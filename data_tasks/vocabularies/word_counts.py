@@ -10,7 +10,7 @@ import numpy as np
 
 from data_tasks.vocabularies import words
 from t5x_like.data import word_counts
-from t5x_like.data.word_counts import FIRST_WORD_ID, WordCounts
+from t5x_like.data.word_counts import FIRST_WORD_ID, SPECIAL, UNK_ID, WordCounts
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Punctuation and symbols, for TensorFlow.
 _PUNCTUATION = r"([\p{P}\p{S}])"
+UNKNOWN = SPECIAL[UNK_ID]
+"""The word of a text whose own words are replaced by it, as in WikiText; it is not split at punctuation."""
 MIN_COUNT = 5
 """word2vec's smallest count of a word."""
 
@@ -99,7 +101,8 @@ class WordSequenceVocabulary(WordCountsVocabulary):
         import tensorflow as tf
 
         def change(words, function):
-            return tf.where(self.words_to_ids(words) == self.unk_id, function(words), words)
+            is_unknown = (self.words_to_ids(words) == self.unk_id) & (words != UNKNOWN)
+            return tf.where(is_unknown, function(words), words)
 
         split = functools.partial(change, function=lambda x: tf.strings.regex_replace(x, _PUNCTUATION, r" \1 "))
         lower = functools.partial(change, function=lambda x: tf.strings.lower(x, encoding="utf-8"))
@@ -135,7 +138,7 @@ def count(documents: Iterable[str | bytes], size: int | None, min_count: int) ->
     counts: collections.Counter[bytes] = collections.Counter()
     for document in documents:
         counts.update((document.encode() if isinstance(document, str) else document).split())
-    for special in word_counts.SPECIAL:
+    for special in SPECIAL:
         counts.pop(special.encode(), None)
     kept = sorted((-number, word) for word, number in counts.items() if number >= min_count)[:size]
     if not kept:

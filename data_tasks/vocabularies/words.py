@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from data_tasks.vocabularies.base import Vocabulary
 from t5x_like.data.word_characters import NUM_CHARACTERS
 
@@ -66,17 +68,18 @@ class WordVocabulary(Vocabulary):
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.pieces)}
+        """The id of each word but the one that stands for padding, which a text can contain as a word."""
+        return {word: number for number, word in enumerate(self.pieces) if number}
 
     @functools.cached_property
     def _fingerprints(self) -> tuple[Sequence[int], Sequence[int]]:
-        """The fingerprints of all words in ascending order, and their ids."""
+        """The fingerprints of all words of `_ids` in ascending order, and their ids."""
         import tensorflow as tf
 
         with tf.init_scope():
-            found = tf.strings.to_hash_bucket_fast(list(self.pieces), _FINGERPRINTS).numpy()
+            found = tf.strings.to_hash_bucket_fast(list(self._ids), _FINGERPRINTS).numpy()
         order = found.argsort()
-        return found[order], order.astype("int32")
+        return found[order], np.array(list(self._ids.values()), np.int32)[order]
 
     @property
     def bos_id(self) -> None:

@@ -206,7 +206,7 @@ def _check(tasks: Sequence[str], values: Mapping[str, Any]) -> None:
 
 def _check_type(name: str, value: Any, default: Any) -> None:
     """Checks a value against its default; a default of None stands for a string that is not set."""
-    types = (int, float) if isinstance(default, float) else (str, type(None)) if default is None else (type(default),)
+    types = (float, int) if isinstance(default, float) else (str, type(None)) if default is None else (type(default),)
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise UserError(
             f"TASK_ARGUMENTS: {name}={value!r} has the type {type(value).__name__}. Give a value of type "

@@ -27,6 +27,7 @@ def test_update_sets_values_and_resets_the_others(declared):
             r"no argument 'paht'. Did you mean 'path'\? Arguments of the task",
         ),
         ("a_task", {"count": "3"}, "count='3' has the type str. Give a value of type int"),
+        ("a_task", {"fraction": "3"}, "fraction='3' has the type str. Give a value of type float"),
         ("another", {"path": "x"}, "another has no argument 'path'. Remove it"),
     ],
 )

@@ -47,6 +47,10 @@ def test_validation_files_are_not_trained_on(directory):
     assert documents_of("validation", **given) == ["one\ntwo\nthree\nfour\nfive"]
     assert documents_of(**given) == ["\n \nlast\n"]
     assert "train 1 file, 0.00 MB, hash" in source_of(**given).describe()
+    same = {"pattern": f"{directory}/a.txt", "validation_pattern": f"{directory}/a.*"}
+    assert documents_of("validation", **same) == ["one\ntwo\nthree\nfour\nfive"]
+    with pytest.raises(UserError, match="VALIDATION_FILES=.*/a.*: all files of DATA_FILES=.*/a.txt"):
+        documents_of(**same)
 
 
 def test_a_fraction_of_the_documents_is_held_out(tmp_path):
@@ -54,6 +58,9 @@ def test_a_fraction_of_the_documents_is_held_out(tmp_path):
     given = {"pattern": f"{tmp_path}/a.txt", "lines_per_document": 1, "validation_fraction": 0.1}
     train, validation = documents_of(**given), documents_of("validation", **given)
     assert 70 < len(validation) < 130 and len(set(train) | set(validation)) == len(train) + len(validation) == 1000
+    assert len(documents_of(**given | {"validation_fraction": 0})) == 1000
+    with pytest.raises(UserError, match="validation_fraction=0: no document is held out to evaluate"):
+        documents_of("validation", **given | {"validation_fraction": 0})
 
 
 def test_long_documents_are_split_between_lines_words_or_characters(tmp_path):

@@ -17,11 +17,13 @@ def write_vocabulary(path):
 
 def test_unknown_words_are_split_then_lower_cased_then_unknown(tmp_path):
     vocabulary = write_vocabulary(tmp_path / "vocab.txt")
-    texts = ["It was a DARK, dark night.", "the U.S. (and) naïve u.s.", ""]
+    texts = ["It was a DARK, dark night.", "the U.S. (and) naïve u.s.", "", "the <unk> </s> <pad> rain"]
     expected = [
         ["it", "was", "a", "dark", "<unk>", "dark", "night", "."],
         ["the", "U.S.", "<unk>", "and", "<unk>", "<unk>", "<unk>", ".", "<unk>", "."],
         [],
+        # WikiText has <unk> as a word. <pad> is not padding in a text.
+        ["the", "<unk>", "</s>", "<unk>", "<unk>", "<unk>", "rain"],
     ]
     ids = [[vocabulary.pieces.index(word) for word in words] for words in expected]
     assert [vocabulary.encode(text) for text in texts] == ids
