@@ -227,10 +227,13 @@ def test_missing_packages_and_files_raise(crawl, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "punkt", None)
     with pytest.raises(UserError, match="counting sentences needs punkt, which is not installed"):
         lines.sentences.splitter.__wrapped__()
-    with pytest.raises(UserError, match=r"none.txt \(en\): file not found"):
+    with pytest.raises(UserError, match=r"BadWords.files: en=.*/none.txt: no such file"):
         bad_words.BadWords(files={"en": f"{tmp_path}/none.txt"}).check()
-    with pytest.raises(UserError, match="file not found. Give a JSON file"):
-        urls.Domains(f"{tmp_path}/none.json").check()
+    with pytest.raises(UserError, match=r"BadWords.files='words.txt' is not a dictionary"):
+        bad_words.BadWords(files="words.txt").check()
+    for name, reason in (("none.json", "no such file"), ("", "is a directory")):
+        with pytest.raises(UserError, match=f"^Domains.path={tmp_path}/{name}: {reason}"):
+            urls.Domains(f"{tmp_path}/{name}").check()
 
 
 @pytest.mark.clean
@@ -275,7 +278,7 @@ def test_first_page_of_a_url_keeps_the_line():
 
 
 def test_bad_words(tmp_path):
-    (tmp_path / "en.txt").write_text("bad\nworse word\n")
+    (tmp_path / "en.txt").write_bytes("\ufeffbad\r\nworse word\n".encode())
     (tmp_path / "ja.txt").write_text("レモン\n")
     step = bad_words.BadWords(files={"en": f"{tmp_path}/en.txt", "ja": f"{tmp_path}/ja.txt"})
     step.check()

@@ -39,6 +39,8 @@ class BadWords(PageStep):
         """Reads the files."""
         if not 0 <= self.fraction <= 1:
             raise UserError(f"BadWords.fraction={self.fraction} is out of range. Give a fraction in [0, 1].")
+        if not isinstance(self.files, Mapping):
+            raise UserError(f"BadWords.files={self.files!r} is not a dictionary. Give such as {{'en': 'words.txt'}}.")
         for language, path in self.files.items():
             _expression(language, path)
 
@@ -66,10 +68,9 @@ class BadWords(PageStep):
 
 @functools.lru_cache(maxsize=256)
 def _expression(language: str, path: str) -> re.Pattern[str]:
-    try:
-        words = [line.strip() for line in paths.read_text(path).splitlines() if line.strip()]
-    except FileNotFoundError as error:
-        raise UserError(f"BadWords.files: {path} ({language}): file not found. Give a file of words.") from error
+    with paths.explain_path_errors(f"BadWords.files: {language}", path):
+        text = paths.read_text(path).removeprefix("\N{BYTE ORDER MARK}")
+    words = [line.strip() for line in text.splitlines() if line.strip()]
     if not words:
         raise UserError(f"BadWords.files: {path} ({language}) has no words. Give a word per line, or remove the entry.")
     either = "|".join(map(re.escape, words))

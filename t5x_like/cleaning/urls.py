@@ -91,10 +91,10 @@ class Domains(PageStep):
 
 @functools.lru_cache(maxsize=4)
 def _domains(path: str) -> Mapping[str, Any]:
+    with paths.explain_path_errors("Domains.path", path):
+        text = paths.read_text(path)
     try:
-        found = json.loads(paths.read_text(path))
-    except FileNotFoundError as error:
-        raise UserError(f"Domains.path={path}: file not found. Give a JSON file of domains.") from error
+        found = json.loads(text)
     except ValueError as error:
         raise UserError(f"Domains.path={path}: not JSON ({error}). Give a JSON file of domains.") from error
     if not isinstance(found, dict):
