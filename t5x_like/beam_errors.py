@@ -1,10 +1,10 @@
-"""Errors of the workers of Apache Beam."""
+"""Errors of Apache Beam: of its options and of its workers."""
 
 import contextlib
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.runtime import background, protocol
@@ -12,6 +12,20 @@ from t5x_like.runtime import background, protocol
 # Beam appends the name of the transform to the message of an error.
 _WHILE = re.compile(r" \[while running .*", re.DOTALL)
 _ENDED = re.compile(r"Worker subprocess exited with return code (-?\d+)")
+
+
+def check_options(options: Sequence[str] | None) -> None:
+    """Checks that the setting BEAM has options of a pipeline.
+
+    Raises:
+      UserError: it is not a list of strings.
+    """
+    if options is None or (isinstance(options, list | tuple) and all(isinstance(option, str) for option in options)):
+        return
+    raise UserError(
+        f"BEAM={options!r} is not a list of pipeline options. Give one such as "
+        "--gin.BEAM=\"['--runner=DataflowRunner', …]\", or omit it to run on this machine."
+    )
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def cache(
     """
     writer, console = _writer(), console or terminal.console(file=sys.stderr, highlight=False)
     _check_path(cache_dir)
-    _check_beam(beam)
+    beam_errors.check_options(beam)
     processes = (os.cpu_count() or 1) if processes is None else processes
     if processes < 1:
         raise UserError(f"PROCESSES={processes} is not a positive integer. Give at least 1.")
@@ -330,12 +330,3 @@ def _check_path(cache_dir: str) -> None:
             f"CACHE_DIR={cache_dir} is neither a local path nor gs://, the only ones that ArrayRecord reads. Write the "
             "cache to one of them, and copy it from there."
         )
-
-
-def _check_beam(beam: Sequence[str] | None) -> None:
-    if beam is None or (isinstance(beam, list | tuple) and all(isinstance(option, str) for option in beam)):
-        return
-    raise UserError(
-        f"BEAM={beam!r} is not a list of pipeline options. Give one such as "
-        "--gin.BEAM=\"['--runner=DataflowRunner', …]\", or omit it to write the cache on this machine."
-    )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from absl import logging
 
-from t5x_like import paths
+from t5x_like import beam_errors, paths
 from t5x_like.cleaning.packages import require
 from t5x_like.cleaning.pipeline import Cleaned, run
 from t5x_like.cleaning.reading import ERROR, SKIP, ReadPages
@@ -65,6 +65,7 @@ def clean(
     # ---- settings ----------------------------------------------------------------------------------------------------
     if on_bad_record not in (ERROR, SKIP):
         raise UserError(f"ON_BAD_RECORD={on_bad_record!r} is neither {ERROR!r} nor {SKIP!r}. Give one of them.")
+    beam_errors.check_options(beam)
     require("apache_beam", "t5x_like clean")
     paths.check_new_directory("OUTPUT_PATH", output, overwrite=overwrite)
     write = WritePages(

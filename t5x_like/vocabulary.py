@@ -9,7 +9,7 @@ from typing import Literal
 
 from absl import logging
 
-from t5x_like import paths
+from t5x_like import beam_errors, paths
 from t5x_like.data import skipped_records
 from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import UserError
@@ -83,6 +83,8 @@ def vocabulary(
         if value is not None and value < 1:
             raise UserError(f"{macro}={value} is not positive. Give a positive integer.")
     trainers.check_settings(kind, min_count=min_count, beam=beam, domains=domains)
+    beam_errors.check_options(beam)
+    _check_domains(domains)
     trainers.check_installed(kind)
     directory = output or os.path.join(DEFAULT_DIRECTORY, kind)
     paths.check_new_directory("OUTPUT_PATH", directory, overwrite=overwrite)  # before minutes of work
@@ -116,6 +118,16 @@ def vocabulary(
     if domains:
         _print_coverage(path, domains, **reading)
     return path
+
+
+def _check_domains(domains: Mapping[str, str] | None) -> None:
+    """Checks before the training that the files of all domains exist."""
+    from data_tasks.corpora import matching_files
+
+    if domains is not None and not isinstance(domains, Mapping):
+        raise UserError(f"DOMAINS={domains!r} is not a dictionary. Give such as {{'de': 'de/*.txt'}}.")
+    for pattern in (domains or {}).values():
+        matching_files.files(pattern)
 
 
 def _write(directory: str, files: Mapping[str, bytes]) -> None:

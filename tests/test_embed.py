@@ -92,6 +92,15 @@ def test_tokens_with_line_breaks_have_one_line(tmp_path):
     assert (tmp_path / "out.txt").read_text() == " a 1.0 2.0\n\\n 3.0 4.0\n\n"
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".hdf5"])
+def test_nul_in_a_token_is_replaced(tmp_path, suffix):
+    path = tmp_path / f"out{suffix}"
+    h5py = pytest.importorskip("h5py") if suffix == ".hdf5" else None
+    vector_files.write(str(path), [np.float32([[1, 2], [3, 4]])], [{}], [["a\0b", "\0"]])
+    tokens = h5py.File(path)["tokens"].asstr()[:] if h5py else np.load(path)["tokens"]
+    assert tokens.tolist() == ["a\ufffdb", "\ufffd"]
+
+
 def test_pooling_by_hand():
     vectors = jnp.array([[[1.0], [2.0], [6.0], [90.0]]])
     is_token = jnp.array([[True, True, True, False]])

@@ -175,6 +175,9 @@ def test_larger_text_is_sampled(texts, tmp_path, monkeypatch):
         ({"size": 20, "kind": "wordpiece"}, r"SIZE=20: too small for the alphabet of this text. Give at least \d+"),
         ({"size": 256, "kind": "byte_bpe"}, "SIZE=256: too small for the alphabet of this text. Give at least 257"),
         ({"lower_case": True}, "LOWER_CASE=True: not supported by SentencePiece"),
+        ({"domains": {"de": "nothing/*.txt"}}, "pattern 'nothing/.*: no file matches .*nothing"),
+        ({"domains": "books/*.txt"}, "DOMAINS='books/.*.txt' is not a dictionary"),
+        ({"beam": "--runner=DirectRunner"}, "BEAM='--runner=DirectRunner' is not a list of pipeline options"),
         ({"size": 3, "kind": "words"}, "SIZE=3: too small for 3 special ids and a word. Give at least 4"),
     ],
 )

@@ -57,7 +57,8 @@ def write(
     arrays: dict[str, np.ndarray] = {"vectors": np.stack(vectors) if tokens is None else np.concatenate(vectors)}
     if tokens is not None:
         arrays["offsets"] = np.cumsum([0, *map(len, tokens)])
-        arrays["tokens"] = np.array([token for of_record in tokens for token in of_record], str)
+        # HDF5 has no NUL in a text, and NumPy removes it at the end.
+        arrays["tokens"] = np.array([token.replace("\0", "\ufffd") for of_record in tokens for token in of_record], str)
     paths.write_output("OUTPUT_PATH", path, _hdf5(arrays) if path.endswith(_HDF5) else _npz(arrays))
 
 
