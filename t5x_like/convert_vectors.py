@@ -65,6 +65,8 @@ def read(path: str, model: ModelConfig | None) -> tuple[WordVectorsConfig, dict[
         return _read_fasttext(path, contents)
     found = word_vectors.read(path, getattr(model, "embed_dim", None))
     kept = [index for index, word in enumerate(found.words) if word not in word_counts.SPECIAL]
+    if not kept:
+        raise UserError(f"{path}: no words besides {', '.join(found.words)}. Give a file with a word per line.")
     vectors, words = found.vectors[kept], tuple(found.words[index] for index in kept)
     special = np.zeros((FIRST_WORD_ID, vectors.shape[1]), np.float32)
     if EOS in found.words:

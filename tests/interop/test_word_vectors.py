@@ -98,6 +98,9 @@ def test_end_of_sentence_has_its_row(tmp_path):
     config, leaves, _, vocabulary = convert_vectors.read(str(tmp_path / "v.txt"), None)
     assert config.vocab_size == 4 and vocabulary == b"a 0\n"
     assert leaves[TABLE].tolist() == [[0, 0], [7, 8], [0, 0], [1, 2]]
+    (tmp_path / "v.txt").write_text("</s> 7 8\n<unk> 7 8\n")
+    with pytest.raises(UserError, match="v.txt: no words besides </s>, <unk>"):
+        convert_vectors.read(str(tmp_path / "v.txt"), None)
 
 
 @pytest.mark.parity
