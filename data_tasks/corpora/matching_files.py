@@ -56,11 +56,6 @@ def path_of(file: fsspec.core.OpenFile) -> str:
     return file.full_name.removeprefix("file://").removeprefix("local://")
 
 
-def total_bytes(chosen: Sequence[fsspec.core.OpenFile]) -> int:
-    """Returns the total stored size of files in bytes."""
-    return sum(file.fs.size(file.path) or 0 for file in chosen)
-
-
 def describe(chosen: Sequence[fsspec.core.OpenFile]) -> str:
     """Returns number, size and a hash of files: of their contents if they are small, otherwise of names and sizes."""
     sizes = [file.fs.size(file.path) or 0 for file in chosen]
