@@ -33,7 +33,11 @@ class _Table:
 
     def fields(self, raw: Any, reading: Reading) -> dict[str, str]:
         """Returns the values of other columns; see `Format`."""
-        return {name: str(value) for name, value in raw[1].items() if value is not None}
+        found = {name: value for name, value in raw[1].items() if value is not None}
+        return {
+            name: value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+            for name, value in found.items()
+        }
 
     @staticmethod
     def _check_column(path: str, schema: Any, column: str) -> None:

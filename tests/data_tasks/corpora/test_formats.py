@@ -190,6 +190,16 @@ def test_columns_of_tables_are_checked(tmp_path):
     assert found == ["first", "third", "fifth"] and sum(skipped.bad.values()) == 2
 
 
+def test_fields_of_tables_are_text(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"text": [b"one"], "url": [b"http://a.example"], "timestamp": [3], "source": [None]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    reading, (file,) = Reading(fields=("url", "timestamp", "source")), matching_files.files(f"{tmp_path}/a.parquet")
+    (record,) = format_of("a.parquet").records(file, Cursor(), reading)
+    found = format_of("a.parquet").fields(record.raw, reading)
+    assert found == {"url": "http://a.example", "timestamp": "3"}
+
+
 def test_saved_data_set_is_read_from_its_directory(tmp_path):
     pytest.importorskip("pyarrow")
     for split in ("train", "test"):
