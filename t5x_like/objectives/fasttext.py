@@ -19,6 +19,9 @@ from t5x_like.objectives.word_contexts import Contexts, offsets, pairs
 from t5x_like.objectives.word_outputs import NegativeSampling, WordOutput
 from t5x_like.recorded import recorded
 
+# Words whose vectors are computed at once, from about 20 rows each.
+_WORDS_AT_ONCE = 4096
+
 
 @recorded
 class SubwordSkipGram(WordPrediction):
@@ -140,9 +143,15 @@ def mean_vectors(
       table: The table of the model.
       words: The words, without special ones.
     """
-    rows = jnp.asarray(subwords.rows(words, FIRST_WORD_ID, table.shape[0] - subwords.buckets))
-    counted = (rows >= 0).astype(table.dtype)
-    total = jnp.zeros((rows.shape[0], table.shape[1]), table.dtype)
-    for at in range(rows.shape[1]):  # all of them at once would take memory for as many tables
-        total += table[jnp.maximum(rows[:, at], 0)] * counted[:, at, None]
-    return total / jnp.sum(counted, axis=1, keepdims=True)
+    table, first = np.asarray(table), table.shape[0] - subwords.buckets
+    means = [table[:FIRST_WORD_ID]]
+    for start in range(0, len(words), _WORDS_AT_ONCE):
+        # A list per word: a published file has words of hundreds of characters, for which a padded array is too large.
+        rows = [
+            [index, *(first + bucket for bucket in subwords.buckets_of(word))]
+            for index, word in enumerate(words[start : start + _WORDS_AT_ONCE], FIRST_WORD_ID + start)
+        ]
+        numbers = np.array([len(of_word) for of_word in rows])
+        sums = np.add.reduceat(table[np.concatenate(rows)], np.cumsum(numbers) - numbers, dtype=np.float64)
+        means.append((sums / numbers[:, None]).astype(table.dtype))
+    return jnp.asarray(np.concatenate(means))

@@ -83,6 +83,19 @@ def test_one_update_by_hand(objective):
     np.testing.assert_allclose(vectors[5], old[TABLE][rows].mean(axis=0), rtol=1e-4, atol=1e-5)
 
 
+def test_vectors_of_many_words_with_a_long_one(monkeypatch):
+    """A padded array of the n-grams of all words would have 1.6 GB."""
+    words = [f"w{number}" for number in range(10_000)] + ["x" * 10_000]
+    rng, subwords = np.random.default_rng(0), Subwords(BUCKETS, 3, 6)
+    table = rng.normal(size=(3 + len(words) + BUCKETS, 2)).astype(np.float32)
+    monkeypatch.setattr(Subwords, "rows", None)
+    found = np.asarray(mean_vectors(subwords, jnp.asarray(table), words))
+    assert np.array_equal(found[:3], table[:3])
+    for index in (0, 4095, 4096, 10_000):
+        rows = [3 + index, *(3 + len(words) + bucket for bucket in subwords.buckets_of(words[index]))]
+        np.testing.assert_allclose(found[3 + index], table[rows].mean(axis=0, dtype=np.float64), rtol=1e-5)
+
+
 def test_a_bag_of_words_updates_all_rows_of_its_context(tmp_path, objective):
     """One example: the word in the middle of three. Files of both kinds are told apart."""
     bag = SubwordBagOfWords(
