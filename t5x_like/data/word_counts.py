@@ -74,10 +74,11 @@ def read(path: str | None) -> WordCounts:
             "`t5x_like vocabulary --kind=words`."
         )
     found = tokenizer_files.find(path)
-    if found is None or not paths.is_file(found):
+    if found is None or not found.endswith(tokenizer_files.WORDPIECE) or not paths.is_file(found):
         raise UserError(f"VOCABULARY_PATH={path}: a file of words and counts is not found. Give its path.")
     counts: dict[str, int] = {}
-    for number, line in enumerate(paths.read_text(found).removesuffix("\n").split("\n"), 1):
+    text = paths.read_text(found).removeprefix("\N{BYTE ORDER MARK}").removesuffix("\n")
+    for number, line in enumerate(text.split("\n"), 1):
         word, _, count = line.rstrip("\r").rpartition(" ")
         if not word or not count.isdecimal():
             raise UserError(f"{found}:{number}: {line!r:.60} is not a word and its count. Give a file of such lines.")

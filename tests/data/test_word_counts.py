@@ -9,7 +9,7 @@ from t5x_like.errors import UserError
 
 def test_files_of_words_and_counts(tmp_path):
     path = tmp_path / "vocab.txt"
-    path.write_text("</s> 4\nthe 7\n<unk> 3\nis 2\n. . 1\n")  # word2vec begins with the ends of sentences
+    path.write_text("\ufeff</s> 4\nthe 7\n<unk> 3\nis 2\n. . 1\n")  # word2vec begins with the ends of sentences
     found = word_counts.read(str(path))
     assert found.words == ("the", "is", ". .") and found.counts.tolist() == [7, 2, 1]
     assert found.id_counts.tolist() == [0, 0, 0, 7, 2, 1]
@@ -29,6 +29,9 @@ def test_invalid_files_raise(tmp_path, text, message):
     (tmp_path / "vocab.txt").write_text(text)
     with pytest.raises(UserError, match=message):
         word_counts.read(str(tmp_path / "vocab.txt"))
+    (tmp_path / "other.model").write_bytes(b"\x80")
+    with pytest.raises(UserError, match="VOCABULARY_PATH=.*other.model: a file of words and counts is not found"):
+        word_counts.read(str(tmp_path / "other.model"))
     with pytest.raises(UserError, match="VOCABULARY_PATH is not set"):
         word_counts.read(None)
 
