@@ -20,8 +20,8 @@ from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
 from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining import word_characters_tasks
-from data_tasks.pretraining.word_characters import MAX_CHARACTERS
 from data_tasks.vocabularies import late_words, words
+from t5x_like.data.word_characters import MAX_CHARACTERS
 
 TASK = "text_files_bidirectional_words"
 _BOS_ID = 0

@@ -9,9 +9,8 @@ import tensorflow as tf
 from data_tasks import preprocessors
 from data_tasks.feature_checks import require_lengths
 from data_tasks.vocabularies import words
+from t5x_like.data.word_characters import MAX_CHARACTERS
 
-MAX_CHARACTERS = 50
-"""Characters per word of ELMo."""
 _DOCUMENTS_PER_BATCH = 128
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data_tasks.vocabularies.base import Vocabulary
-from t5x_like.data.word_characters import NUM_CHARACTERS
+from t5x_like.data import word_characters
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -135,7 +135,8 @@ class CharacterVocabulary(Vocabulary):
     `EOS` have one special character in place of the bytes.
     """
 
-    BEGINNING_OF_SENTENCE, END_OF_DOCUMENT, BEGINNING, END, PADDING = 257, 258, 259, 260, 261
+    BEGINNING_OF_SENTENCE, END_OF_DOCUMENT = word_characters.BEGIN_OF_TEXT, word_characters.END_OF_TEXT
+    BEGINNING, END, PADDING = word_characters.BEGIN_OF_WORD, word_characters.END_OF_WORD, word_characters.FILL
 
     @property
     def bos_id(self) -> None:
@@ -145,7 +146,7 @@ class CharacterVocabulary(Vocabulary):
 
     @property
     def _base_vocab_size(self) -> int:
-        return NUM_CHARACTERS
+        return word_characters.NUM_CHARACTERS
 
     def words_to_ids(self, words: "tf.Tensor", length: int) -> "tf.Tensor":
         """Returns the characters of words, int32 `[words, length]`. Words of more than `length` - 2 bytes are cut.

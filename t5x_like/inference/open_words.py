@@ -1,6 +1,5 @@
 """The words of texts for models that read their characters, and have no vocabulary."""
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,8 +7,6 @@ from jaxtyping import Int32
 
 from t5x_like.data import word_characters
 from t5x_like.data.word_characters import MAX_CHARACTERS
-
-_WORD = re.compile(rb"[^ \t\n\r\f\v]+")
 
 
 class OpenWords:
@@ -33,7 +30,7 @@ class OpenWords:
     def encode(self, text: str) -> list[int]:
         """Returns the ids of the words of a text."""
         found = []
-        for word in _WORD.findall(text.encode()):
+        for word in text.encode().split():
             word = word.decode()
             if word not in self._ids:
                 self._ids[word] = len(self.pieces)
