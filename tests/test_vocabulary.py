@@ -277,13 +277,13 @@ def test_vocabulary_of_bytes(texts, tmp_path):
 
 
 def test_coverage_of_domains_is_printed(texts, tmp_path, capsys):
-    (tmp_path / "other.txt").write_text("dé dé x\n")
+    (tmp_path / "other.txt").write_text("de\u0301s de\u0301s x\n")  # a mark is a part of its word
     domains = {"other": f"{tmp_path}/other.txt", "same": f"{texts}/a.txt"}
     vocabulary(pattern=f"{texts}/*", kind="bytes", output=str(tmp_path / "out"), domains=domains)
     header, other, same = capsys.readouterr().out.splitlines()[-3:]
     assert header.split("  ")[-5:] == ["tokens per word", "bytes per token", "whole words", "unknown", "used"]
-    # 10 bytes in 3 words, of which one is a byte; 6 of 384 ids.
-    assert other.split() == ["other", "3.333", "1.000", "0.333", "0.000", f"{6 / 384:.3f}"]
+    # 14 bytes in 3 words, of which one is a byte; 8 of 384 ids.
+    assert other.split() == ["other", "4.667", "1.000", "0.333", "0.000", f"{8 / 384:.3f}"]
     assert same.split()[0] == "same"
 
 

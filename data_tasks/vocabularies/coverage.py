@@ -1,22 +1,21 @@
 """How well a vocabulary suits languages or domains: coverage and fertility."""
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from data_tasks.corpora import matching_files, text_files
 from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_model
+from t5x_like.cleaning.pages import word_pattern
 
 # Bytes of text per domain.
 SAMPLE_BYTES = 1 << 20
-_WORD = re.compile(r"\w+")
 
 
 class Coverage(NamedTuple):
     """Statistics of the text of a domain.
 
     Attributes:
-      tokens_per_word: fertility: tokens divided by words, maximal runs of letters and digits.
+      tokens_per_word: fertility: tokens divided by words, maximal runs of letters, their marks and digits.
       bytes_per_token: bytes of UTF-8 divided by tokens.
       whole_words: fraction of the words that are one token when they are encoded alone.
       unknown: fraction of the tokens that are unknown.
@@ -59,7 +58,7 @@ def of_text(vocabulary, documents: Iterable[str]) -> Coverage:
         tokens, unknown = tokens + len(ids), unknown + sum(index == vocabulary.unk_id for index in ids)
         size += len(document.encode())
         used.update(ids)
-        for word in _WORD.findall(document):
+        for word in word_pattern().findall(document):
             if word not in lengths:
                 lengths[word] = len(vocabulary.encode(word))
             words, whole = words + 1, whole + (lengths[word] == 1)

@@ -2,18 +2,15 @@
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING
 
-from t5x_like.cleaning.pages import Page, Record
+from t5x_like.cleaning.pages import Page, Record, word_pattern
 from t5x_like.cleaning.step import Stage
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
     import apache_beam as beam
-
-_WORD = re.compile(r"\w+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,7 +140,7 @@ class Decontamination:
 
 def _ngrams(text: str, count: int) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yields the hash and the first and last character of each n-gram of words."""
-    words = [(match[0].lower(), match.span()) for match in _WORD.finditer(text)]
+    words = [(match[0].lower(), match.span()) for match in word_pattern().finditer(text)]
     for start in range(len(words) - count + 1):
         chosen = words[start : start + count]
         joined = " ".join(word for word, _ in chosen).encode("utf-8", "surrogatepass")

@@ -1,21 +1,19 @@
 """Removal of pages that another page repeats, exactly or nearly."""
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from t5x_like.cleaning.packages import require
-from t5x_like.cleaning.pages import Page, Record, text_hash
+from t5x_like.cleaning.pages import Page, Record, text_hash, word_pattern
 from t5x_like.cleaning.step import Stage
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
     import apache_beam as beam
 
-_WORDS = re.compile(r"\w+")
 Rank = tuple[str, str, int, str]
 
 
@@ -144,4 +142,4 @@ def _unrepeated(found: tuple[Rank, Mapping[str, Any]], record: Record) -> Iterat
 
 
 def _words(text: str) -> list[str]:
-    return _WORDS.findall(text.lower())
+    return word_pattern().findall(text.lower())

@@ -1,8 +1,11 @@
 """A web page, and what steps record about it."""
 
 import dataclasses
+import functools
 import hashlib
 import re
+import sys
+import unicodedata
 from collections import Counter
 from typing import NamedTuple
 
@@ -54,6 +57,17 @@ def normalize_url(url: str) -> str:
     """
     url = re.sub(r"https?:\/\/(www\.)?", "", url)
     return re.sub(r"\?(utm_|ref|feed).*", "", url).rstrip("/")
+
+
+@functools.cache
+def word_pattern() -> re.Pattern[str]:
+    r"""Returns the pattern of words: letters, digits and `_`, and the marks that follow them.
+
+    `\w` of Python lacks marks, such as the vowel signs of Hindi and accents that are not composed.
+    """
+    characters = map(chr, range(sys.maxunicode + 1))
+    marks = "".join(character for character in characters if unicodedata.category(character)[0] == "M")
+    return re.compile(rf"\w+(?:[{re.escape(marks)}]+\w*)*")
 
 
 def text_hash(text: str) -> str:

@@ -194,6 +194,16 @@ def test_missing_column_of_an_evaluation_set_raises(tmp_path):
         clean(tmp_path, step)
 
 
+def test_marks_belong_to_words():
+    """Vowel signs of Hindi, and accents that are not composed; not the variation selector of an emoji."""
+    found = pages.word_pattern().findall("\u0939\u093f\u0928\u094d\u0926\u0940, cafe\u0301s! \u2764\ufe0f x_1")
+    assert found == ["\u0939\u093f\u0928\u094d\u0926\u0940", "cafe\u0301s", "x_1"]
+    step = decontamination.Decontamination(patterns=["a"], ngram=2)
+    ((_, span),) = decontamination._ngrams("\u0915\u0940 \u0939\u0948", step.ngram)
+    assert span == (0, 5)
+    assert duplicates._words("\u0915\u0940") != duplicates._words("\u0915\u093f")
+
+
 def test_invalid_settings_raise(tmp_path):
     with pytest.raises(UserError, match="NearDuplicates.bands=0 is not positive"):
         duplicates.NearDuplicates(bands=0).check()
