@@ -24,8 +24,8 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> DebertaV2Config:
     """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     fields.check_fixed(hf_config, _FIXED)
-    head_size = fields.head_dim(hf_config, "hidden_size", "num_attention_heads")
-    fields.check_fixed(hf_config, {"attention_head_size": head_size})
+    common = deberta.common_fields(hf_config, DebertaV2Config)
+    fields.check_fixed(hf_config, {"attention_head_size": common["head_dim"]})
     convolution = {}
     if hf_config.get("conv_kernel_size", 0):
         given = fields.with_defaults(hf_config, {"conv_act": _CONV_ACTIVATION}, hf_config)
@@ -36,7 +36,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> DebertaV2Config:
     return DebertaV2Config(
         position_buckets=fields.size(hf_config, "position_buckets"),
         **convolution,
-        **deberta.common_fields(hf_config, DebertaV2Config),
+        **common,
     )
 
 

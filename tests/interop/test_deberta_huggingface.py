@@ -87,6 +87,7 @@ def test_exported_model_of_a_v3_has_the_sum_of_both_tables(tmp_path):
         (V2, {"share_att_key": False}, "share_att_key False: not supported"),
         (V2, {"norm_rel_ebd": "none"}, "norm_rel_ebd 'none': not supported"),
         (V2, {"conv_act": "tanh"}, "conv_act 'tanh': not supported"),
+        (V2, {"hidden_size": None}, "missing keys: hidden_size"),
     ],
 )
 def test_unsupported_settings_raise(config, changes, message, tmp_path):

@@ -100,6 +100,14 @@ def test_captured_probabilities_are_those_of_seen_keys(config):
     assert np.all(found[:, :, 5, 5 : 5 + 3] > 0) and not np.any(found[:, :, 5, 5 + 3 :])
 
 
+def test_texts_of_many_blocks_need_no_global_tokens():
+    """A token sees its window alone, as in the plain products of a model whose arrays are captured."""
+    model = random_model(dataclasses.replace(CONFIG, tokens_per_global=None))
+    batch = {"encoder_input_tokens": tokens(2, 14)}
+    expected = model(batch, capture=("encoder/layers/attention/scores",)).hidden
+    np.testing.assert_allclose(model(batch).hidden, expected, atol=2e-5)
+
+
 @pytest.mark.parametrize("length", [14, 4], ids=["blocks", "dense"])
 def test_sharded_separate_projections_have_the_same_outputs(length):
     model = random_model(SEPARATE)

@@ -10,7 +10,8 @@ from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.fused_attention import local_global
 from t5x_like.kernels.fused_attention.blocks import Sizes
 from t5x_like.models import bigbird_etc_inputs
-from t5x_like.models.bigbird_etc import EtcAttention, EtcConfig
+from t5x_like.models.bigbird_etc import EtcConfig
+from t5x_like.models.bigbird_etc_attention import EtcAttention
 from t5x_like.partitioning import Partitioner
 
 SIZES = Sizes(128, 128, 2**24, strided=False)  # strided rotations are slow when they are interpreted
