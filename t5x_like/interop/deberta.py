@@ -206,27 +206,33 @@ def head_classes(prefix: str) -> Callable[[Mapping[str, Any]], tuple[HeadClass, 
     Args:
       prefix: beginning of the names of the classes.
     """
-    key = "cls_dropout"
-
-    def pooled_form(hf_config):
-        fields.check_fixed(hf_config, {"pooler_hidden_act": _POOLER_ACTIVATION})
-        pooler_rate = dropout_rate(hf_config, 0.0, "pooler_dropout")
-        return heads.GeluPooledFirstToken(dropout_rate=dropout_rate(hf_config, None, key), pooler_rate=pooler_rate)
-
-    def pooled(head):
-        return tuple(dense(f"{OBJECTIVE}{head}/pooler", "pooler.dense")) + tuple(
-            dense(f"{OBJECTIVE}{head}/classifier", "classifier")
-        )
-
     tagging = tuple(dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier"))
-    sequence = HeadClass(f"{prefix}ForSequenceClassification", SEQUENCE, pooled(SEQUENCE), pooled_form, dropout_key=key)
     found = (
-        sequence,
+        pooled_class(f"{prefix}ForSequenceClassification", SEQUENCE),
         # It always has the dropout rate of the model.
         HeadClass(f"{prefix}ForTokenClassification", TOKENS, tagging, lambda hf_config: heads.EachToken()),
         question_answering(f"{prefix}ForQuestionAnswering", heads.EachToken(dropout_rate=0.0)),
     )
     return lambda hf_config: found
+
+
+def pooled_class(name: str, head: str, *, has_labels: bool = True) -> HeadClass:
+    """Returns a class whose head reads the pooled first token.
+
+    Args:
+      name: name of the class.
+      head: name of the head.
+      has_labels: see `HeadClass`.
+    """
+    key = "cls_dropout"
+
+    def form(hf_config):
+        fields.check_fixed(hf_config, {"pooler_hidden_act": _POOLER_ACTIVATION})
+        pooler_rate = dropout_rate(hf_config, 0.0, "pooler_dropout")
+        return heads.GeluPooledFirstToken(dropout_rate=dropout_rate(hf_config, None, key), pooler_rate=pooler_rate)
+
+    table = *dense(f"{OBJECTIVE}{head}/pooler", "pooler.dense"), *dense(f"{OBJECTIVE}{head}/classifier", "classifier")
+    return HeadClass(name, head, table, form, has_labels=has_labels, dropout_key=key)
 
 
 # Names of the masked-LM head in the released files, and of transformers with `legacy: false` -> names here.

@@ -8,7 +8,8 @@ from typing import Any
 
 from t5x_like.interop import deberta, fields
 from t5x_like.interop.bert import ACTIVATIONS
-from t5x_like.interop.tables import OBJECTIVE, Family, TensorMapping, dense, norm
+from t5x_like.interop.head_classes import CHOICES
+from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.deberta_v2 import DebertaV2Config
 from t5x_like.objectives import discriminators
 
@@ -77,13 +78,19 @@ def table(config: DebertaV2Config) -> list[TensorMapping]:
     ]
 
 
+def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
+    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    choices = deberta.pooled_class("DebertaV2ForMultipleChoice", CHOICES, has_labels=False)
+    return (*deberta.head_classes("DebertaV2")(hf_config), choices)
+
+
 FAMILY = Family(
     model_types=("deberta-v2",),
     config_class=DebertaV2Config,
     config_from_json=config_from_huggingface,
     config_to_json=config_to_huggingface,
     table=table,
-    head_classes=deberta.head_classes("DebertaV2"),
+    head_classes=head_classes,
     prefix="deberta.",
     name_substitutions=deberta.RELEASED_HEAD,
     ignored=deberta.IGNORED,

@@ -49,6 +49,9 @@ _MOBILEBERT = _ENCODER | dict(
 _DEBERTA = {name: value for name, value in _ENCODER.items() if name != "attn_implementation"} | dict(
     relative_attention=True, position_biased_input=False, pos_att_type="c2p|p2c"
 )
+_DEBERTA_V2 = _DEBERTA | dict(
+    position_buckets=4, max_relative_positions=8, share_att_key=True, norm_rel_ebd="layer_norm", type_vocab_size=0
+)
 _BIGBIRD = {name: value for name, value in _ENCODER.items() if name != "attn_implementation"} | {"type_vocab_size": 2}
 _BART = dict(d_model=15, encoder_ffn_dim=22, decoder_ffn_dim=22, max_position_embeddings=20) | {
     f"{stack}_{name}": value
@@ -67,6 +70,7 @@ CASES = {
     "LongformerForQuestionAnswering": _LONGFORMER,
     "BigBirdForQuestionAnswering": _BIGBIRD | {"hidden_act": "relu"},
     "DebertaForQuestionAnswering": _DEBERTA,
+    "DebertaV2ForMultipleChoice": _DEBERTA_V2 | {"cls_dropout": 0.2},
     "ElectraForQuestionAnswering": _ENCODER | {"embedding_size": 7},
     "DistilBertForQuestionAnswering": _DISTILBERT | {"qa_dropout": 0.3},
     "BartForQuestionAnswering": _SIZES | _BART,
