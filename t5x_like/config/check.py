@@ -12,7 +12,15 @@ import gin
 from t5x_like.config.files import STORED, Setting, Statements
 from t5x_like.config.search import shipped_references, shipped_users
 from t5x_like.config.trust import MODULE_PARAMETER, Trust, module_refusal
-from t5x_like.config.values import ConfigError, IncompleteConfig, Macro, format_value, nearest, references_in
+from t5x_like.config.values import (
+    ConfigError,
+    IncompleteConfig,
+    Macro,
+    Reference,
+    format_value,
+    nearest,
+    references_in,
+)
 from t5x_like.config.walk import Reached, applicable, resolved, signature
 
 
@@ -50,6 +58,7 @@ def check(
         *_unknown_parameters(statements, reached),
         *missing,
         *_text_for_references(reached),
+        *_functions_for_results(reached),
         *_wrong_types(statements, reached),
         *_unused(statements, used, inputs),
     ]
@@ -146,6 +155,16 @@ def _text_for_references(reached):
                 f"{setting.where}: {name} = {format_value(setting.value)} is text and must be a reference. Give "
                 f"--gin_file={file} after the file of the run, or --gin.{name}={references[file]}"
             )
+
+
+def _functions_for_results(reached):
+    """A reference without parentheses, such as `@optimizers.adamw`, for a macro that shipped files set to results."""
+    for name, setting in reached.macros.items():
+        value = setting.value
+        if setting.set_by_user and isinstance(value, Reference) and not value.evaluate:
+            references = shipped_references(name).values()
+            if references and all(each.endswith("()") for each in references):
+                yield f"{setting.where}: {name} = {value} is a function, not its result. Write {value}()"
 
 
 def _plain(name: str) -> str:

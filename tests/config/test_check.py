@@ -131,6 +131,15 @@ def test_name_instead_of_reference_error_suggests_file_and_reference(toy):
     assert "or --gin.SCHEDULE=@toy.linear()" in shown
 
 
+def test_function_instead_of_its_result_raises(toy):
+    toy.write("schedules/flat.gin", "SCHEDULE = @toy.constant()\n", shipped=True)
+    toy.write("mine.gin", "toy.train.schedule = %SCHEDULE\n")
+    files = ["run.gin", "schedules/flat.gin", "mine.gin"]
+    shown = toy.error_of("TASK=a", "SCHEDULE=@toy.linear", "linear.total_steps=1", files=files)
+    assert "SCHEDULE = @TOY.linear is a function, not its result. Write @TOY.linear()" in shown
+    toy.load("TASK=a", "SCHEDULE=@toy.linear()", "linear.total_steps=1", files=files)
+
+
 def test_shared_problem_is_reported_once(toy):
     toy.write("two.gin", "STEPS = 3\ntoy.linear.total_steps = %STEPS\ntoy.train.steps = %STEPS\n")
     message = toy.error_of("TASK=a", "STEPS=many", "train.schedule=@toy.linear()", files=["run.gin", "two.gin"])
