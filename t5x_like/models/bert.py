@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
@@ -229,6 +229,19 @@ def make_norm(config: BertConfig) -> LayerNorm:
     return LayerNorm(config.embed_dim, epsilon=config.norm_epsilon)
 
 
+def token_types(batch: Batch, number: int) -> Int[Array, "batch length"]:
+    """Returns the token types of a batch: 0 for all tokens of a batch without the feature, or of a model with one type.
+
+    Vocabularies with BERT's template mark the second of two texts, also for a model that does not distinguish them.
+
+    Args:
+      batch: `encoder_input_tokens`, and optionally `token_types`.
+      number: number of token types of the model.
+    """
+    none = jnp.zeros_like(batch["encoder_input_tokens"])
+    return batch.get("token_types", none) if number > 1 else none
+
+
 class BertEmbeddings(nnx.Module):
     """The normalized sum of the embeddings of tokens, positions and token types (Devlin et al., figure 2).
 
@@ -268,7 +281,7 @@ class BertEmbeddings(nnx.Module):
             positions = position_ids(*tokens.shape, batch.get("encoder_positions")) + self.config.position_offset
             embedded += self.position_embedder(positions)
         if self.config.num_token_types:
-            embedded += self.token_type_embedder(batch.get("token_types", jnp.zeros_like(tokens)))
+            embedded += self.token_type_embedder(token_types(batch, self.config.num_token_types))
         return self.norm(embedded)
 
     def embed_tokens(self, batch: Batch) -> Hidden:
@@ -330,7 +343,7 @@ class Bert(BaseModel):
 
         Args:
           batch: `encoder_input_tokens`; `encoder_positions` unless they are 0, 1, 2 … along each row; `token_types`
-            unless they are all 0. A model without token types ignores them.
+            unless they are all 0. A model with at most one token type ignores them.
 
         Returns:
           The normalized sum of the embeddings as `encoder`.

@@ -168,7 +168,7 @@ class EtcEmbeddings(BertEmbeddings):
         """Embeds tokens and their types; see `Etc.embed`."""
         tokens = batch["encoder_input_tokens"]
         checks.row_length(self.config, tokens.shape[1])
-        types = batch.get("token_types", jnp.zeros_like(tokens)) + 1
+        types = bert.token_types(batch, self.config.num_token_types - 1) + 1
         text = self.norm(self.embed_tokens(batch) + self.token_type_embedder(types))
         globals_ = global_input(self.config, batch)
         if not globals_.number:

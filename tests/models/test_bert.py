@@ -53,6 +53,15 @@ def test_default_positions_and_token_types():
     assert np.abs(hidden(model, bare) - hidden(model, batch)).max() > 1e-3
 
 
+@pytest.mark.parametrize(("family", "changes"), [(ROBERTA, {}), (FAMILIES["etc"], {"num_token_types": 2})])
+def test_a_model_with_one_token_type_ignores_the_second_text(family, changes):
+    """BERT's template marks the second text, whatever the model; ETC has another type for its global tokens."""
+    model, batch = random_model(dataclasses.replace(family.config, **changes)), example_batch(family)
+    found = hidden(model, batch | {"token_types": tokens(2, 7, seed=1) % 2})
+    np.testing.assert_array_equal(found, hidden(model, batch))
+    assert np.isfinite(found).all()
+
+
 # ---- captures, names, configuration --------------------------------------------------------------------------------
 
 
