@@ -29,7 +29,7 @@ _EMBEDDER = "token_embedder"
 # Feature of a stack -> its value in the prompt: every token may attend to the prompt.
 _VALUES = {"segment_ids": 1, "prefix": 1, "ranks": 0, "global_tokens": 0}
 # Features that hold positions of encoder tokens.
-_NUMBERS = ("entity_positions",)
+_NUMBERS = ("entity_positions", "global_positions")
 
 
 @recorded

@@ -15,6 +15,7 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from t5x_like.adapters import prompt
 from t5x_like.kernels import attention as kernels
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers.attention import MultiHeadAttention
@@ -250,8 +251,13 @@ class Longformer(Bert):
         tokens, given = batch["encoder_input_tokens"], batch.get(GLOBAL_TOKENS)
         if given is None and config.global_tokens is None:
             return {"mask": mask}
-        positions = batch.get("encoder_positions", jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
-        chosen = config.global_tokens.choose(tokens, positions) if given is None else given != 0
+        if given is None:
+            positions = batch.get("encoder_positions", jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
+            count = prompt.length(config)  # whose vectors are before the text
+            chosen = config.global_tokens.choose(tokens[:, count:], positions[:, count:] - count)
+            chosen = jnp.pad(chosen, ((0, 0), (count, 0)))
+        else:
+            chosen = given != 0
         chosen &= mask.key_valid if mask.query_segments is None else mask.query_segments != 0
         mask = dataclasses.replace(mask, global_keys=chosen, max_global_keys=config.max_global_tokens)
         return {"mask": mask, "global_queries": GlobalQueries.of(mask)}

@@ -30,6 +30,7 @@ from t5x_like.models import construct
 from t5x_like.models.character_lstm import CharacterLSTMConfig
 from t5x_like.models.lstm import LSTMConfig
 from t5x_like.models.unilm_decoder import UnilmDecoder
+from t5x_like.objectives.enhanced_masked_lm import EnhancedMaskedLM, enhanced_outputs
 from t5x_like.objectives.feature_based import FeatureBased
 from t5x_like.objectives.layer_mix import Concatenation
 from t5x_like.objectives.masked_lm import MaskedLM
@@ -39,6 +40,7 @@ LENGTH = 3
 UNIFORM = Prompt(length=LENGTH, initialization="uniform")
 FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
 BY_DEFAULT = ("t5_1_1", "bert", "unilm", "deberta", "mobilebert", "ernie", "gpt3", "llama", "bart", "t5_decoder")
+BY_DEFAULT += ("longformer", "etc")
 DECODERS = ("gpt2", "gpt3", "mistral", "llama", "t5_decoder")
 RECURRENT = [name for name, family in FAMILIES.items() if family.config.initial_carry(1)]
 EVERY_FAMILY = [
@@ -85,9 +87,10 @@ def before(stack, batch, vocab_size):
         f"{stack}_segment_ids": np.ones(LENGTH),
         "decoder_prefix": np.ones(LENGTH),
         "encoder_ranks": np.zeros(LENGTH),
+        "encoder_global_tokens": np.zeros(LENGTH),
         "token_types": np.zeros(LENGTH),
     }
-    moved = (f"{stack}_positions", "entity_positions")
+    moved = (f"{stack}_positions", "entity_positions", "global_positions")
     shifted = {**batch, **{name: batch[name] + LENGTH for name in moved if name in batch}}
     added = {k: np.tile(v, (rows, 1)).astype(np.int32) for k, v in values.items() if k in batch}
     return shifted | {k: np.concatenate([v, shifted[k]], axis=1) for k, v in added.items()}
@@ -115,6 +118,8 @@ def full_batch(family, config):
         batch |= {"entities": np.array([[3, 1], [2, 0]]), "entity_positions": np.array([[2, 5], [1, 0]], np.int32)}
         size = (2, 2, config.entity_dim)
         batch["entity_vectors"] = np.random.default_rng(3).normal(size=size).astype(np.float32)
+    if "global_positions" in reads:
+        batch |= {"global_positions": np.array([[1, 4], [0, 2]]), "global_segment_ids": np.ones((2, 2), np.int32)}
     return {name: x for name, x in batch.items() if name in reads}
 
 
@@ -124,7 +129,8 @@ def test_prompt_equals_rows_of_the_table(name):
     model, stack = randomized(config), family.stacks[0]
     wide, reads_prompt = pasted(model), family.stacks == (stack,)
     for batch in (example_batch(family), full_batch(family, config)):
-        extended = before(stack, batch, config.vocab_size)
+        first = {"encoder_global_tokens": np.eye(1, 7, dtype=np.int32).repeat(2, axis=0)}  # FirstToken of the text
+        extended = before(stack, batch | (first if name == "longformer" else {}), config.vocab_size)
         expected = logits(wide, extended)[:, LENGTH if reads_prompt else 0 :, : config.vocab_size]
         found = logits(model, batch)
         last = batch[f"{family.stacks[-1]}_input_tokens"]
@@ -134,6 +140,14 @@ def test_prompt_equals_rows_of_the_table(name):
         np.testing.assert_allclose(found[real], expected[real], rtol=1e-5, atol=2e-5)
         bare = logits(random_model(construct.without_adapters(config)), batch)
         assert np.abs(found - bare)[real].max() > 1e-2
+
+
+def test_enhanced_mask_decoder_reads_the_prompt():
+    config, rows = prompted("deberta"), example_batch(FAMILIES["deberta"])
+    model = randomized(config)
+    head = EnhancedMaskedLM().init(jax.random.key(0), model)["masked_lm"]
+    expected = enhanced_outputs(pasted(model), head, before("encoder", rows, config.vocab_size)).hidden[:, LENGTH:]
+    np.testing.assert_allclose(enhanced_outputs(model, head, rows).hidden, expected, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", "t5_1_1", "gpt2"])
