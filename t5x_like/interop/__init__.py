@@ -279,7 +279,10 @@ def to_huggingface(
             zeros = {name: np.zeros(np.shape(leaf), np.float32) for name, leaf in leaves.items()}
             return tables.write(family, config, zeros | dict(values), head_class)
 
-        tensors, hf_config[compressed_tensors.KEY] = compressed_tensors.encode(tensors, integers, to_tensors)
+        layouts = tables.layouts(family, config, leaves, head_class)
+        matrices = {name for name, layout in layouts.items() if layout == "linear"}
+        found = compressed_tensors.encode(tensors, integers, matrices, to_tensors)
+        tensors, hf_config[compressed_tensors.KEY] = found
     safetensors_files.write(path, tensors)
     tokens = config.special_tokens
     ids = None if tokens is None else tokens.generation

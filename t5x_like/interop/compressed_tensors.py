@@ -13,7 +13,7 @@ the layout of transformers in the same way as the kernels, so families need no r
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,7 @@ def integers_of(config: ModelConfig, leaves: Mapping[str, Any]) -> Integers:
 def encode(
     tensors: Mapping[str, Float[np.ndarray, "..."]],
     integers: Integers,
+    matrices: Collection[str],
     to_tensors: Callable[[Mapping[str, np.ndarray]], Mapping[str, Float[np.ndarray, "..."]]],
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Replaces tensors of an export by their integers and scales.
@@ -128,6 +129,7 @@ def encode(
     Args:
       tensors: Hugging Face name -> dense tensor.
       integers: how the kernels are rounded.
+      matrices: the names of the tensors that are matrices `[outputs, inputs]`.
       to_tensors: converts values of kernels, by stored name, to tensors by Hugging Face name, as `tables.write` does;
         the values of all other parameters are 0.
 
@@ -145,7 +147,8 @@ def encode(
     modules, dense = {}, []  # name of each module -> whether its inputs are rounded
     for name, tensor in tensors.items():
         scale = scales[name]
-        is_linear = tensor.ndim == 2 and name.endswith(_WEIGHT) and np.all(scale > 0) and np.all(scale == scale[:, :1])
+        is_linear = name in matrices and name.endswith(_WEIGHT)
+        is_linear = is_linear and np.all(scale > 0) and np.all(scale == scale[:, :1])
         if not is_linear:
             dense += [name] if np.any(scale > 0) else []
             found.setdefault(name, tensor)
@@ -349,12 +352,11 @@ def _targets(modules: Sequence[str], tensors: Mapping[str, Any]) -> list[str]:
     found = []
     for module in modules:
         parts = module.split(".")
-        first = next((i for i, part in enumerate(parts) if part.isdigit()), None)
-        pattern = r"\.".join(
-            r"\d+" if part.isdigit() else re.escape(part) for part in parts[max(0, (first or 1) - 1) :]
-        )
+        # The name of the list of layers, or else what follows the prefix.
+        first = next((i - 1 for i, part in enumerate(parts) if part.isdigit()), 1)
+        pattern = r"\.".join(r"\d+" if part.isdigit() else re.escape(part) for part in parts[max(0, first) :])
         pattern = rf"(.*\.)?{pattern}$"
-        if first is None or any(re.match(pattern, other) for other in others):
+        if len(parts) == 1 or any(re.match(pattern, other) for other in others):
             pattern = re.escape(module) + "$"
         found.append(f"re:{pattern}")
     return list(dict.fromkeys(found))

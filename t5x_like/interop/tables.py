@@ -340,6 +340,28 @@ def write(
     Raises:
       UserError: the family's table does not have one of the names.
     """
+    parts: dict[str, dict[int, np.ndarray]] = {}
+    mappings: dict[str, TensorMapping] = {}
+    for hf_name, mapping, array in _mapped(family, config, leaves, head_class):
+        parts.setdefault(hf_name, {})[mapping.part[0]] = mapping.to_hf(np.asarray(array, np.float32))
+        mappings[hf_name] = mapping
+    return {
+        hf_name: mappings[hf_name].concatenate([by_index[k] for k in sorted(by_index)])
+        for hf_name, by_index in parts.items()
+    }
+
+
+def layouts(
+    family: Family, config: ModelConfig, leaves: Mapping[str, Any], head_class: HeadClass | None = None
+) -> dict[str, Layout]:
+    """Returns Hugging Face name -> layout of each tensor that `write` returns."""
+    return {hf_name: mapping.layout for hf_name, mapping, _ in _mapped(family, config, leaves, head_class)}
+
+
+def _mapped(
+    family: Family, config: ModelConfig, leaves: Mapping[str, Any], head_class: HeadClass | None
+) -> Iterator[tuple[str, TensorMapping, Any]]:
+    """Yields the Hugging Face name of each parameter of each layer, its mapping, and its value; see `write`."""
     table = {mapping.name: mapping for mapping in _mappings(family, config, head_class)}
     if unknown := sorted(set(leaves) - set(table)):
         model_type = family.config_to_json(config, [])["model_type"]
@@ -347,8 +369,6 @@ def write(
             f"parameter {unknown[0]!r}: not supported by transformers' {model_type}. Convert the model without its "
             "heads (HEADS=none)."
         )
-    parts: dict[str, dict[int, np.ndarray]] = {}
-    mappings: dict[str, TensorMapping] = {}
     for name, leaf in leaves.items():
         if head_class is not None and name == LOGITS and not head_class.has_logits:
             continue
@@ -358,12 +378,7 @@ def write(
             hf_name = mapping.hf_name.format(i=i)
             if head_class is not None and name.startswith(MODEL):
                 hf_name = head_class.model_name(hf_name)
-            parts.setdefault(hf_name, {})[mapping.part[0]] = mapping.to_hf(np.asarray(array, np.float32))
-            mappings[hf_name] = mapping
-    return {
-        hf_name: mappings[hf_name].concatenate([by_index[k] for k in sorted(by_index)])
-        for hf_name, by_index in parts.items()
-    }
+            yield hf_name, mapping, array
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], int | None]]:

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 import small_models
+from families import CONFIGS
 
 from t5x_like import interop, parameters
 from t5x_like.adapters.quantization import FakeQuantized
@@ -17,6 +19,7 @@ from t5x_like.interop import compressed_tensors
 from t5x_like.loading import open_model
 from t5x_like.models import build, construct
 from t5x_like.models.bert import BertConfig
+from t5x_like.models.gpt import GPTConfig
 from t5x_like.models.llama import LlamaConfig
 from t5x_like.models.t5 import T5Config
 from t5x_like.partitioning import Partitioner
@@ -199,6 +202,35 @@ def test_gpt2_whose_matrices_are_transposed_is_an_error(tmp_path):
     with pytest.raises(UserError, match="INTEGERS=True: transformers has no torch.nn.Linear among the quantized"):
         _export(tmp_path, "gpt2", "int8", None)
     assert not (tmp_path / "integers").exists()
+
+
+def _write_integers(config, directory):
+    """Exports a model with random weights in integers."""
+    model = parameters.named_leaves(construct.make(config, jax.random.key(0)))
+    leaves = {f"model/{name}": leaf for name, leaf in parameters.stack(model).items()}
+    config, leaves = interop.quantized.quantize(config, leaves, "int8")
+    integers = compressed_tensors.integers_of(config, leaves)
+    interop.to_huggingface(leaves, config, str(directory), integers=integers)
+
+
+def test_transposed_matrices_with_one_scale_are_an_error(tmp_path):
+    adapters = (FakeQuantized(scales="tensor", activations=None),)
+    config = GPTConfig(vocab_size=64, num_layers=1, max_length=16, adapters=adapters, **small_models.SIZES)
+    with pytest.raises(UserError, match="INTEGERS=True: transformers has no torch.nn.Linear among the quantized"):
+        _write_integers(config, tmp_path / "hf")
+
+
+def test_targets_match_projections_outside_of_layers_in_a_class_without_the_prefix(tmp_path):
+    _write_integers(CONFIGS["mobilebert"], tmp_path / "hf")
+    settings = json.loads((tmp_path / "hf/config.json").read_text())["quantization_config"]
+    patterns = [target.removeprefix("re:") for target in settings["config_groups"]["group_0"]["targets"]]
+    stored = safetensors.numpy.load_file(tmp_path / "hf/model.safetensors")
+    modules = [name.removesuffix(".weight_packed") for name in stored if name.endswith(".weight_packed")]
+    dense = [name.removesuffix(".weight") for name in stored if name.endswith(".weight")]
+    assert "mobilebert.embeddings.embedding_transformation" in modules
+    for names, expected in ((modules, True), (dense, False)):
+        for name in [*names, *(name.removeprefix("mobilebert.") for name in names)]:
+            assert any(re.match(pattern, name) for pattern in patterns) == expected, name
 
 
 def test_integers_of_a_dense_run_are_an_error(tmp_path):
