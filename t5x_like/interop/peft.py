@@ -52,6 +52,20 @@ _TASK_TYPES = {
     "LMHeadModel": "CAUSAL_LM",
     "Model": "FEATURE_EXTRACTION",
 }
+# Settings of LoRA whose other values have other outputs, and their only supported values.
+_FIXED = {
+    "bias": "none",
+    "lora_bias": False,
+    "layer_replication": None,
+    "alora_invocation_tokens": None,
+    "arrow_config": None,
+    "kasa_config": None,
+    "monteclora_config": None,
+    "use_bdlora": None,
+    "use_qalora": False,
+}
+# Beginnings of initializations of LoRA that also change the base model: PiSSA and others.
+_CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 Tensors = dict[str, Float[np.ndarray, "..."]]
 
 
@@ -265,7 +279,8 @@ class _Reader:
 
     def lora(self) -> tuple[tuple[Adapter, ...], dict[str, Any]]:
         """Returns LoRA or DoRA with the largest rank of all matrices; others are filled with zeros."""
-        self._check({"bias": "none", "lora_bias": False, "layer_replication": None})
+        self._check(_FIXED)
+        self._check_base()
         modules = {module: self._read(f"{module}.lora_A") for module in self.targets}
         modules = {module: down for module, down in modules.items() if down is not None}
         root = self.settings.get("use_rslora", False)
@@ -356,6 +371,16 @@ class _Reader:
             if self.settings.get(key, value) != value:
                 file = paths.join(self.directory, CONFIG)
                 raise UserError(f"{file}: {key} {self.settings[key]!r}: not supported, only {value!r}.")
+
+    def _check_base(self) -> None:
+        """Raises a UserError if the updates belong to a base model that their initialization has changed."""
+        initialization = self.settings.get("init_lora_weights", True)
+        if isinstance(initialization, str) and initialization.lower().startswith(_CHANGE_BASE):
+            raise UserError(
+                f"{paths.join(self.directory, CONFIG)}: init_lora_weights {initialization!r} changes the weights of the "
+                "base model. Save the adapter again with path_initial_model_for_weight_conversion, which makes its "
+                "updates those of the base model."
+            )
 
     def _find(self, name: str) -> str | None:
         """Returns the stored name of a tensor; the names of a bare model have no prefix."""
