@@ -209,6 +209,8 @@ def _expanded(grid: Grid, columns: Mapping[str, Files]) -> dict[str, dict[str, l
             cells = {"*": cells}
         found[row] = {}
         for key, files in cells.items():
+            if not (isinstance(row, str) and isinstance(key, str)):
+                raise UserError(f"GRID: {(row, key)!r} are not names of a row and a column. Write them as strings.")
             matching = fnmatch.filter(columns, key) or [key]
             if matching == [key] and key not in columns and "*" in key:
                 raise UserError(f"GRID: {key!r} of {row!r} matches none of {', '.join(columns)}. Correct it.")

@@ -181,7 +181,7 @@ def _check(models: Sequence[str], rows: Sequence[int], **numbers: int) -> None:
                 f"MODELS={path}: no directory matches. Give a path, or a pattern in its last name, such as "
                 "'runs/sst2-seed_*'."
             )
-        if not _is_pattern(path) and not paths.exists(path.removesuffix("/checkpoints/best")):
+        if not _is_pattern(path) and not _exists(path):
             raise weight_files.not_found("MODELS", path, "a run directory, a checkpoint, or a Hugging Face directory")
 
 
@@ -196,7 +196,12 @@ def _seeds(model: str) -> list[str]:
 
 
 def _is_pattern(model: str) -> bool:
-    return any(sign in model for sign in "*?[")
+    """Returns whether a model has wildcards and is not the name of a directory that has these characters."""
+    return any(sign in model for sign in "*?[") and not _exists(model)
+
+
+def _exists(model: str) -> bool:
+    return paths.exists(model.removesuffix("/checkpoints/best"))
 
 
 def _check_seeds(model: str, runs: Mapping[str, Loaded]) -> None:

@@ -278,3 +278,5 @@ def test_invalid_grid_raises(tmp_path):
         ablate.ablate(grid={}, output_dir=str(tmp_path))
     with pytest.raises(UserError, match="GRID={'a': 'runs/pretrain.gin'}: 'a' is not column -> gin files. Give"):
         ablate.ablate(grid={"a": "runs/pretrain.gin"}, output_dir=str(tmp_path))
+    with pytest.raises(UserError, match=r"GRID: \('a', 5\) are not names of a row and a column"):
+        ablate.ablate(grid={"a": {5: "runs/pretrain.gin"}}, output_dir=str(tmp_path))

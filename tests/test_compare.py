@@ -110,6 +110,13 @@ def test_a_pattern_is_one_model_with_several_seeds(models, tmp_path, capsys):
         compare(models=given[1:], rows=1, plot_path=str(plot), **OPTIONS)
 
 
+def test_a_directory_with_signs_of_patterns_in_its_name_is_one_model(models, tmp_path):
+    for name in ("int8[1]", "int81"):
+        shutil.copytree(models["int8"], tmp_path / name)
+    (measured,) = compare(models=f"{tmp_path}/int8[1]", rows=1, **OPTIONS).models
+    assert (measured.name, measured.path) == ("int8[1]", f"{tmp_path}/int8[1]/checkpoints/0")
+
+
 def test_text_is_generated_up_to_the_length_of_targets(tmp_path):
     small_models.write_gpt2(tmp_path / "gpt2")
     loaded = open_model(str(tmp_path / "gpt2"), partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}))

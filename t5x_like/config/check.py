@@ -1,11 +1,13 @@
 """Checks a configuration: missing values, unknown parameters, wrong types, and settings that are not used."""
 
+import collections.abc
 import difflib
 import functools
 import inspect
 import types
 import typing
 from collections.abc import Collection
+from typing import Any
 
 import gin
 
@@ -173,16 +175,18 @@ def _plain(name: str) -> str:
 
 def _wrong_types(statements, reached):
     for (_, name, parameter), setting in reached.bindings.items():
-        allowed = _scalar_types(statements.callables[name], parameter)
+        allowed = _allowed_types(_annotation(statements.callables[name], parameter))
         setting, label = _origin(setting, f"{name}.{parameter}", statements)
         value = setting.value
-        if allowed is None or not isinstance(value, str | int | float | bool | None) or _fits(value, allowed):
+        if allowed is None or _fits(value, allowed):
             continue
-        kinds = " or ".join(repr(kind) if isinstance(kind, str) else _TYPE_WORDS[kind] for kind in allowed)
+        kinds = " or ".join(dict.fromkeys(map(_word, allowed)))
         yield f"{setting.where}: {label} = {format_value(value)} must be {kinds}{_hint(label, value, allowed)}"
 
 
 _TYPE_WORDS = {int: "an integer", float: "a number", bool: "True or False", str: "a string", types.NoneType: "None"}
+_PLURALS = {int: "integers", float: "numbers", bool: "booleans", str: "strings"}
+_LISTS, _DICTIONARIES = (list, tuple, collections.abc.Sequence), (dict, collections.abc.Mapping)
 
 
 def _origin(setting, label, statements):
@@ -199,18 +203,22 @@ def _type_hints(function):
     return typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
 
 
-def _scalar_types(function, parameter):
-    """Returns the types that a parameter accepts if its annotation only has scalar types, else None."""
+def _annotation(function, parameter):
+    """Returns the annotation of a parameter; Any for one that cannot be evaluated."""
     try:
-        annotation = _type_hints(function)[parameter]
-    except Exception:  # an annotation that cannot be evaluated is not checked
-        return None
+        return _type_hints(function)[parameter]
+    except Exception:
+        return Any
+
+
+def _allowed_types(annotation):
+    """Returns the types that an annotation allows if it only has scalars, lists and dictionaries, else None."""
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     allowed = []
     for option in options:
         if typing.get_origin(option) is typing.Literal:
             allowed += [value if isinstance(value, str) else type(value) for value in typing.get_args(option)]
-        elif option in _TYPE_WORDS:
+        elif option in _TYPE_WORDS or (typing.get_origin(option) or option) in (*_LISTS, *_DICTIONARIES):
             allowed.append(option)
         else:
             return None
@@ -222,9 +230,51 @@ def _is_union(annotation):
 
 
 def _fits(value, allowed):
-    if isinstance(value, str) and any(isinstance(kind, str) for kind in allowed):
+    """Returns whether a value has one of the types. References and macros have any type."""
+    if isinstance(value, list | tuple | dict):
+        kinds = _DICTIONARIES if isinstance(value, dict) else _LISTS
+        return any(_fits_elements(value, kind) for kind in allowed if (typing.get_origin(kind) or kind) in kinds)
+    if not isinstance(value, str | int | float | bool | None):
+        return True
+    if isinstance(value, str):
         return value in allowed or str in allowed
     return type(value) in allowed or (type(value) is int and float in allowed)
+
+
+def _fits_elements(value, kind):
+    """Returns whether the elements of a list, or the values of a dictionary, have the types that `kind` allows."""
+    allowed = _element_types(kind)
+    return allowed is None or all(
+        _fits(each, allowed) for each in (value.values() if isinstance(value, dict) else value)
+    )
+
+
+def _element_types(kind):
+    arguments = [each for each in typing.get_args(kind) if each is not Ellipsis]
+    arguments = arguments[1:] if typing.get_origin(kind) in _DICTIONARIES else arguments
+    found = [_allowed_types(each) for each in arguments]
+    return None if not found or None in found else [each for options in found for each in options]
+
+
+def _word(kind):
+    """Returns what a type is called in a message."""
+    if isinstance(kind, str):
+        return repr(kind)
+    if kind in _TYPE_WORDS:
+        return _TYPE_WORDS[kind]
+    noun = "a dictionary" if _is_dictionary(kind) else "a list"
+    plurals = {_plural(each) for each in _element_types(kind) or ()}
+    return f"{noun} of {plurals.pop()}" if len(plurals) == 1 and None not in plurals else noun
+
+
+def _plural(kind):
+    if isinstance(kind, str) or kind is types.NoneType:
+        return None
+    return _PLURALS.get(kind) or ("dictionaries" if _is_dictionary(kind) else "lists")
+
+
+def _is_dictionary(kind):
+    return (typing.get_origin(kind) or kind) in _DICTIONARIES
 
 
 def _hint(label, value, allowed):
@@ -232,6 +282,6 @@ def _hint(label, value, allowed):
         return f": write {int(value)}"
     if value is None and str in allowed:
         return f": give --gin.{label}=…"
-    if str in allowed and not isinstance(value, str):
+    if str in allowed and isinstance(value, int | float | bool):
         return f": write --gin.{label}=\"'{value}'\""
     return ""

@@ -377,8 +377,8 @@ class _Reader:
         initialization = self.settings.get("init_lora_weights", True)
         if isinstance(initialization, str) and initialization.lower().startswith(_CHANGE_BASE):
             raise UserError(
-                f"{paths.join(self.directory, CONFIG)}: init_lora_weights {initialization!r} changes the weights of the "
-                "base model. Save the adapter again with path_initial_model_for_weight_conversion, which makes its "
+                f"{paths.join(self.directory, CONFIG)}: init_lora_weights {initialization!r} changes the weights of "
+                "the base model. Save the adapter again with path_initial_model_for_weight_conversion, which makes its "
                 "updates those of the base model."
             )
 

@@ -14,6 +14,7 @@ _numbers = itertools.count()
 
 TOY = """
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,9 @@ def checkpointer(directory, keep=2):
 
 def anything(**options):
     return options
+
+def sizes(rows: int | Sequence[int] = 1, lengths: Mapping[str, int] | None = None):
+    return (rows, lengths)
 
 def train(
     *,

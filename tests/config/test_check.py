@@ -23,6 +23,7 @@ from t5x_like import config
             "MODEL_DIR = 2024 must be a string or None: write --gin.MODEL_DIR=\"'2024'\"",
         ),
         ("train.mode=fats", "TOY.train.mode = 'fats' must be 'fast' or 'exact'"),
+        ("train.steps=(1, 2)", "TOY.train.steps = (1, 2) must be an integer"),
         ("train.schedule=true", "write True"),
         ("train.schedule=@toy.linear(", "is not a gin value"),
         ("bad name=3", "'bad name' is not the name of a macro or parameter"),
@@ -31,6 +32,25 @@ from t5x_like import config
 def test_error_on_the_command_line_is_reported(toy, binding, message):
     bindings = [binding] if "required" in message else [binding, "TASK=a"]
     assert message in toy.error_of(*bindings)
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [
+        ("rows=None", "TOY.sizes.rows = None must be an integer or a list of integers"),
+        ("rows=(1, 0.5)", "TOY.sizes.rows = (1, 0.5) must be an integer or a list of integers"),
+        ("rows=text", "TOY.sizes.rows = 'text' must be an integer or a list of integers"),
+        ("lengths=16", "TOY.sizes.lengths = 16 must be a dictionary of integers or None"),
+        ("lengths={'inputs': 'a'}", "TOY.sizes.lengths = {'inputs': 'a'} must be a dictionary of integers or None"),
+    ],
+)
+def test_lists_and_dictionaries_have_elements_of_the_annotated_types(toy, binding, message):
+    assert message in toy.error_of("TASK=a", "train.extra=@toy.sizes()", f"sizes.{binding}")
+
+
+@pytest.mark.parametrize("binding", ["rows=(1, %TRAIN_STEPS)", "rows=[]", "lengths={'inputs': %TRAIN_STEPS}"])
+def test_lists_and_dictionaries_may_have_macros(toy, binding):
+    assert toy.load("TASK=a", "train.extra=@toy.sizes()", f"sizes.{binding}")
 
 
 @pytest.mark.parametrize(
