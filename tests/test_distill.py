@@ -17,6 +17,7 @@ from flax import nnx
 from t5x_like import ablate, cli, interop, parameters
 from t5x_like.adapters.pruned import MagnitudePruning, MovementPruning
 from t5x_like.adapters.quantization import FakeQuantized, is_range
+from t5x_like.convert import convert
 from t5x_like.distill import distill
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
@@ -182,6 +183,20 @@ def test_a_pruned_teacher_predicts_with_what_is_left_of_it(kind, tmp_path):
         assert np.count_nonzero(kernel) == kernel.size // 4
     else:
         assert kernel.shape == (24, 2, 4)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_teacher_in_integers_predicts_as_its_run(dtype, teacher, tmp_path):
+    pytest.importorskip("qwix", reason="needs the extra `quantization`")
+    path, one = str(tmp_path / "integers"), Partitioner(devices=jax.devices()[:1], ici={"data": 1})
+    convert(checkpoint_path=teacher, output_path=path, model=TEACHER, quantization=dtype)
+    batch = copying_run.Copying().make(0)
+    expected = open_model(path, partitioner=one).read_model()(batch).hidden
+    found = open_teacher(Teacher(path)).on(one).read()["model"]
+    np.testing.assert_array_equal(found(batch).hidden, expected)
+    rounded = open_teacher(Teacher(path, dtype="bfloat16")).on(one).read()["model"]
+    query, same = (each.encoder.layers[0].attention.query.quantization for each in (rounded, found))
+    np.testing.assert_array_equal(query.weight(None), same.weight(None))
 
 
 def test_changed_teacher_is_refused_on_resume_with_both_digests(whole, teacher, tmp_path, caplog):

@@ -10,8 +10,10 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import partitioning, paths
+from t5x_like import parameters, partitioning, paths
 from t5x_like.adapters import quantization
+from t5x_like.adapters.pruned import Pruning
+from t5x_like.adapters.quantization import FakeQuantized
 from t5x_like.axis_rules import Rules
 from t5x_like.errors import UserError
 from t5x_like.inference.loaded import Loaded
@@ -59,8 +61,19 @@ class LoadedTeacher(Loaded):
 
     @property
     def shapes(self) -> dict[str, Any]:
-        """The shapes of its parameters, in the dtype of its activations; see `Loaded.shapes`."""
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, self.resolved.dtype), super().shapes)
+        """The shapes of its parameters, in the dtype of its activations; see `Loaded.shapes`.
+
+        Integers keep their type, and their scales float32. So does a model whose kernels are compared with thresholds,
+        or rounded to integers.
+        """
+        if any(isinstance(each, (Pruning, FakeQuantized)) for each in self.resolved.adapters):
+            return super().shapes
+
+        def cast(name: str, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            is_stored = f"/{quantization.NAME}/" in name
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if is_stored else self.resolved.dtype)
+
+        return parameters.map_named(cast, super().shapes)
 
     @property
     def shardings(self) -> dict[str, Any]:
