@@ -25,7 +25,7 @@ def merge(
       The features of a batch. Rows are packed if the student's are.
 
     Raises:
-      UserError: a teacher reads a feature of the student differently.
+      UserError: a teacher reads a feature of the student differently, or one that its rows cannot have.
     """
     found = {feature.name: feature for feature in student.features}
     declared = {feature.name: feature for feature in student.aligned_features}
@@ -42,12 +42,18 @@ def merge(
                 f"teacher {name!r} reads the token {spec.bos_id} first, the student {student.bos_id}. Give both the "
                 "same BOS."
             )
-    return dataclasses.replace(
-        student,
-        features=tuple(found.values()),
-        aligned_features=tuple(declared.values()),
-        attached=(*student.attached, *attached),
-    )
+    try:
+        return dataclasses.replace(
+            student,
+            features=tuple(found.values()),
+            aligned_features=tuple(declared.values()),
+            attached=(*student.attached, *attached),
+        )
+    except ValueError as error:
+        raise UserError(
+            f"{' and '.join(map(repr, teachers))}: what teachers read is not in the rows of the student ({error}). "
+            "Give teachers that read the features of the student."
+        ) from error
 
 
 def _check_equal(teacher: str, name: str, known: object, other: object) -> None:

@@ -4,6 +4,7 @@ A map is a sequence of pairs (layer of the student, layer of the teacher), count
 Or it is a function from the two numbers of layers to such pairs, as the functions here return.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 
 from t5x_like.errors import UserError
@@ -109,7 +110,7 @@ def resolve(layer_map: LayerMap, student: tuple[str, int], teacher: tuple[str, i
     """
     pairs = layer_map(student[1], teacher[1]) if callable(layer_map) else layer_map
     try:
-        pairs = tuple((int(ours), int(theirs)) for ours, theirs in pairs)
+        pairs = tuple((operator.index(ours), operator.index(theirs)) for ours, theirs in pairs)
     except (TypeError, ValueError) as error:
         raise UserError(
             f"{setting}={layer_map!r} is not a layer map. Give pairs of layers, such as ((0, 1), (1, 3)), or a map of "

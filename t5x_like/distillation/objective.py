@@ -307,6 +307,12 @@ class Distillation(Objective):
         known = (TASK, *self.objective.coefficients, *self.losses)
         if unknown := sorted(coefficients.keys() - {*known}):
             raise UserError(f"COEFFICIENTS: unknown loss {unknown[0]!r}. The losses are {', '.join(known)}.")
+        for name, value in coefficients.items():
+            if not callable(value) and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise UserError(
+                    f"COEFFICIENTS: {value!r} of {name!r} is neither a number nor a schedule. Give a number, such "
+                    "as 0.5."
+                )
         if unknown := sorted(self.cached.keys() - self.teachers.keys()):
             raise UserError(f"cached predictions of {unknown[0]!r}: unknown teacher. Give {', '.join(self.teachers)}.")
         for name, loss in self.losses.items():

@@ -9,6 +9,9 @@ from t5x_like.errors import UserError
 from t5x_like.pruning.importance import Importance
 from t5x_like.pruning.structures import Structure
 
+# A product such as 0.29 · 100 may be less than the integer that it stands for.
+_ROUNDING = 1e-9
+
 # Block -> whether each part of each layer is left.
 Left = dict[str, Bool[np.ndarray, "layers parts"]]
 
@@ -21,7 +24,7 @@ def targets(structure: Structure, share: float, parts: int) -> int:
     """
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         raise UserError(f"{structure.setting}={share}: not above 0 and at most 1. Give the share that is kept.")
-    if (kept := int(share * parts)) < 1:
+    if (kept := int(share * parts + _ROUNDING)) < 1:
         raise UserError(
             f"{structure.setting}={share}: keeps none of the {parts} {structure.noun} of a layer. Give at least "
             f"{1 / parts:.2g}."

@@ -29,6 +29,7 @@ def test_maps_of_tinybert_minilm_and_first_layers():
         (layer_maps.every(4), "maps student layer 3 to teacher layer 15: the encoder of teacher has 12 layers"),
         (layer_maps.first(5), "maps student layer 4 to teacher layer 4: the encoder of student has 4 layers"),
         ((), r"HiddenMSE.layers=\(\) is empty"),
+        (((0, 1.5),), r"HiddenMSE.layers=\(\(0, 1.5\),\) is not a layer map"),
         ((0, 1, 2), r"HiddenMSE.layers=\(0, 1, 2\) is not a layer map"),
         (layer_maps.only(layer_maps.last(1), 1), "pair 1 is needed, but there are 1 pairs"),
     ],

@@ -23,9 +23,11 @@ from t5x_like.kernels import chunks
 from t5x_like.kernels.top_k import TopK
 from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
+from t5x_like.objectives import heads
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.passes import forward, loss, predict, total_weights
+from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.staged import Stage, Staged
 from t5x_like.partitioning import Partitioner
 from t5x_like.training import gradients
@@ -349,6 +351,9 @@ def test_conflicting_features_raise():
         merge(specs.NEXT_TOKEN, {"t": (specs.CAUSAL_LM, ["decoder_input_tokens"])})
     with pytest.raises(UserError, match="teacher 't' reads the token 5 first, the student 0"):
         merge(specs.CAUSAL_LM, {"t": (dataclasses.replace(specs.CAUSAL_LM, bos_id=5), ["decoder_input_tokens"])})
+    with pytest.raises(UserError, match="'t': what teachers read is not in the rows of the student .*'targets', which"):
+        classifier = SequenceClassification(("a", "b"), head=heads.PooledFirstToken())
+        merge(classifier.features, {"t": (specs.CAUSAL_LM, ["decoder_segment_ids"])})
 
 
 @pytest.mark.parametrize(
@@ -361,6 +366,8 @@ def test_conflicting_features_raise():
         ({"losses": {"kl": Logits(teacher="c")}}, "loss 'kl': unknown teacher 'c'. The teachers are a, b"),
         ({"losses": {"kl": Logits(teacher="a")}}, "no loss reads 'b'"),
         ({"cached": {"c": None}}, "cached predictions of 'c': unknown teacher"),
+        ({"coefficients": {"kl": "0.5"}}, "COEFFICIENTS: '0.5' of 'kl' is neither a number nor a schedule. Give"),
+        ({"coefficients": {"task": None}}, "COEFFICIENTS: None of 'task' is neither a number nor a schedule"),
     ],
 )
 def test_invalid_names_raise(options, message):

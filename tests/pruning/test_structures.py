@@ -257,6 +257,7 @@ def test_rounds_remove_the_least_important():
         rounds.over_all(left, scores, count=3, structure=HEADS)
     with pytest.raises(UserError, match="HEADS=0.2: keeps none of the 4 heads of a layer. Give at least 0.25"):
         rounds.targets(HEADS, 0.2, 4)
+    assert [rounds.targets(UNITS, share, 100) for share in (0.29, 0.299)] == [29, 29]
     with pytest.raises(UserError, match="UNITS=1.5: not above 0 and at most 1"):
         rounds.targets(UNITS, 1.5, 4)
 
