@@ -20,6 +20,8 @@ from t5x_like.errors import RunFailed, UserError
 
 # Orbax interprets the whole path as a glob pattern, and a backslash in it as a separator.
 _PATTERN_CHARACTERS = "*?[\\"
+# Directory of devices, and the part of it that is for files.
+_DEVICES, _MEMORY = "/dev", "/dev/shm"
 # Error messages of storage that cannot be written; libraries include them in messages of their own.
 _UNWRITABLE = {
     os.strerror(number): number for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
@@ -146,12 +148,12 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def is_device(path: str | os.PathLike) -> bool:
-    """Whether a path is a device or a pipe, or a link to one, such as /dev/stdout, which may also be a file."""
+    """Whether a path is a device, a pipe, or a link of /dev, such as /dev/stdout, which may lead to a file."""
     if not is_local(path):
         return False
     target = local(path)
-    link = target.is_file() and target.is_relative_to("/dev") and not target.is_relative_to("/dev/shm")
-    return link or target.exists() and not target.is_file() and not target.is_dir()
+    is_standard_stream = target.is_file() and target.is_relative_to(_DEVICES) and not target.is_relative_to(_MEMORY)
+    return is_standard_stream or target.exists() and not target.is_file() and not target.is_dir()
 
 
 def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
@@ -380,14 +382,14 @@ def check_output_file(setting: str, path: str | os.PathLike, *, overwrite: bool 
     Args:
       setting: name of the setting, such as `OUTPUT_PATH`.
       path: its value.
-      overwrite: whether an existing file may be replaced.
+      overwrite: whether an existing file may be replaced. A device always exists, and is not replaced.
 
     Raises:
       UserError: the path is a directory or not writable, or the file exists and may not be replaced.
     """
     if is_local(path) and os.path.isdir(local(path)):
         raise UserError(f"{setting}={os.fspath(path)}: is a directory. Give the path of a file.")
-    if not overwrite and exists(path):
+    if not overwrite and exists(path) and not is_device(path):
         raise UserError(f"{setting}={os.fspath(path)}: exists. Give --overwrite to replace it, or another path.")
     if not exists(path):
         check_writable(setting, path)

@@ -227,7 +227,7 @@ def test_missing_packages_and_files_raise(crawl, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "punkt", None)
     with pytest.raises(UserError, match="counting sentences needs punkt, which is not installed"):
         lines.sentences.splitter.__wrapped__()
-    with pytest.raises(UserError, match=r"BadWords.files: en=.*/none.txt: no such file"):
+    with pytest.raises(UserError, match=r"BadWords.files\['en'\]=.*/none.txt: no such file"):
         bad_words.BadWords(files={"en": f"{tmp_path}/none.txt"}).check()
     with pytest.raises(UserError, match=r"BadWords.files='words.txt' is not a dictionary"):
         bad_words.BadWords(files="words.txt").check()

@@ -50,7 +50,7 @@ def test_reads_text_and_jsonl_records(tmp_path):
         (
             "b.jsonl",
             '{"inputs": "x \\ud83d\\ude00"}\n{"inputs": "\\ude00"}',
-            r"b\.jsonl:2: \\ude00 is half of a surrogate",
+            r"b\.jsonl:2: \\ude00 is a lone surrogate",
         ),
         ("b.jsonl", '{"inputs": "x"}\n[1]', r"b\.jsonl:2: a list, not an object"),
         ("b.csv", "inputs,targets\nx\n", r"b\.csv:2: 1 columns, but the header has 2"),

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import subprocess
-import sys
 import uuid
 
 import fsspec
@@ -45,14 +43,17 @@ def test_pipe_is_written_to_and_not_replaced(tmp_path):
     assert pipe.is_fifo() and link.is_symlink() and sorted(os.listdir(tmp_path)) == ["link", "pipe"]
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="there is no /dev/stdout")
-def test_standard_output_is_written_to_if_it_is_a_file(tmp_path):
-    program = "from t5x_like import paths; print('first', flush=True); paths.write_atomic('/dev/stdout', 'second')"
-    link, file = os.readlink("/dev/stdout"), tmp_path / "output"
-    with open(file, "wb") as output:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        subprocess.run([sys.executable, "-c", program], stdout=output, env=environment, check=True)
-    assert file.read_text() == "first\nsecond" and os.readlink("/dev/stdout") == link
+def test_standard_output_is_appended_to_if_it_is_a_file(tmp_path, monkeypatch):
+    """As root, a mistake would replace the /dev/stdout of the machine, so the test has another /dev."""
+    file, devices = tmp_path / "output", tmp_path / "dev"
+    devices.mkdir()
+    (devices / "stdout").symlink_to(file)
+    file.write_text("first")
+    monkeypatch.setattr(paths, "_DEVICES", str(devices))
+    paths.check_output_file("OUTPUT_PATH", devices / "stdout", overwrite=False)
+    paths.write_atomic(devices / "stdout", "second")
+    assert file.read_text() == "firstsecond" and os.listdir(devices) == ["stdout"]
+    assert (devices / "stdout").is_symlink()
 
 
 def test_names_and_paths_inside_a_directory():

@@ -109,8 +109,8 @@ def source(values: Mapping[str, Any], between_blank_lines: Callable[[], bool] = 
         if validation is not None:
             if not train and not is_validation:
                 raise UserError(
-                    f"VALIDATION_FILES={values['validation_pattern']}: all files of DATA_FILES={values['pattern']}, so "
-                    "that none is left to train on. Give other files."
+                    f"VALIDATION_FILES={values['validation_pattern']} has all files of DATA_FILES={values['pattern']}, "
+                    "and none is left to train on. Give other files."
                 )
             return (validation if is_validation else train), rules()
         if is_validation and not values["validation_fraction"]:

@@ -68,7 +68,7 @@ class BadWords(PageStep):
 
 @functools.lru_cache(maxsize=256)
 def _expression(language: str, path: str) -> re.Pattern[str]:
-    with paths.explain_path_errors(f"BadWords.files: {language}", path):
+    with paths.explain_path_errors(f"BadWords.files[{language!r}]", path):
         text = paths.read_text(path).removeprefix("\N{BYTE ORDER MARK}")
     words = [line.strip() for line in text.splitlines() if line.strip()]
     if not words:

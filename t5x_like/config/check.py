@@ -185,7 +185,7 @@ def _wrong_types(statements, reached):
 
 
 _TYPE_WORDS = {int: "an integer", float: "a number", bool: "True or False", str: "a string", types.NoneType: "None"}
-_PLURALS = {int: "integers", float: "numbers", bool: "booleans", str: "strings"}
+_PLURALS = {int: "integers", float: "numbers", bool: "booleans", str: "strings", types.NoneType: "None"}
 _LISTS, _DICTIONARIES = (list, tuple, collections.abc.Sequence), (dict, collections.abc.Mapping)
 
 
@@ -262,15 +262,19 @@ def _word(kind):
         return repr(kind)
     if kind in _TYPE_WORDS:
         return _TYPE_WORDS[kind]
-    noun = "a dictionary" if _is_dictionary(kind) else "a list"
-    plurals = {_plural(each) for each in _element_types(kind) or ()}
-    return f"{noun} of {plurals.pop()}" if len(plurals) == 1 and None not in plurals else noun
+    return _with_elements("a dictionary" if _is_dictionary(kind) else "a list", kind)
+
+
+def _with_elements(noun, kind):
+    """Returns what lists or dictionaries are called in a message, with their elements."""
+    plurals = dict.fromkeys(map(_plural, _element_types(kind) or ()))
+    return f"{noun} of {' or '.join(plurals)}" if plurals else noun
 
 
 def _plural(kind):
-    if isinstance(kind, str) or kind is types.NoneType:
-        return None
-    return _PLURALS.get(kind) or ("dictionaries" if _is_dictionary(kind) else "lists")
+    if isinstance(kind, str):
+        return repr(kind)
+    return _PLURALS.get(kind) or _with_elements("dictionaries" if _is_dictionary(kind) else "lists", kind)
 
 
 def _is_dictionary(kind):

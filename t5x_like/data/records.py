@@ -15,6 +15,7 @@ import gzip
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ GZIP_SUFFIX = ".gz"
 MAX_DECOMPRESSED_BYTES = 4 << 30
 """A compressed file of more bytes is an error, so that a small file cannot fill the memory."""
 
+# The escape of half of a character beyond 16 bits.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _BYTE_ORDER_MARK = "\N{BYTE ORDER MARK}"
 # The largest value that csv accepts on all platforms.
 _LARGEST_FIELD = 2**31 - 1
@@ -220,13 +223,13 @@ def json_object(path: str, line: int, text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or thousands of brackets
         at = f"{path}:{line + getattr(error, 'lineno', 1) - 1}"
         raise UserError(f"{at}: not valid JSON ({error}). Write {wanted}.") from error
-    if "\\u" in text:  # only an escape can give half of a surrogate pair, which is not a character
+    if _SURROGATE.search(text):  # only an escape can give a lone surrogate, which is not a character
         try:
             json.dumps(values, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = ascii(error.object[error.start]).strip("'")
             raise UserError(
-                f"{path}:{line}: {half} is half of a surrogate pair. Remove it, or add the other half."
+                f"{path}:{line}: {half} is a lone surrogate, half of a character. Remove it, or add the other half."
             ) from error
     if not isinstance(values, dict):
         raise UserError(f"{path}:{line}: a {type(values).__name__}, not an object. Write {wanted}.")

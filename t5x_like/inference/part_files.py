@@ -36,6 +36,11 @@ class PartFiles:
     """
 
     def __init__(self, output_path: str, *, render: Callable[[Any], str] = line, header: str = ""):
+        if paths.is_device(output_path):
+            raise UserError(
+                f"OUTPUT_PATH={output_path}: a device or a pipe, but the output is written in parts, so that the "
+                "command can resume. Give the path of a file."
+            )
         self._filesystem, self._path = fsspec.core.url_to_fs(output_path)
         self._url, self.directory = output_path, f"{output_path}.parts"
         self._render, self._header = render, header
@@ -99,20 +104,17 @@ class PartFiles:
             self._filesystem.mv(path + _WRITING, path)
 
     def finish(self) -> None:
-        """Joins the parts into the output and removes them. A device is written to, not replaced.
+        """Joins the parts into the output and removes them.
 
         Raises:
           RunFailed: The storage is full or cannot be written.
         """
-        in_place = paths.is_device(self._url)
-        with self._explained(None if in_place else self._path):
-            file = self._filesystem.open(self._path + _WRITING, "wb") if not in_place else open(self._path, "ab")
-            with file as joined:
+        with self._explained(self._path):
+            with self._filesystem.open(self._path + _WRITING, "wb") as joined:
                 joined.write(self._header.encode())
                 for part in self._parts():
                     joined.write(self._filesystem.cat_file(self._part(*part)))
-            if not in_place:
-                self._filesystem.mv(self._path + _WRITING, self._path)
+            self._filesystem.mv(self._path + _WRITING, self._path)
         self._filesystem.rm(self._directory, recursive=True)
 
     @contextlib.contextmanager

@@ -378,8 +378,8 @@ class _Reader:
         if isinstance(initialization, str) and initialization.lower().startswith(_CHANGE_BASE):
             raise UserError(
                 f"{paths.join(self.directory, CONFIG)}: init_lora_weights {initialization!r} changes the weights of "
-                "the base model. Save the adapter again with path_initial_model_for_weight_conversion, which makes its "
-                "updates those of the base model."
+                "the base model: not supported. If the adapter was also saved before its training, peft converts "
+                "PiSSA, CorDA and OLoRA (path_initial_model_for_weight_conversion of save_pretrained)."
             )
 
     def _find(self, name: str) -> str | None:

@@ -238,8 +238,8 @@ def token_types(batch: Batch, number: int) -> Int[Array, "batch length"]:
       batch: `encoder_input_tokens`, and optionally `token_types`.
       number: number of token types of the model.
     """
-    none = jnp.zeros_like(batch["encoder_input_tokens"])
-    return batch.get("token_types", none) if number > 1 else none
+    zeros = jnp.zeros_like(batch["encoder_input_tokens"])
+    return batch.get("token_types", zeros) if number > 1 else zeros
 
 
 class BertEmbeddings(nnx.Module):

@@ -143,7 +143,7 @@ def random_blocks(
         return found
 
     if blocks * size in PAPER_LENGTHS:
-        in_plan = max(max_length // size, blocks)  # whole blocks of the longest row, as in transformers
+        in_plan = max(max_length // size, blocks)  # as in transformers; a row may be padded beyond the longest
         draws = [[draw(_paper_candidates(i, in_plan, size)) for i in range(1, in_plan - 1)] for _ in range(num_heads)]
         return np.array(draws, np.int32)[:, : blocks - 2]
     choices = dense_blocks(num_random)

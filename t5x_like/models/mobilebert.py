@@ -29,7 +29,7 @@ from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm, NoNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.layers.stacks import Stack
-from t5x_like.models import checks
+from t5x_like.models import bert, checks
 from t5x_like.models.base import BaseConfig, BaseModel, Batch, StackInfo
 from t5x_like.models.outputs import Outputs
 
@@ -278,13 +278,13 @@ class MobileBert(BaseModel):
         Raises:
           UserError: rows are longer than `max_length`.
         """
-        tokens, token_types = batch["encoder_input_tokens"], batch.get("token_types")
+        tokens = batch["encoder_input_tokens"]
         checks.row_length(self.config, tokens.shape[1])
         segments = batch.get("encoder_segment_ids")
         segments = self._is_text(batch) if segments is None else segments
         words = self.embedding_projection(trigrams(self.token_embedder(tokens), segments))
         positions = self.position_embedder(position_ids(*tokens.shape, batch.get("encoder_positions")))
-        types = self.token_type_embedder(jnp.zeros_like(tokens) if token_types is None else token_types)
+        types = self.token_type_embedder(bert.token_types(batch, self.config.num_token_types))
         return {"encoder": self.embedding_norm(words + positions + types)}
 
     def trunk(

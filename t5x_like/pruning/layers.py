@@ -79,7 +79,9 @@ def _chosen(config: ModelConfig, layers: Any) -> dict[str, tuple[int, ...]]:
         if name not in stacks:
             raise UserError(f"LAYERS={layers}: the model has no stack {name!r}. Its stacks are {', '.join(stacks)}.")
         if not isinstance(indices, Sequence) or isinstance(indices, str):
-            raise UserError(f"LAYERS={layers}: {name!r} needs several layers, not {indices!r}. Give them as in (0, 2).")
+            raise UserError(
+                f"LAYERS={layers}: {name!r} needs a list of layers, not {indices!r}. Give one such as (0, 2)."
+            )
         last, indices = stacks[name].num_layers - 1, tuple(indices)
         exist = all(type(index) is int and 0 <= index <= last for index in indices)
         if not indices or not exist or list(indices) != sorted(set(indices)):

@@ -1,5 +1,6 @@
 """Which heads and units a round of pruning removes."""
 
+import math
 from collections.abc import Collection
 
 import numpy as np
@@ -27,7 +28,7 @@ def targets(structure: Structure, share: float, parts: int) -> int:
     if (kept := int(share * parts + _ROUNDING)) < 1:
         raise UserError(
             f"{structure.setting}={share}: keeps none of the {parts} {structure.noun} of a layer. Give at least "
-            f"{1 / parts:.2g}."
+            f"{math.ceil(1000 / parts) / 1000}."
         )
     return kept
 

@@ -257,7 +257,10 @@ def test_invalid_directories_raise(tmp_path):
         ({"peft_type": "LOHA"}, "peft_type 'LOHA': not supported. Give LoRA"),
         ({"bias": "all"}, "bias 'all': not supported"),
         ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens .5.: not supported, only None"),
-        ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4' changes the weights of the base model. Save the"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            "'pissa_niter_4' changes the weights of the base model: not supported",
+        ),
     ):
         (tmp_path / peft.CONFIG).write_text(json.dumps(settings | changes))
         with pytest.raises(UserError, match=message):

@@ -53,7 +53,10 @@ def test_default_positions_and_token_types():
     assert np.abs(hidden(model, bare) - hidden(model, batch)).max() > 1e-3
 
 
-@pytest.mark.parametrize(("family", "changes"), [(ROBERTA, {}), (FAMILIES["etc"], {"num_token_types": 2})])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [(ROBERTA, {}), (FAMILIES["etc"], {"num_token_types": 2}), (FAMILIES["mobilebert"], {"num_token_types": 1})],
+)
 def test_a_model_with_one_token_type_ignores_the_second_text(family, changes):
     """BERT's template marks the second text, whatever the model; ETC has another type for its global tokens."""
     model, batch = random_model(dataclasses.replace(family.config, **changes)), example_batch(family)

@@ -276,7 +276,7 @@ def test_layers_that_are_kept():
         ({"decoder": (0,)}, "has no stack 'decoder'. Its stacks are encoder"),
         ({"encoder": (0, 4)}, "'encoder' needs layers from 0 to 3 in ascending order"),
         ({"encoder": ()}, "'encoder' needs layers from 0 to 3"),
-        ({"encoder": 1}, "'encoder' needs several layers, not 1. Give them as in"),
+        ({"encoder": 1}, "'encoder' needs a list of layers, not 1. Give one such as"),
     ):
         with pytest.raises(UserError, match=message):
             layers.keep(model.config, leaves, choice)

@@ -49,7 +49,7 @@ def test_validation_files_are_not_trained_on(directory):
     assert "train 1 file, 0.00 MB, hash" in source_of(**given).describe()
     same = {"pattern": f"{directory}/a.txt", "validation_pattern": f"{directory}/a.*"}
     assert documents_of("validation", **same) == ["one\ntwo\nthree\nfour\nfive"]
-    with pytest.raises(UserError, match="VALIDATION_FILES=.*/a.*: all files of DATA_FILES=.*/a.txt"):
+    with pytest.raises(UserError, match="VALIDATION_FILES=.*/a.* has all files of DATA_FILES=.*/a.txt"):
         documents_of(**same)
 
 
