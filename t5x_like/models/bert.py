@@ -239,7 +239,8 @@ def token_types(batch: Batch, number: int) -> Int[Array, "batch length"]:
       number: number of token types of the model.
     """
     zeros = jnp.zeros_like(batch["encoder_input_tokens"])
-    return batch.get("token_types", zeros) if number > 1 else zeros
+    given = batch.get("token_types", zeros)
+    return given if number > 1 else zeros
 
 
 class BertEmbeddings(nnx.Module):
