@@ -73,9 +73,8 @@ def describe(chosen: Sequence[fsspec.core.OpenFile]) -> str:
 def _matches(filesystem: fsspec.AbstractFileSystem, pattern: str) -> list[str]:
     """Returns the files that a pattern matches, sorted, without directories and links to them."""
     found = filesystem.glob(pattern, detail=True)
-    links = {
-        path for path, about in found.items() if about.get("islink")
-    }  # fsspec has the type of the link, not of what it leads to
+    # The type in fsspec is that of the link, not of what it leads to.
+    links = {path for path, about in found.items() if about.get("islink")}
     if broken := sorted(path for path in links if not filesystem.exists(path)):
         raise UserError(f"{broken[0]}: a link to a file that does not exist. Remove the link, or restore the file.")
     directories = {path for path in links if filesystem.isdir(path)}
