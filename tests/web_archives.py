@@ -105,6 +105,31 @@ def write_dated(path, dates, *, kind="conversion", content_type="text/plain"):
                 writer.write_record(writer.create_warc_record(url, kind, **headers))
 
 
+def write_crawl(path, responses, logs=()):
+    """Writes an archive as wget does: requests and HTTP responses, and its logs as resources.
+
+    Args:
+      path: The file.
+      responses: List of (URL, status, headers, body).
+      logs: Names of logs.
+    """
+    from warcio.statusandheaders import StatusAndHeaders
+    from warcio.warcwriter import WARCWriter
+
+    with open(path, "wb") as file:
+        writer = WARCWriter(file, gzip=str(path).endswith(".gz"))
+        writer.write_record(writer.create_warcinfo_record("a.warc", {"software": "Wget/1.21.4"}))
+        for url, status, headers, body in responses:
+            request = StatusAndHeaders("GET / HTTP/1.1", [("Accept", "*/*")], is_http_request=True)
+            writer.write_record(writer.create_warc_record(url, "request", io.BytesIO(b""), http_headers=request))
+            response = StatusAndHeaders(status, list(headers.items()), protocol="HTTP/1.1")
+            writer.write_record(writer.create_warc_record(url, "response", io.BytesIO(body), http_headers=response))
+        for name in logs:
+            payload = io.BytesIO(b"--warc-file crawl http://example.org/a and more words of a log.")
+            url = f"metadata://gnu.org/software/wget/warc/{name}"
+            writer.write_record(writer.create_warc_record(url, "resource", payload, warc_content_type="text/plain"))
+
+
 def read_cleaned(directory):
     """Returns the counters and the pages, sorted by URL, that `t5x_like clean` has written."""
     pages = []

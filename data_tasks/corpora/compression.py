@@ -90,13 +90,16 @@ def decompress(stored: BinaryIO, path: str, offset: int = 0) -> BinaryIO:
       offset: bytes of the contents to skip. The beginning of a compressed file is decompressed, other files seek.
 
     Raises:
-      Exception: the skipped part is damaged; see `is_damage`.
+      Exception: a compressed file is empty, or the skipped part is damaged; see `is_damage`.
     """
     opened = next((opened for suffix, opened in _OPEN.items() if path.endswith(suffix)), None)
     if opened is None:
         if offset:
             stored.seek(offset)
         return stored
+    if not stored.read(1):  # the readers would return nothing, as for compressed empty text
+        raise EOFError("the file is empty")
+    stored.seek(0)
     contents = opened(stored)
     while offset and (skipped := len(contents.read(min(offset, _SKIPPED_BYTES)))):
         offset -= skipped

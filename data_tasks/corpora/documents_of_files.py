@@ -17,7 +17,7 @@ import fsspec
 
 from data_tasks.corpora.documents import held_out
 from data_tasks.corpora.formats import format_of
-from data_tasks.corpora.formats.base import BadRecord, Cursor, Reading, Record, check_text, where
+from data_tasks.corpora.formats.base import BadRecord, Cursor, OtherRecord, Reading, Record, check_text, where
 from data_tasks.corpora.text_lines import DamagedFile
 from t5x_like.data.skipped_records import BAD, DAMAGED, EMPTY, SkippedRecords
 from t5x_like.errors import UserError
@@ -180,6 +180,9 @@ class BlockReader:
                 fields = known.fields(record.raw, self._rules.reading)
             except BadRecord as error:
                 skip(BAD, f"{where(known, file.path, record.number)}: {error}. Correct the record.")
+                continue
+            except OtherRecord as error:
+                skip(str(error))
                 continue
             found = list(documents_of(text, self._rules))
             if not found:

@@ -132,6 +132,8 @@ class Decontamination:
                 for record in known.records(file, base.Cursor(), reading):
                     try:
                         text = known.text(record.raw, reading).decode("utf-8", "replace")
+                    except base.OtherRecord:
+                        continue
                     except base.BadRecord as error:
                         place = base.where(known, file.path, record.number)
                         raise UserError(f"{place}: {error}. Correct Decontamination.columns or the record.") from error

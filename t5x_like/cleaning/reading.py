@@ -1,11 +1,13 @@
 """Pages of files: web archives, or any format of `data_tasks.corpora.formats`."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from absl import logging
 
+from t5x_like.cleaning.html_text import HtmlText
 from t5x_like.cleaning.pages import Page, Record
+from t5x_like.data import skipped_records
 from t5x_like.errors import UserError
 
 ERROR, SKIP = "error", "skip"
@@ -13,6 +15,8 @@ ERROR, SKIP = "error", "skip"
 _HEADERS = ("WARC", "CONTENT-", "Content-")
 _FIELDS = ("url", "timestamp", "content-type", "content-length", "language")
 _MAX_WARNINGS = 3
+_OTHER_RECORDS = {skipped_records.OTHER: "other-record", skipped_records.HTML: "html-response"}
+"""Reason of the formats for skipping a record -> counter."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,10 +26,12 @@ class ReadPages:
     Attributes:
       text_column: the column, or the field of a record, that holds the text; not of web archives.
       on_bad_record: `error`, or `skip` to skip and count.
+      html_text: returns the text of an HTML page in a web archive, given its source and its URL; None to skip HTML.
     """
 
     text_column: str = "text"
     on_bad_record: str = ERROR
+    html_text: Callable[[str | bytes, str], str] | None = HtmlText()
 
     namespace = "split-wet-file"
     rules = {
@@ -33,6 +39,9 @@ class ReadPages:
         "filtered:no_url": "records without a URL, such as the description of an archive",
         "filtered:no_content": "records without text",
         "filtered:no_timestamp": "records of archives without a date",
+        "other-record": "records of archives that are not pages: requests, logs of the crawler, images, errors",
+        "html-response": "pages of archives in HTML, which the settings skip",
+        "empty-file": "files without records",
         "bad-record": "records that cannot be read",
         "damaged-file": "files that are damaged or missing, whose rest is skipped",
         "passed": "pages that are kept",
@@ -57,8 +66,8 @@ class ReadPages:
         filesystem, inner = fsspec.url_to_fs(path)
         file, known = fsspec.core.OpenFile(filesystem, inner, "rb"), format_of(inner)
         is_archive = isinstance(known, WebArchive)
-        reading = base.Reading(self.text_column, fields=_FIELDS)
-        records, number = known.records(file, base.Cursor(), reading), 0
+        reading = base.Reading(self.text_column, fields=_FIELDS, html_text=self.html_text)
+        records, is_empty = known.records(file, base.Cursor(), reading), True
         while True:
             try:
                 found = next(records, None)
@@ -68,13 +77,16 @@ class ReadPages:
                 self._skip(record, "damaged-file", path, message)
                 return
             if found is None:
+                record.count("empty-file", int(is_empty))
                 return
-            if is_archive and number == 0 and found.number > 0:
-                record.count("filtered:no_url")  # the description of the archive
-            number = found.end.record
+            is_empty = False
             try:
                 text = base.check_text(known.text(found.raw, reading)).decode()
                 fields = known.fields(found.raw, reading)
+            except base.OtherRecord as error:
+                # The first record describes the archive. C4 counts it as a page without a URL.
+                record.count(_OTHER_RECORDS[str(error)] if found.number else "filtered:no_url")
+                continue
             except base.BadRecord as error:
                 place = base.where(known, path, found.number)
                 self._skip(record, "bad-record", path, f"{place}: {error}. Correct the record.")

@@ -12,7 +12,10 @@ from collections.abc import Hashable, Iterator, Mapping
 
 from absl import logging
 
-EMPTY, BAD, DAMAGED = "empty_records", "bad_records", "damaged_files"
+EMPTY, OTHER, HTML = "empty_records", "other_records", "html_responses"
+BAD, DAMAGED = "bad_records", "damaged_files"
+_WITHOUT_TEXT = frozenset({EMPTY, OTHER})
+"""Reasons for skipping records that have no text: nothing is lost."""
 # Number of problems per file and reason that are logged individually.
 _LOGGED = 3
 
@@ -33,18 +36,19 @@ class SkippedRecords:
 
     @property
     def bad(self) -> Counter[str]:
-        """Reason -> number of records or files, without records that are empty."""
+        """Reason -> number of records or files, without records that have no text."""
         with self._lock:
             total = sum(self._all().values(), Counter())
-        del total[EMPTY]
-        return total
+        return Counter({reason: count for reason, count in total.items() if reason not in _WITHOUT_TEXT})
 
     def per_file(self) -> dict[str, dict[str, int]]:
-        """Returns path -> reason -> number, of files with records other than empty ones; sorted by path."""
+        """Returns path -> reason -> number, of files with records other than those without text; by path."""
         found: dict[str, Counter[str]] = {}
         with self._lock:
             for (path, _), counts in self._all().items():
-                found.setdefault(path, Counter()).update({key: n for key, n in counts.items() if key != EMPTY})
+                found.setdefault(path, Counter()).update(
+                    {key: n for key, n in counts.items() if key not in _WITHOUT_TEXT}
+                )
         return {path: dict(sorted(counts.items())) for path, counts in sorted(found.items()) if counts}
 
     def merge(self, per_file: Mapping[str, Mapping[str, int]]) -> None:
@@ -79,7 +83,7 @@ class SkippedRecords:
         if not records:
             logging.warning("%s: the file has no records", path)
         if counts:
-            level = logging.WARNING if counts.keys() - {EMPTY} else logging.INFO
+            level = logging.WARNING if counts.keys() - _WITHOUT_TEXT else logging.INFO
             logging.log(level, "%s: skipped: %s", path, describe(counts))
 
     def _all(self) -> dict[tuple[str, Hashable], Counter[str]]:

@@ -197,7 +197,9 @@ SETTINGS = {
 
 
 # Counters of this project alone, for files that cannot be read.
-NEVER = {("split-wet-file", "bad-record"), ("split-wet-file", "damaged-file")}
+NEVER = {
+    ("split-wet-file", name) for name in ("bad-record", "damaged-file", "empty-file", "other-record", "html-response")
+}
 # langdetect has a prediction for each of these pages with letters, and C4 keeps no page with a bad word.
 _ENGLISH = {("english-filter", "filtered:no_predictions"), ("badwords-filter", "soft-passed")}
 NEVER_IN = {

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import fsspec
@@ -44,6 +44,10 @@ class BadRecord(Exception):
     """A record without usable text. The message states the problem."""
 
 
+class OtherRecord(Exception):
+    """A record that is not a document, such as a request in a web archive. The message is the reason to count."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Reading:
     """How documents are read.
@@ -52,11 +56,13 @@ class Reading:
       text_column: the column, or the field of a record, that holds the text.
       lines_per_document: lines of a text file per document; None for documents that are separated by blank lines.
       fields: other columns, fields or headers that `Format.fields` returns, if a record has them.
+      html_text: returns the text of an HTML page, given its source and its URL; None to read no HTML.
     """
 
     text_column: str = "text"
     lines_per_document: int | None = 64
     fields: tuple[str, ...] = ()
+    html_text: Callable[[str | bytes, str], str] | None = None
 
 
 class Format(Protocol):
@@ -100,6 +106,7 @@ class Format(Protocol):
 
         Raises:
           BadRecord: the record has no text.
+          OtherRecord: the record is not a document.
         """
 
     def fields(self, raw: Any, reading: Reading) -> dict[str, str]:

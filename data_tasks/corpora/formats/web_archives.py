@@ -1,4 +1,4 @@
-"""Text of web archives (ISO 28500), such as the WET files of Common Crawl."""
+"""Text of web archives (ISO 28500): the WET files of Common Crawl, and the WARC files of crawlers such as wget."""
 
 import gzip
 import re
@@ -9,12 +9,16 @@ import fsspec
 
 from data_tasks.corpora import text_lines
 from data_tasks.corpora.compression import decompress, is_damage
-from data_tasks.corpora.formats.base import BadRecord, Cursor, Reading, Record, require
+from data_tasks.corpora.formats import http_responses
+from data_tasks.corpora.formats.base import BadRecord, Cursor, OtherRecord, Reading, Record, require
+from data_tasks.corpora.formats.http_responses import HTML, PLAIN, Head
 from data_tasks.corpora.text_lines import DamagedFile
+from t5x_like.data import skipped_records
 
-# Records with plain text: conversions, such as in WET files, and resources of this type. Others are HTML or metadata.
+# Plain text: conversions, such as in WET files, and resources. Crawlers also store their logs and settings as
+# resources, with these URLs: wget, wpull.
 _TEXT_TYPES = ("conversion", "resource")
-_PLAIN = "text/plain"
+_LOGS = ("metadata:", "urn:x-")
 _HEADERS = {
     "url": "WARC-Target-URI",
     "timestamp": "WARC-Date",
@@ -24,15 +28,24 @@ _HEADERS = {
 """Field -> header of a record."""
 
 
-class TextRecord(NamedTuple):
-    """The content of a record, None if it is too long, and its headers."""
+class ArchiveRecord(NamedTuple):
+    """A record of an archive.
 
+    Attributes:
+      media_type: `HTML`, `PLAIN`, or None if it is not a page.
+      content: its content, of a response without headers; None if it is too long, or not a page.
+      headers: its headers, of warcio.
+      head: the headers of a response, None for other records.
+    """
+
+    media_type: str | None
     content: bytes | None
     headers: Any
+    head: Head | None = None
 
 
 class WebArchive:
-    """Plain text in the records of WARC and WET files."""
+    """Plain text and HTML in the records of WARC and WET files."""
 
     description = "WARC and WET: .warc .wet"
     names = re.compile(r"\.(warc|wet)$")
@@ -45,41 +58,46 @@ class WebArchive:
         require("warcio", f"reading {self.description}")
 
     def records(self, file: fsspec.core.OpenFile, start: Cursor, reading: Reading) -> Iterator[Record]:
-        """Yields the records of plain text; records before `start` are skipped; see `Format`."""
+        """Yields the records; records before `start` are skipped; see `Format`."""
         warcio, failures = require("warcio", "WARC"), require("warcio.exceptions", "WARC")
-        number = texts = position = 0
+        count = readable = pages = position = 0
         try:
             with file as stored:
                 archive = warcio.ArchiveIterator(_Stream(decompress(stored, file.path)), no_record_parse=True)
-                for number, record in enumerate(archive):
+                for record in archive:
+                    raw = _read(archive, record)
                     position = stored.tell()
-                    if record.rec_type not in _TEXT_TYPES or _PLAIN not in (record.content_type or ""):
-                        continue
-                    texts += 1
-                    if number < start.record:
-                        continue
-                    raw = TextRecord(_content(record), record.rec_headers)
-                    yield Record(number, Cursor(number + 1), raw, len(raw.content or b""))
+                    pages += raw.media_type == HTML
+                    readable += raw.media_type == PLAIN or (raw.media_type == HTML and reading.html_text is not None)
+                    count += 1
+                    if count > start.record:
+                        yield Record(count - 1, Cursor(count), raw, len(raw.content or b""))
         except Exception as error:
             if not is_damage(error) and not isinstance(error, failures.ArchiveLoadFailed):
                 raise
             raise DamagedFile(
-                f"{file.path}: the archive is damaged or not complete after record {number:,}, near byte {position:,} "
-                f"of the file ({error}). Copy the file again."
+                f"{file.path}: the archive is damaged or not complete at record {count:,} (from 0), near byte "
+                f"{position:,} of the file ({error}). Copy the file again."
             ) from error
-        if not texts and number:
-            raise DamagedFile(
-                f"{file.path}: none of its {number + 1:,} records is plain text. Give WET files, or convert the "
-                "pages to text."
-            )
+        if not readable:
+            raise DamagedFile(f"{file.path}: {_unreadable(count, pages)}")
 
-    def text(self, raw: TextRecord, reading: Reading) -> bytes:
+    def text(self, raw: ArchiveRecord, reading: Reading) -> bytes:
         """Returns the text of a record; see `Format`."""
+        if raw.media_type is None:
+            raise OtherRecord(skipped_records.OTHER)
+        if raw.media_type == HTML and reading.html_text is None:
+            raise OtherRecord(skipped_records.HTML)
         if raw.content is None:
             raise BadRecord(text_lines.too_long("record"))
-        return raw.content
+        content: str | bytes = raw.content
+        if raw.head is not None:
+            content = http_responses.decode(raw.head.charset, http_responses.body(raw.head, raw.content))
+        if raw.media_type == HTML:
+            content = reading.html_text(content, raw.headers.get_header("WARC-Target-URI", ""))
+        return content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
 
-    def fields(self, raw: TextRecord, reading: Reading) -> dict[str, str]:
+    def fields(self, raw: ArchiveRecord, reading: Reading) -> dict[str, str]:
         """Returns the headers `url`, `timestamp`, `content-type` and `content-length`; see `Format`."""
         found = {name: raw.headers.get_header(_HEADERS[name]) for name in reading.fields if name in _HEADERS}
         return {name: value.strip() for name, value in found.items() if value}
@@ -106,21 +124,44 @@ class _Stream:
             raise gzip.BadGzipFile(str(error)) from error
 
 
-def _content(record: Any) -> bytes | None:
-    """Returns the content of a record, or None if it is too long.
+def _unreadable(records: int, pages: int) -> str:
+    if not records:
+        return "the archive has no records. Copy the file again."
+    reason = f"none of its {records:,} records is plain text"
+    if not pages:
+        return f"{reason} or HTML. Give WET files, or WARC files with pages."
+    return f"{reason}; {pages:,} are HTML, which `t5x_like clean` converts to text (HTML_TEXT). Give its output."
+
+
+def _read(archive: Any, record: Any) -> ArchiveRecord:
+    """Reads a record, and checks that it is complete.
 
     Raises:
-      EOFError: the file ends before the record does, or its length is not known.
+      EOFError: the file ends before the record does, or its length is not known or wrong.
     """
     length = record.rec_headers.get_header("Content-Length")
     if not (length or "").strip().isdecimal():
         raise EOFError(f"Content-Length {length!r} of the record is not a number")
-    size = int(length)
-    if size > text_lines.MAX_LINE_BYTES:
-        return None  # the iterator skips what is left of a record
-    raw = record.raw_stream.read(size)
-    while len(raw) < size and (piece := record.raw_stream.read(size - len(raw))):
-        raw += piece
-    if len(raw) < size:
-        raise EOFError(f"{len(raw):,} of {size:,} bytes of the record")
-    return raw
+    media_type, head = _media_type(record)
+    stream, content = record.raw_stream, None
+    if media_type is not None and stream.limit <= text_lines.MAX_LINE_BYTES:
+        content = b"".join(iter(lambda: stream.read(stream.limit), b""))
+    archive.read_to_end()
+    if stream.limit:
+        raise EOFError(f"{int(length) - stream.limit:,} of {int(length):,} bytes of the record")
+    if archive.err_count:
+        raise EOFError(f"the record does not end after the {int(length):,} bytes of its Content-Length")
+    return ArchiveRecord(media_type, content, record.rec_headers, head)
+
+
+def _media_type(record: Any) -> tuple[str | None, Head | None]:
+    """Returns the type of a page, None if a record is not a page; and the headers of a response, which are read."""
+    if record.rec_type == "response" and "application/http" in (record.content_type or ""):
+        head = http_responses.read_head(record.raw_stream)
+        return head.media_type, head
+    if record.rec_type not in _TEXT_TYPES:
+        return None, None
+    url, kind = record.rec_headers.get_header("WARC-Target-URI", ""), record.content_type or ""
+    if url.lower().startswith(_LOGS):
+        return None, None
+    return next((known for known in (PLAIN, HTML) if known in kind), None), None
