@@ -1,8 +1,10 @@
 """Where the rows of a run go besides metrics.jsonl: TensorBoard, Weights & Biases and MLflow."""
 
+import contextlib
 import importlib.util
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +22,7 @@ _NAMES = (TENSORBOARD, WANDB, MLFLOW)
 _IDS = "loggers.json"
 _PROJECT = "t5x_like"
 MLFLOW_URI = "MLFLOW_TRACKING_URI"
+_MLFLOW_NAME_LENGTH = 250  # `MAX_ENTITY_KEY_LENGTH` of MLflow
 
 
 class Logger(Protocol):
@@ -76,7 +79,7 @@ class _Tracker:
     name: str
 
     def __init__(self, model_dir: str):
-        self._model_dir, self._is_open = model_dir, False
+        self._model_dir, self._is_open, self._is_opened = model_dir, False, False
         self._title = "/".join(model_dir.rstrip("/").split("/")[-2:])
 
     def rewind(self, step: int) -> None:
@@ -84,6 +87,7 @@ class _Tracker:
         if not self._is_open:
             self._is_open = True
             self._try(lambda: self._open(self._stored_id()))
+            self._is_opened = self._is_open
 
     def append(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         """Adds the scalars of a step."""
@@ -93,9 +97,13 @@ class _Tracker:
         """Does nothing: the service's client sends in the background."""
 
     def close(self) -> None:
-        """Sends the last rows."""
-        self._try(self._finish)
-        self._is_open = False
+        """Sends the last rows, and ends the run there, also after an error that stopped the rows."""
+        if self._is_open:
+            self._try(self._finish)
+        elif self._is_opened:
+            with contextlib.suppress(Exception):  # the first error has been logged
+                self._finish()
+        self._is_open = self._is_opened = False
 
     def _open(self, stored: str | None) -> None:
         raise NotImplementedError
@@ -160,6 +168,20 @@ class WandbLogger(_Tracker):
         self._run.finish()
 
 
+def mlflow_name(name: str) -> str:
+    """Returns the name of a metric in MLflow, which refuses a row with any name that it does not accept.
+
+    MLflow accepts letters, digits and `_-. :`. Its file store has a file per metric, so that `grad_norm` cannot be
+    beside `grad_norm/draw`: only the first slash, after the split, is kept.
+
+    Args:
+      name: the split, a slash, and the name of the scalar.
+    """
+    split, _, scalar = re.sub(r"[^\w.\- :/]", "_", name).partition("/")
+    parts = [part for part in scalar.split("/") if part.strip(".")]
+    return f"{split}/{'.'.join(parts) or '_'}"[:_MLFLOW_NAME_LENGTH]
+
+
 class MlflowLogger(_Tracker):
     """Sends rows to the MLflow server of MLFLOW_TRACKING_URI, to the experiment of MLFLOW_EXPERIMENT_NAME."""
 
@@ -183,14 +205,15 @@ class MlflowLogger(_Tracker):
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        metrics = [Metric(name, value, now, step) for name, value in scalars.items()]
+        metrics = [Metric(mlflow_name(name), value, now, step) for name, value in scalars.items()]
         self._wait()
         self._pending: Any = self._client.log_batch(self._run_id, metrics=metrics, synchronous=False)
 
     def _wait(self) -> None:
         """Raises an error of the last batch, which has been sent since."""
-        if self._pending is not None:
-            self._pending.wait()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.wait()
 
     def _finish(self) -> None:
         self._wait()

@@ -128,7 +128,7 @@ def make_train_step(
             **pruned.density(params, frozen.params),
         }
         for name, stage in stages.items():
-            if name:
+            if several:
                 metrics[f"learning_rate/{name}"] = (stage.optimizer.learning_rate(state.step), one)
                 metrics[f"grad_norm/{name}"] = (norms[name], one)
         return new_state, metrics

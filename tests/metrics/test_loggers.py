@@ -37,11 +37,11 @@ def stub(monkeypatch, name, **attributes):
     return module
 
 
-def write(model_dir, names, steps, restored=0):
+def write(model_dir, names, steps, restored=0, **others):
     writer = metrics.MetricsWriter(str(model_dir), logger_names=names)
     writer.rewind(restored)
     for step in steps:
-        writer.write(step, "train", {"loss": 1 / step, "mfu": None})
+        writer.write(step, "train", {"loss": 1 / step, "mfu": None, **others})
     writer.flush()
     writer.close()
 
@@ -65,12 +65,14 @@ def test_error_of_a_service_is_one_warning(tmp_path, monkeypatch, caplog):
     def fail(row):
         raise OSError("no route to host")
 
-    run = types.SimpleNamespace(log=fail, define_metric=lambda *_, **__: None)
+    finished = []
+    run = types.SimpleNamespace(log=fail, define_metric=lambda *_, **__: None, finish=lambda: finished.append(True))
     stub(monkeypatch, "wandb", init=lambda **_: run, Settings=dict)
     write(tmp_path, "wandb", (1, 2, 3))
     (line,) = [line for line in caplog.messages if "wandb" in line]
     assert line == "wandb: no route to host. Training continues without it"
     assert [row["step"] for row in metrics.read_metrics(str(tmp_path))] == [1, 2, 3]
+    assert finished == [True]
 
 
 def test_mlflow_needs_a_server(monkeypatch):
@@ -100,4 +102,40 @@ def test_mlflow_stores_the_rows_of_two_starts_in_one_run(tmp_path, monkeypatch):
     (run,) = client.search_runs([client.get_experiment_by_name("t5x_like").experiment_id])
     history = client.get_metric_history(run.info.run_id, "train/loss")
     assert [(each.step, each.value) for each in history] == [(1, 1.0), (2, 0.5), (2, 0.5), (3, 1 / 3)]
+    assert run.info.status == "FINISHED"
+
+
+# Names that MLflow or its file store refuses, or that are a directory of others -> their names there.
+REFUSED = {
+    "grad_norm": "grad_norm",
+    "grad_norm/draw": "grad_norm.draw",
+    "precision@1 (%)": "precision_1 ___",
+    "of//../labels": "of.labels",
+    "..": "_",
+    "x" * 300: "x" * 244,
+}
+
+
+def test_mlflow_stores_metrics_of_any_name(tmp_path, monkeypatch, caplog):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv(loggers.MLFLOW_URI, f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    write(tmp_path / "run", "mlflow", (1, 2), **dict.fromkeys(REFUSED, 0.5))
+    assert not [line for line in caplog.messages if "mlflow:" in line]
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("t5x_like").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics.keys() == {"train/loss", *(f"train/{name}" for name in REFUSED.values())}
+
+
+def test_mlflow_run_ends_after_an_error(tmp_path, monkeypatch, caplog):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv(loggers.MLFLOW_URI, f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setattr(loggers, "mlflow_name", lambda name: "@" if name.endswith("/bad") else name)
+    write(tmp_path / "run", "mlflow", (1, 2, 3), bad=1.0)
+    (line,) = [line for line in caplog.messages if line.startswith("mlflow:")]
+    assert line.endswith("Training continues without it")
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("t5x_like").experiment_id])
     assert run.info.status == "FINISHED"

@@ -150,6 +150,7 @@ def test_clipping_limits_the_norm_and_reports_the_unclipped_norm():
     new_state, metrics = train_step(state, frozen, make_batch())
     assert float(metrics["grad_norm"][0]) > 1e-2
     np.testing.assert_allclose(jnp.linalg.norm(new_state.params["model"].kernel[...] - old), 1e-3, rtol=1e-3)
+    assert not [name for name in metrics if name.startswith(("grad_norm/", "learning_rate/"))]  # one stage
 
 
 @pytest.mark.parametrize(("factor", "divisor"), [("NUM_REAL_TARGET_TOKENS", None), (None, 1.0), (233472, 233472.0)])
