@@ -97,11 +97,12 @@ def write_t5(directory, *, num_layers=1):
     _write_settings(directory, tokenizer_class="T5Tokenizer", extra_ids=_T5_SENTINELS)
 
 
-def write_llama(directory):
+def write_llama(directory, *, model_type="char"):
     """Writes a Llama 2 whose pieces are letters, with the special token ids of the published models.
 
     Args:
       directory: The directory, which must not exist.
+      model_type: Type of the SentencePiece model. transformers has a fast tokenizer of `bpe` alone.
     """
     from t5x_like.models.llama import LlamaConfig
     from t5x_like.models.special_tokens import SpecialTokens
@@ -109,22 +110,24 @@ def write_llama(directory):
     ids = SpecialTokens((("bos_token_id", 1), ("eos_token_id", 2)), None)
     sizes = {"vocab_size": LLAMA_IDS, "num_layers": 1, "num_kv_heads": 2, "max_length": 32}
     _write(directory, LlamaConfig(special_tokens=ids, **sizes, **SIZES))
-    _write_sentencepiece(directory / "tokenizer.model", LLAMA_IDS, pad_id=-1, eos_id=2, unk_id=0, bos_id=1)
+    settings = {"pad_id": -1, "eos_id": 2, "unk_id": 0, "bos_id": 1}
+    settings |= {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"}
+    _write_sentencepiece(directory / "tokenizer.model", LLAMA_IDS, model_type, **settings)
     _write_settings(directory, tokenizer_class="LlamaTokenizer")
 
 
-def _write_sentencepiece(file, size, **special_ids):
+def _write_sentencepiece(file, size, model_type="char", **settings):
     import sentencepiece
 
     with open(file, "wb") as model:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter([string.ascii_letters + string.digits + string.punctuation]),
             model_writer=model,
-            model_type="char",
+            model_type=model_type,
             vocab_size=size,
             hard_vocab_limit=False,
             minloglevel=2,
-            **special_ids,
+            **settings,
         )
 
 

@@ -2,8 +2,8 @@
 
     python -m t5x_like.analysis.lm_eval_model --model=t5x_like --model_args=path=runs/lm --tasks=lambada_openai
 
-The arguments are those of `lm_eval`; those of the model are `path`, `checkpoint` and `batch_size`. It needs the extra
-`lm-eval`. From Python, `T5XLike(path="runs/lm")` is a model for `lm_eval.simple_evaluate`.
+The arguments are those of `lm_eval`; those of the model are `path`, `checkpoint`, `batch_size` and `add_bos_token`. It
+needs the extra `lm-eval`. From Python, `T5XLike(path="runs/lm")` is a model for `lm_eval.simple_evaluate`.
 """
 
 from typing import Any
@@ -28,12 +28,20 @@ class T5XLike(model.LM):
       path: A run directory, one of its checkpoints, or a Hugging Face directory.
       checkpoint: Which checkpoint of a run: `latest`, `best`, or a step.
       batch_size: Rows per batch.
+      add_bos_token: Whether a decoder reads BOS before a context; None: as its tokenizer does.
       **kwargs: Arguments of the harness that do not apply, such as its device.
     """
 
-    def __init__(self, path: str, checkpoint: str | int = "latest", batch_size: int | str = 32, **kwargs: Any):
+    def __init__(
+        self,
+        path: str,
+        checkpoint: str | int = "latest",
+        batch_size: int | str = 32,
+        add_bos_token: bool | None = None,
+        **kwargs: Any,
+    ):
         super().__init__()
-        self._scorer = Scorer(open_model(path, checkpoint=checkpoint), int(batch_size))
+        self._scorer = Scorer(open_model(path, checkpoint=checkpoint), int(batch_size), add_bos=add_bos_token)
 
     def loglikelihood(self, requests: list[instance.Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Scores continuations; see `Scorer.loglikelihood`."""

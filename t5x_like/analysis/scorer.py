@@ -1,5 +1,6 @@
 """Scores and generates text for other programs, such as `lm_eval`."""
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -17,6 +18,8 @@ from t5x_like.errors import UserError
 from t5x_like.inference.layout import Layout
 from t5x_like.inference.loaded import Loaded
 from t5x_like.models.base import Batch, Model
+from t5x_like.objectives.base import Objective
+from t5x_like.training.runs import run_tokenizer
 
 
 class Continuations(NamedTuple):
@@ -77,13 +80,15 @@ class Scorer:
     Args:
       loaded: The model; see `open_model`.
       batch_size: Rows per batch.
+      add_bos: Whether a decoder reads BOS before a context. None: as the tokenizer of the model does, whatever the
+        model was trained with; a SentencePiece model without settings has BOS of the training, as its export has.
 
     Raises:
       UserError: The model has no decoder.
     """
 
-    def __init__(self, loaded: Loaded, batch_size: int = 32):
-        self._subject = Subject(loaded, batch_size)
+    def __init__(self, loaded: Loaded, batch_size: int = 32, *, add_bos: bool | None = None):
+        self._subject, self._add_bos = Subject(loaded, batch_size), add_bos
         if DECODER not in self._subject.stacks:
             raise UserError(
                 f"{loaded.path}: {type(loaded.resolved).__name__} has no decoder, and does not score text. Give a "
@@ -99,9 +104,23 @@ class Scorer:
     def _has_encoder(self) -> bool:
         return ENCODER in self._subject.stacks
 
+    @functools.cached_property
+    def _bos(self) -> tuple[int, ...]:
+        """The tokens before a context of a decoder; see `add_bos`."""
+        if self._add_bos is None and run_tokenizer.has_settings(self._subject.loaded.path):
+            return self._subject.frame.prefix
+        if self._add_bos is None:
+            return Layout.of(self._subject.loaded.features).bos
+        return start_of_text(self._subject)[-1:] if self._add_bos else ()
+
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text without special tokens."""
         return list(self._subject.vocabulary.encode(text)) if text else []
+
+    def _encode_context(self, text: str) -> list[int]:
+        """Returns the token ids that a decoder reads of a text: with BOS, unless the text has it."""
+        ids, bos = self.encode(text), list(self._bos)
+        return ids if ids[: len(bos)] == bos else [*bos, *ids]
 
     def loglikelihood(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """Scores continuations of contexts.
@@ -126,11 +145,12 @@ class Scorer:
                 given.append([self._subject.start_id])
                 continuations.append(self.encode(continuation))
             else:
-                before, whole = self.encode(context), self.encode(context + continuation)
-                bos = Layout.of(self._subject.loaded.features).bos
-                first = [*(bos or (() if before else start_of_text(self._subject))), *before]
+                before, whole = self._encode_context(context), self._encode_context(context + continuation)
+                if not context:
+                    before, whole = list(start_of_text(self._subject)[-1:]), self.encode(continuation)
+                    whole = [*before, *whole]
                 after = whole[len(before) :]
-                given.append(first[-(self.max_length - len(after) + 1) :])
+                given.append(before[-(self.max_length - len(after) + 1) :])
                 continuations.append(after)
             if not continuations[-1]:
                 raise UserError(f"the continuation {continuation!r:.40} has no token. Give another one.")
@@ -150,7 +170,7 @@ class Scorer:
             raise UserError(f"{self._subject.loaded.path}: encoder-decoders do not score a whole text. Give a decoder.")
         given, windows, sizes = [], [], []
         for text in texts:
-            ids = [*start_of_text(self._subject)[-1:], *self.encode(text)]
+            ids = [*start_of_text(self._subject)[-1:], *self._encode_context(text)]
             starts = range(1, len(ids), self.max_length)
             ends = [min(start + self.max_length, len(ids)) for start in starts]
             given += [ids[max(0, end - 1 - self.max_length) : start] for start, end in zip(starts, ends, strict=True)]
@@ -180,9 +200,23 @@ class Scorer:
         room = self.max_length if self._has_encoder else self.max_length - max_tokens
         if room < 2:
             raise UserError(f"max_tokens={max_tokens}: no room for a context in {self.max_length} tokens. Give less.")
-        kept = [self._subject.vocabulary.decode(self.encode(context)[-(room - 1) :]) for context in contexts]
-        shorter = [len(self.encode(context)) > room - 1 for context in contexts]
+        most = room - 1 if self._has_encoder or self._bos else room
+        kept = [self._subject.vocabulary.decode(self.encode(context)[-most:]) for context in contexts]
+        shorter = [len(self.encode(context)) > most for context in contexts]
         texts = [cut if is_cut else context for context, cut, is_cut in zip(contexts, kept, shorter, strict=True)]
         lengths = {"inputs": room, "targets": max_tokens}
-        opened = dataclasses.replace(loaded, decoding=decoding, task_feature_lengths=lengths)
+        objective = loaded.objective if self._has_encoder else _starting_with(loaded.objective, self._bos)
+        opened = dataclasses.replace(loaded, objective=objective, decoding=decoding, task_feature_lengths=lengths)
         return [str(each["prediction"]) for each in opened.predict(texts, batch_size=self._subject.batch_size)]
+
+
+def _starting_with(objective: Objective, bos: tuple[int, ...]) -> Objective:
+    """Returns an objective whose decoder reads other tokens before a prompt, at most one."""
+    spec = objective.features
+    role = "shifted" if bos else "tokens"
+    changed = tuple(
+        dataclasses.replace(each, role=role) if each.name == "decoder_input_tokens" else each for each in spec.features
+    )
+    found = copy.copy(objective)
+    found.features = dataclasses.replace(spec, features=changed, bos_id=bos[0] if bos else spec.bos_id)
+    return found

@@ -32,8 +32,26 @@ metric_list: [{metric: exact_match}]
 }
 
 
+def write_gpt2(directory):
+    """Writes a GPT-2 whose config.json has the ids of the published ones, which its tokenizer does not add."""
+    small_models.write_gpt2(directory, num_layers=2)
+    config = json.loads((directory / "config.json").read_text())
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id"), small_models.BOS_ID)
+    (directory / "config.json").write_text(json.dumps(config | ids))
+
+
+def write_llama(directory):
+    """Writes a Llama, whose tokenizer adds BOS."""
+    small_models.write_llama(directory, model_type="bpe")
+
+
 @pytest.mark.parity
-def test_results_equal_those_of_transformers(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("write", "add_bos"),
+    [(write_gpt2, None), (write_llama, None), (write_llama, False)],
+    ids=["gpt2", "llama", "llama without BOS"],
+)
+def test_results_equal_those_of_transformers(tmp_path, monkeypatch, write, add_bos):
     lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed")
     importlib.import_module("lm_eval.models")  # registers the client of transformers
     from lm_eval.tasks import TaskManager
@@ -54,12 +72,12 @@ def test_results_equal_those_of_transformers(tmp_path, monkeypatch):
     data = f"dataset_path: json\ndataset_kwargs:\n  data_files: {tmp_path}/rows.jsonl\ntest_split: train\n"
     for name, text in TASKS.items():
         (tmp_path / f"{name}.yaml").write_text(f"task: {name}\n{data}{text}")
-    small_models.write_gpt2(tmp_path / "gpt2", num_layers=2)
+    write(tmp_path / "model")
     options = {"tasks": [*TASKS], "log_samples": True, "bootstrap_iters": 0}
     options["task_manager"] = TaskManager(include_path=str(tmp_path), include_defaults=False)
-    path = str(tmp_path / "gpt2")
-    client = {"pretrained": path, "dtype": "float32", "device": "cpu"}
-    ours = lm_eval.simple_evaluate(model=T5XLike(path=path), **options)
+    path = str(tmp_path / "model")
+    client = {"pretrained": path, "dtype": "float32", "device": "cpu", "add_bos_token": add_bos}
+    ours = lm_eval.simple_evaluate(model=T5XLike(path=path, add_bos_token=add_bos), **options)
     theirs = lm_eval.simple_evaluate(model="hf", model_args=client, **options)
     assert ours["results"]["choice"]["acc,none"] == theirs["results"]["choice"]["acc,none"]
     bits = [each["results"]["perplexity"]["bits_per_byte,none"] for each in (ours, theirs)]

@@ -69,6 +69,18 @@ def stored_digest(directory: str) -> str | None:
     return vocabulary_digest.of_path(paths.join(directory, TOKENIZER)) or vocabulary_digest.of_path(directory)
 
 
+def has_settings(path: str) -> bool:
+    """Returns whether a model has the files of a tokenizer of transformers, and not a vocabulary alone.
+
+    Args:
+      path: a run directory, one of its checkpoints, or a Hugging Face directory.
+    """
+    for directory in (path, paths.join(checkpoint_choice.run_of(path), TOKENIZER)):
+        if (found := tokenizer_files.find(directory)) is not None:
+            return not paths.is_file(found)
+    return False
+
+
 def check(model_dir: str, vocabulary: TextVocabulary) -> None:
     """Checks that the vocabulary of a run to resume is the one that it started with.
 
