@@ -28,7 +28,7 @@ def convert(
     model: ModelConfig | None = None,
     checkpoint: str | int = "latest",
     network: str | None = None,
-    heads: Literal["all", "none"] = "all",
+    heads: Literal["all", "supported", "none"] = "all",
     labels: Sequence[str] | None = None,
     head: HeadForm | None = None,
     vocabulary_path: str | None = None,
@@ -66,19 +66,20 @@ def convert(
         `…weights.hdf5` and `…options.json`, a safetensors file of microsoft/LoRA, a `.npy` file with a prompt, a file
         of word vectors (`.vec`, `.txt`, `.bin`), a run directory, or one of its checkpoints.
       output_path: The directory to write, local or in a bucket; of word vectors, a file with one of these suffixes.
-      model: Configuration of the model. Not needed for a Hugging Face directory, whose config.json describes it.
-        Required for a T5X checkpoint, which does not describe it, and for a TensorFlow checkpoint without a file that
-        does.
+      model: Configuration of the model. Not needed for a run, whose config.gin describes it, and for a Hugging Face
+        directory, whose config.json does. Required for a T5X checkpoint, which does not describe it, and for a
+        TensorFlow checkpoint without a file that does.
       checkpoint: Which checkpoint of a run to convert: `latest`, `best` (by its evaluation), or a step.
       network: Name of the network of a run to convert, such as `generator`, with the heads that read it; None for the
         model. Modules that it shares with another network are written with it.
-      heads: Whether to convert the heads of the objective (`all`), or the bare model (`none`). Heads that no class of
-        transformers has are left out.
-      labels: Names of the labels or scores of a run's head, for config.json; `LABEL_0`, … by default.
-      head: The form of a run's head, whose dropout rate is written to config.json.
+      heads: Whether to convert the heads of the objective (`all`), or the bare model (`none`). Exporting a run whose
+        predictions no class of transformers computes is an error, unless it is `supported`: heads that no class has are
+        left out then.
+      labels: Names of the labels or scores of a run's head, for config.json; those of the objective by default, or else
+        `LABEL_0`, ….
+      head: The form of a run's head, whose dropout rate is written to config.json; that of the objective by default.
       vocabulary_path: The vocabulary of a run, by default its copy in the run directory.
-      bos_id: The first input of the decoder of a run, which config.json states unless the run started from a Hugging
-        Face directory with ids of its own.
+      bos_id: The first input of the decoder of a run, which config.json states; that of the objective by default.
       fold_norms: Whether to fold the NoNorm layers of MobileBERT into its projections. The outputs stay the same up to
         rounding; all scales but those of the last layer are 1 and all biases are 0 afterwards.
       averaged: Whether to convert the averages of the parameters of a run with EMA_DECAY, and not its parameters.
@@ -161,9 +162,10 @@ def convert(
 
     # ---- a run: a Hugging Face directory, or a published format ------------------------------------------------------
     rounding = compressed_tensors.integers_of(weights.model, weights.leaves) if integers else None
-    weights = Weights(*interop.merge_adapters(weights.model, weights.leaves))
+    model, leaves = interop.merge_adapters(weights.model, weights.leaves)
     if long is not None:
-        weights = Weights(*long_rows.lengthen(weights.model, weights.leaves, long))
+        model, leaves = long_rows.lengthen(model, leaves, long)
+    weights = dataclasses.replace(weights, model=model, leaves=leaves)
     if (published := registry.format_of(weights.model)) is not None:
         if integers:
             raise UserError(
@@ -173,7 +175,7 @@ def convert(
         sources.check_finite(weights.leaves, checkpoint_path, allow_nonfinite)
         outputs.write_published(published, weights, checkpoint_path, output_path)
         return output_path
-    weights = dataclasses.replace(weights, leaves=outputs.exportable(weights.leaves, weights.model))
+    weights = dataclasses.replace(weights, leaves=outputs.exportable(weights, heads))
     weights = _folded(weights) if fold_norms else weights
     sources.check_finite(weights.leaves, checkpoint_path, allow_nonfinite)
     settings = ExportSettings(

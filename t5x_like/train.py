@@ -17,6 +17,7 @@ from t5x_like.runtime.background import Background
 from t5x_like.runtime.preemption import StopRequest
 from t5x_like.training import (
     debugging,
+    export_note,
     frozen_base,
     loaded_teachers,
     loop,
@@ -131,6 +132,8 @@ def train(
         vocabulary = run_tokenizer.of_data(data, objective.features, recipe.vocabulary_path)
         evaluate = Evaluations(recipe.evaluations or {}, recipe.predicting, config, partitioner)
         check_run(evaluate.names if periods.evaluate is not None else (), periods.patience)
+        if is_main:
+            export_note.log(config, recipe.predicting)
         if initial is not None and not run_directory.may_resume(storage.model_dir):
             warm_start.check(initial, all_shapes, config, partitioner, objective)
             run_tokenizer.check_initial(initial, vocabulary)

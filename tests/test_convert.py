@@ -147,14 +147,18 @@ def test_bare_model_without_its_untied_logits_raises(tmp_path):
         convert(checkpoint_path=str(tmp_path / "there"), output_path=str(tmp_path / "run"))
 
 
-def test_head_that_transformers_lacks_is_left_out(tmp_path, caplog):
+def test_head_that_transformers_lacks_raises_unless_it_is_left_out(tmp_path, caplog):
     objective = Joint([MaskedLM(), SpanBoundary(max_targets=3, position_dim=2)])
     model = BERT.make(jax.random.key(0))
     params = {"model": model, "objective": objective.init(jax.random.key(1), model)}
     with contextlib.closing(Checkpoints(str(tmp_path / "run/checkpoints"))) as checkpoints:
         checkpoints.save(0, {"params": parameters.stack(parameters.named_leaves(params))}, about={})
         checkpoints.wait()
-    convert(checkpoint_path=str(tmp_path / "run"), output_path=str(tmp_path / "there"), model=BERT)
+    given = {"checkpoint_path": str(tmp_path / "run"), "output_path": str(tmp_path / "there"), "model": BERT}
+    with pytest.raises(UserError, match="span_boundary.*Give HEADS='supported' to export a BertForMaskedLM without sp"):
+        convert(**given)
+    assert not (tmp_path / "there").exists()
+    convert(**given, heads="supported")
     assert json.loads((tmp_path / "there/config.json").read_text())["architectures"] == ["BertForMaskedLM"]
     assert "exported without span_boundary" in caplog.text
     assert "cls.predictions.bias" in tensors(tmp_path / "there")
@@ -244,7 +248,7 @@ def test_run_without_config_raises(tmp_path):
     checkpointer = Checkpoints(str(tmp_path / "run/checkpoints"))
     checkpointer.save(3, {"params": {"model/x": jnp.ones(2)}})
     checkpointer.close()
-    with pytest.raises(ValueError, match="missing model. Omit --gin_file"):
+    with pytest.raises(ValueError, match="missing model. Give it with --gin_file=models"):
         convert(checkpoint_path=str(tmp_path / "run"), output_path=str(tmp_path / "out"))
 
 

@@ -27,7 +27,7 @@ def directory(tmp_path):
     objective = SequenceRegression(labels=NAMES, head=heads.PooledFirstToken())
     model = CONFIG.make(jax.random.key(0))
     params = {"model": model, "objective": objective.init(jax.random.key(1), model)}
-    interop.to_huggingface(params, CONFIG, str(tmp_path / "hf"), labels=NAMES, regression=True)
+    interop.to_huggingface(params, CONFIG, str(tmp_path / "hf"), labels=NAMES, predicts="scores")
     rows = [f"text {number},{number % 3},{number % 5},{number}" for number in range(8)]
     for split in ("train", "validation"):
         (tmp_path / f"{split}.csv").write_text("\n".join([f"title,{','.join(NAMES)}", *rows]) + "\n")

@@ -17,7 +17,7 @@ from t5x_like.mesh import DeviceMismatchError
 from t5x_like.models import build
 from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
-from t5x_like.training import warm_start, weight_files
+from t5x_like.training import export_note, warm_start, weight_files
 from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.recipe import Recipe
 from t5x_like.training.runs import run_directory, run_tokenizer, run_vocabulary
@@ -99,6 +99,9 @@ def describe(arguments: Mapping[str, Any]) -> Iterator[str]:
     model, objective = arguments.get("model"), arguments.get("objective")
     if model is not None:
         yield f"model: {type(model).__name__}, {_parameters(model, objective)}"
+        trains = objective is not None and "total_steps" in arguments
+        if trains and (export := export_note.describe(for_platform(model, "cpu"), objective)) is not None:
+            yield f"export: {export[0]}"
     for name, teacher in (arguments.get("teachers") or {}).items():
         yield f"teacher {name}: {teacher}"
     vocabulary = _vocabulary_of_run(arguments)

@@ -10,10 +10,18 @@ from t5x_like.interop import tokenizer_export
 from t5x_like.interop.head_classes import TaskHead
 from t5x_like.models import build
 from t5x_like.models.base import GenerativeEncoderDecoder, GenerativeModel, ModelConfig
-from t5x_like.objectives import multiple_choice, sequence_prediction, span_extraction, token_classification
+from t5x_like.objectives import (
+    conditional_spans,
+    multiple_choice,
+    sequence_prediction,
+    span_extraction,
+    token_classification,
+)
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.causal_lm import CausalLM
+from t5x_like.objectives.conditional_spans import ConditionalSpanExtraction
 from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.multi_label_classification import MultiLabelClassification
 from t5x_like.objectives.multiple_choice import MultipleChoice
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_regression import SequenceRegression
@@ -27,6 +35,7 @@ _OBJECTIVES = {
     token_classification.NAME: TokenClassification,
     span_extraction.NAME: SpanExtraction,
     multiple_choice.NAME: MultipleChoice,
+    conditional_spans.NAME: ConditionalSpanExtraction,
 }
 
 
@@ -130,7 +139,8 @@ def objective_of(config: ModelConfig, head: TaskHead | None = None, choices: int
 
 
 def _objective_class(head: TaskHead) -> type[Objective]:
-    return SequenceRegression if head.is_regression else _OBJECTIVES[head.name]
+    of_text = {"scores": SequenceRegression, "labels": MultiLabelClassification}
+    return of_text.get(head.predicts) or _OBJECTIVES[head.name]
 
 
 def describe_objective(objective: type, settings: Mapping[str, str]) -> str:

@@ -10,7 +10,6 @@ from t5x_like.config.values import Reference, references_in
 from t5x_like.config.walk import resolved
 from t5x_like.runtime import run_files
 
-_OBJECTIVE = "objective"
 # What a run trains, and with which teachers.
 _OWNERS = ("t5x_like.training.recipe.Recipe", "t5x_like.distill.distill")
 
@@ -84,8 +83,3 @@ class StoredSettings:
             if isinstance(item, Reference):
                 yield item
                 yield from self.builders([*self.arguments(item).values()])
-
-    def has_objective(self, class_name: str) -> bool:
-        """Returns whether the objective of the run is of a class, or has a part of this class."""
-        found = self.builders(self.value(_OBJECTIVE))
-        return any(item.selector.rpartition(".")[2] == class_name for item in found)

@@ -1,7 +1,6 @@
 """What `convert` writes: runs, Hugging Face directories, published formats and files of adapters."""
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,17 +10,15 @@ from t5x_like import convert_vectors, interop
 from t5x_like.adapters import quantization
 from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.config import description
-from t5x_like.config.stored import StoredSettings
 from t5x_like.conversion import tokenizers
 from t5x_like.conversion.sources import Weights
 from t5x_like.data import tokenizer_files
 from t5x_like.errors import UserError
-from t5x_like.interop import adapter_hub, peft, quantized
+from t5x_like.interop import adapter_hub, exports, peft, quantized
 from t5x_like.interop.compressed_tensors import Integers
 from t5x_like.interop.formats import Format
-from t5x_like.models.base import ModelConfig
+from t5x_like.objectives.base import Objective
 from t5x_like.objectives.heads import HeadForm
-from t5x_like.objectives.sequence_regression import SequenceRegression
 from t5x_like.reporting import model_card
 from t5x_like.training import frozen_base, weight_files, weight_source
 from t5x_like.training.checkpoints import checkpoint_choice
@@ -112,8 +109,7 @@ def write_published(published: Format, weights: Weights, path: str, output_path:
     """
     with weights_run.removed_on_failure(output_path):
         published.write(weights.model, weights.leaves, output_path)
-    of_model = {name: leaf for name, leaf in weights.leaves.items() if name.startswith(weight_source.MODEL)}
-    report(of_model, path, output_path)
+    report(_of_model(weights.leaves), path, output_path)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,10 +117,10 @@ class ExportSettings:
     """What the files of an export state beside the weights; see `convert.convert`.
 
     Attributes:
-      labels: Names of the labels or scores of the head.
-      head: Form of the head.
+      labels: Names of the labels or scores of the head; empty for those of the objective.
+      head: Form of the head; None for that of the objective.
       vocabulary_path: The vocabulary; None for its copy in the run directory.
-      bos_id: First input of the decoder.
+      bos_id: First input of the decoder; None for that of the objective.
       choice: Which checkpoint of the run was chosen, for the model card.
       network: Name of the network of the run.
       integers: How its kernels were rounded, to write them in integers; None to write float32.
@@ -151,45 +147,61 @@ def write_huggingface(weights: Weights, path: str, output_path: str, settings: E
     Raises:
       UserError: The other format does not support the model.
     """
+    objective = weights.objective or Objective()
+    bos_id = _bos_id(objective) if settings.bos_id is None else settings.bos_id
     tokenizer = tokenizers.find_for_export(path, settings.vocabulary_path)
-    model = tokenizers.with_special_tokens(weights.model, tokenizer, settings.bos_id)
-    files = tokenizers.exported_files(tokenizer, model, settings.bos_id)
-    stored = StoredSettings.read(checkpoint_choice.run_of(path))
+    model = tokenizers.with_special_tokens(weights.model, tokenizer, bos_id)
+    run = model_card.ExportedRun.read(path, settings.choice, settings.network)
+    length = tokenizers.max_length(model, run.settings.value("data.task_feature_lengths"))
+    files = tokenizers.exported_files(tokenizer, model, bos_id, length)
     with weights_run.removed_on_failure(output_path):
         interop.to_huggingface(
             weights.leaves,
             model,
             output_path,
-            labels=settings.labels,
-            regression=stored.has_objective(SequenceRegression.__name__),
-            dropout_rate=getattr(settings.head, "dropout_rate", None),
+            labels=settings.labels or objective.labels,
+            predicts=objective.predicts,
+            dropout_rate=getattr(settings.head or objective.head_form, "dropout_rate", None),
             padding_id=tokenizers.padding_id(tokenizer, model),
             generation_settings=tokenizers.generation_settings(path),
             integers=settings.integers,
         )
         tokenizer_files.write(files, output_path)
-        run = model_card.ExportedRun.read(path, settings.choice, settings.network)
         model_card.write(output_path, run, model, count(weights.leaves))
     report(weights.leaves, path, output_path)
 
 
-def exportable(leaves: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """Leaves out the heads that no class of transformers has beside the others, with a warning."""
-    heads = sorted({name.split("/")[1] for name in leaves if not name.startswith(weight_source.MODEL)})
-    problem = None
-    for left_out in itertools.chain.from_iterable(itertools.combinations(heads, n) for n in range(len(heads) + 1)):
-        prefixes = tuple(f"objective/{head}/" for head in left_out)
-        kept = {name: leaf for name, leaf in leaves.items() if not name.startswith(prefixes)}
-        try:
-            interop.exported_class(model, kept)
-        except UserError as error:
-            problem = problem or error
-            continue
-        if left_out:
-            shown = ", ".join(heads), ", ".join(left_out)
-            logging.warning("no class of transformers has the heads %s: exported without %s", *shown)
-        return kept
-    raise problem  # without its heads, the model is not supported either
+def _bos_id(objective: Objective) -> int | None:
+    """Returns the first input of the decoder in training; None without a decoder, or without BOS."""
+    features = getattr(objective, "features", None)
+    roles = {} if features is None else {each.name: each.role for each in features.features}
+    return features.bos_id if roles.get("decoder_input_tokens") == "shifted" else None
+
+
+def exportable(weights: Weights, heads: str) -> dict[str, Any]:
+    """Returns the parameters that a class of transformers has.
+
+    Args:
+      weights: The weights of a run.
+      heads: `all`; `supported` to leave out heads that no class has, with a warning; or `none`.
+
+    Raises:
+      UserError: Transformers does not have the model, or with `all`, computes something else than the run.
+    """
+    found = exports.describe(weights.model, list(weights.leaves), None if heads == "none" else weights.objective)
+    without = f"without {', '.join(found.left_out)}" if found.left_out else "all the same"
+    if found.problem is not None and heads == "all":
+        raise UserError(
+            f"{found.problem}. Give HEADS='supported' to export a {found.architecture} {without}, or train a model "
+            "that transformers has."
+        )
+    if found.problem is not None:
+        logging.warning("%s: exported %s", found.problem, without)
+    return {name: weights.leaves[name] for name in exports.without(list(weights.leaves), found.left_out)}
+
+
+def _of_model(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: leaf for name, leaf in leaves.items() if name.startswith(weight_source.MODEL)}
 
 
 def count(leaves: Mapping[str, Any]) -> dict[str, int]:

@@ -27,6 +27,7 @@ from t5x_like.interop.formats import Format
 from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import MODEL
+from t5x_like.objectives.base import Objective
 from t5x_like.runtime import run_files
 from t5x_like.training import weight_files, weight_source
 from t5x_like.training.checkpoints import checkpoint_choice
@@ -42,12 +43,14 @@ class Weights:
       leaves: Stored name, `model/…` or `objective/…` -> array. Layers are stacked.
       config: Text of the config.gin of a run with these weights; None for the weights of a run, which has its own.
       words: The vocabulary file of word vectors; None for other weights.
+      objective: The objective of a run that predicts from the model, if config.gin describes it.
     """
 
     model: ModelConfig
     leaves: Mapping[str, Any]
     config: str | None = None
     words: bytes | None = None
+    objective: Objective | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,7 @@ class Options:
 
     Attributes:
       model: Configuration of the model, which some formats do not have.
-      heads: `all`, or `none` for the bare model.
+      heads: `none` for the bare model.
       long: Number of positions of a Longformer to make of a RoBERTa.
       base_path: Hugging Face directory of the base model of adapters.
       lora: Settings of files of microsoft/LoRA.
@@ -114,7 +117,7 @@ def _read_huggingface(path: str, options: Options) -> Weights:
     _log_class(path, config, leaves)
     if options.long is not None:
         config, leaves = long_rows.lengthen(config, leaves, options.long)
-    return Weights(config, leaves, describe(config, interop.task_head(path) if options.heads == "all" else None))
+    return Weights(config, leaves, describe(config, interop.task_head(path) if options.heads != "none" else None))
 
 
 def _read_adapters(path: str, options: Options) -> Weights:
@@ -129,7 +132,7 @@ def _read_adapters(path: str, options: Options) -> Weights:
     leaves = select(interop.read(base, config), "none")
     adapters, added, head = adapter_files.read(path, config, leaves, options.lora)
     config = dataclasses.replace(config, adapters=adapters)
-    described = describe(config, head if options.heads == "all" else None)
+    described = describe(config, head if options.heads != "none" else None)
     return Weights(config, leaves | select(added, options.heads), described)
 
 
@@ -144,7 +147,7 @@ def _read_t5x(index: str, path: str, model: ModelConfig | None) -> Weights:
 
 def _read_tensorflow(prefix: str, options: Options) -> Weights:
     found = tensorflow_checkpoints.read(prefix, options.model)
-    objective = found.objective if options.heads == "all" else None
+    objective = found.objective if options.heads != "none" else None
     return Weights(found.config, select(found.leaves, options.heads), describe(found.config, objective=objective))
 
 
@@ -153,25 +156,29 @@ def read_run(path: str, model: ModelConfig | None, network: str | None, averaged
 
     Args:
       path: The run directory, or one of its checkpoints.
-      model: Configuration of the model of the run.
+      model: Configuration of the model of the run; None for that of its config.gin.
       network: Name of the network; None for the model.
       averaged: Whether to read the averages of parameters, where the run has any.
 
     Raises:
-      UserError: The model is not given, or the checkpoint or the network is not found.
+      UserError: The model is neither given nor described, or the checkpoint or the network is not found.
     """
+    has_config, objective = run_files.find_run(path) is not None, None
     if model is None:
         if checkpoint_choice.find_step(path) is None:
             raise UserError(weight_files.explain_missing(path))
-        raise UserError(
-            f"{path}: missing model. Omit --gin_file if the run directory has a config.gin, or give the model with "
-            "--gin_file=models/…"
-        )
-    if network is not None or run_files.find_run(path) is not None:
+        if not has_config:
+            raise UserError(
+                f"{path}: missing model. Give it with --gin_file=models/…, since no config.gin describes it."
+            )
+        model = RunModel.read(path).model
+    if network is not None or has_config:
         run = RunModel(model, RunModel.read(path).objective)
         network = network or (MODEL if len(networks.specs(run.objective, model)) > 1 else None)
+        objective = run.objective
         if network is not None:
-            model = networks.find(run.objective, model, network, path).config
+            spec = networks.find(run.objective, model, network, path)
+            model, objective = spec.config, objective if network == MODEL else spec.objective
     sharding = partitioning.Partitioner(rules="dp").replicated
     dtypes = quantized.dtypes(model)
     with weight_source.open_run(path, network=network, averaged=averaged) as weights:
@@ -179,12 +186,12 @@ def read_run(path: str, model: ModelConfig | None, network: str | None, averaged
             name: jax.ShapeDtypeStruct(shape, dtypes.get(name, jnp.float32), sharding=sharding)
             for name, shape in weights.shapes.items()
         }
-        return Weights(model, weights.read(wanted))
+        return Weights(model, weights.read(wanted), objective=objective)
 
 
 def select(leaves: Mapping[str, Any], heads: str) -> dict[str, Any]:
-    """Returns the parameters of the model, and of its heads if `heads` is `all`."""
-    return {name: leaf for name, leaf in leaves.items() if heads == "all" or name.startswith(weight_source.MODEL)}
+    """Returns the parameters of the model, and of its heads unless `heads` is `none`."""
+    return {name: leaf for name, leaf in leaves.items() if heads != "none" or name.startswith(weight_source.MODEL)}
 
 
 def check_finite(leaves: Mapping[str, Any], checkpoint_path: str, allow: bool) -> None:
@@ -216,7 +223,11 @@ def _log_class(directory: str, config: ModelConfig, leaves: Mapping[str, Any]) -
     """Logs that a bare model comes back as a language model, which has the same parameters."""
     stored = json_files.read(paths.join(directory, generation.CONFIG)).get("architectures") or []
     bare = [name for name in stored if name.endswith("Model")]
-    if bare and (exported := interop.exported_class(config, leaves)) not in stored:
+    try:
+        exported = interop.exported_class(config, leaves)
+    except UserError:  # transformers does not have the family, such as UniLM, so that nothing is exported
+        return
+    if bare and exported not in stored:
         logging.info(
             "%s: a %s is read as a language model with tied embeddings. Its export is a %s with the same parameters.",
             *(directory, bare[0], exported),

@@ -1,6 +1,7 @@
 """Tokenizers of converted runs and models."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from absl import logging
@@ -17,6 +18,8 @@ from t5x_like.runtime import run_files
 from t5x_like.training import weight_files
 from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.runs import run_tokenizer
+
+_START = "decoder_start_token_id"
 
 
 def read_source(source: str, model: ModelConfig) -> dict[str, bytes]:
@@ -63,12 +66,34 @@ def find_for_export(checkpoint_path: str, vocabulary_path: str | None) -> str | 
 
 
 def with_special_tokens(model: ModelConfig, tokenizer: str | None, bos_id: int | None) -> ModelConfig:
-    """Returns a model with the special token ids of the run; imported ids are kept."""
-    if model.special_tokens is not None or tokenizer is None:
+    """Returns a model with the special token ids of the run.
+
+    Imported ids are kept, but for the first input of an encoder-decoder's decoder, which may have changed.
+    """
+    default, shape = interop.special_tokens(model), description.shape(model)
+    if model.special_tokens is None:
+        ids = tokenizer_export.special_tokens(tokenizer, shape, default, bos_id)
+        found = None if ids is None else special_tokens.SpecialTokens(ids)
+    elif shape == "encoder_decoder" and bos_id not in (None, default.get(_START)):
+        found = model.special_tokens
+        files = (found.config, found.generation)
+        found = special_tokens.SpecialTokens(*(ids if ids is None else {**dict(ids), _START: bos_id} for ids in files))
+    else:
         return model
-    default = interop.special_tokens(model)
-    ids = tokenizer_export.special_tokens(tokenizer, description.shape(model), default, bos_id)
-    return model if ids is None else dataclasses.replace(model, special_tokens=special_tokens.SpecialTokens(ids))
+    return dataclasses.replace(model, special_tokens=found)
+
+
+def max_length(model: ModelConfig, lengths: Any) -> int | None:
+    """Returns the maximum number of tokens of a text: as many as in training, and no more than positions.
+
+    Args:
+      model: Configuration of the model.
+      lengths: Maximum length of each task feature in training; None if it is not known.
+    """
+    known = lengths if isinstance(lengths, Mapping) else {}
+    read = ("inputs", "targets") if description.shape(model) == "decoder" else ("inputs",)
+    of_text = sum(known.get(name, 0) for name in read) or None
+    return min((n for n in (of_text, getattr(model, "max_length", None)) if n is not None), default=None)
 
 
 def padding_id(tokenizer: str | None, model: ModelConfig) -> int | None:
@@ -84,8 +109,10 @@ def generation_settings(checkpoint_path: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if not key.endswith(special_tokens.SUFFIX)}
 
 
-def exported_files(tokenizer: str | None, model: ModelConfig, bos_id: int | None) -> dict[str, bytes]:
-    """Returns the files of the tokenizer of an exported run."""
+def exported_files(
+    tokenizer: str | None, model: ModelConfig, bos_id: int | None, length: int | None
+) -> dict[str, bytes]:
+    """Returns the files of the tokenizer of an exported run, which truncates a text to `length` tokens."""
     if tokenizer is None:
         return {}
     sentencepiece, tokenizer_class, lowers_text = interop.sentencepiece_format(model)
@@ -93,6 +120,7 @@ def exported_files(tokenizer: str | None, model: ModelConfig, bos_id: int | None
         shape=description.shape(model),
         vocab_size=model.vocab_size,
         bos_id=bos_id,
+        max_length=length,
         sentencepiece=sentencepiece,
         tokenizer_class=tokenizer_class,
         lowers_text=lowers_text,

@@ -198,7 +198,7 @@ def task_head(path: str) -> TaskHead | None:
         if found is None:
             return None
         labels = head_classes.labels_from_json(hf_config) if found.has_labels else ()
-        return TaskHead(found.head, found.form(hf_config), labels, head_classes.is_regression(found, hf_config))
+        return TaskHead(found.head, found.form(hf_config), labels, head_classes.predicts(found, hf_config))
 
 
 def head_names(path: str) -> set[str]:
@@ -239,7 +239,7 @@ def to_huggingface(
     path: str,
     *,
     labels: Sequence[str] = (),
-    regression: bool = False,
+    predicts: str = "label",
     dropout_rate: float | None = None,
     padding_id: int | None = None,
     generation_settings: Mapping[str, Any] | None = None,
@@ -255,7 +255,7 @@ def to_huggingface(
       config: configuration of the model.
       path: local directory or bucket, created if missing.
       labels: names of the labels, or the scores, of the head of a task. By default `LABEL_0`, `LABEL_1`, ….
-      regression: whether the head of sequences predicts scores. One with a single output always does.
+      predicts: what the head of a text predicts; see `Objective.predicts`. A single output is always a score.
       dropout_rate: dropout rate of this head, if it is not the default of the class of transformers.
       padding_id: `pad_token_id` for a head that reads the last token of a decoder, which transformers finds by it. It
         is written if the special tokens of the model do not have one.
@@ -270,9 +270,9 @@ def to_huggingface(
     hf_config, head_class = describe_class(family, config, leaves)
     if head_class is not None:
         outputs = leaves[head_class.table[-1].name].shape[-1]
-        hf_config |= head_classes.labels_to_json(head_class, outputs, labels, dropout_rate, regression=regression)
+        hf_config |= head_classes.labels_to_json(head_class, outputs, labels, dropout_rate, predicts=predicts)
         hf_config |= head_classes.padding_to_json(head_class, hf_config, padding_id)
-    tensors = tables.write(family, config, leaves, head_class)
+    tensors = family.unused(config, hf_config["architectures"][0]) | tables.write(family, config, leaves, head_class)
     if integers is not None:
 
         def to_tensors(values: Mapping[str, Any]) -> dict[str, np.ndarray]:

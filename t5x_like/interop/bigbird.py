@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import (
@@ -205,7 +207,22 @@ def tied(config: BigBirdConfig) -> dict[str, str]:
     }
 
 
+# Classes with a pooler that they do not use.
+_UNUSED_POOLER = tuple(f"BigBirdFor{task}" for task in ("MaskedLM", "SequenceClassification", "TokenClassification"))
+
+
+def _unused(config: BigBirdConfig, name: str) -> dict[str, np.ndarray]:
+    if name not in _UNUSED_POOLER:
+        return {}
+    size = config.embed_dim
+    return {
+        "bert.pooler.weight": np.zeros((size, size), np.float32),
+        "bert.pooler.bias": np.zeros(size, np.float32),
+    }
+
+
 FAMILY = Family(
+    unused=_unused,
     model_types=("big_bird",),
     config_class=BigBirdConfig,
     config_from_json=config_from_huggingface,

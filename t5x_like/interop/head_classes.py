@@ -15,6 +15,8 @@ from t5x_like.objectives.heads import HeadForm
 SEQUENCE, TOKENS = sequence_prediction.NAME, token_classification.NAME
 PADDING = "pad_token_id"
 REGRESSION, CLASSIFICATION = "regression", "single_label_classification"
+# What a head predicts (`Objective.predicts`) -> `problem_type` of transformers.
+PROBLEM_TYPES = {"label": CLASSIFICATION, "labels": "multi_label_classification", "scores": REGRESSION}
 # The name that transformers gives to the only output of a head without names.
 _UNNAMED = "LABEL_0"
 SPANS, CHOICES = span_extraction.NAME, multiple_choice.NAME
@@ -29,13 +31,13 @@ class TaskHead:
       form: what the head reads, and how.
       labels: names of the labels in the order of their indices, or of the scores of a regression. Empty for a head
         without names.
-      is_regression: whether the head of sequences predicts scores instead of a label.
+      predicts: what the head of a text predicts; see `Objective.predicts`.
     """
 
     name: str
     form: HeadForm
     labels: tuple[str, ...] = ()
-    is_regression: bool = False
+    predicts: str = "label"
 
 
 def class_of_directory(family: Family, hf_config: Mapping[str, Any]) -> HeadClass | None:
@@ -46,21 +48,19 @@ def class_of_directory(family: Family, hf_config: Mapping[str, Any]) -> HeadClas
       hf_config: contents of config.json.
 
     Raises:
-      UserError: the class has such a head, but predicts several labels at once.
+      UserError: the class has such a head, but `problem_type` is unknown.
     """
     architectures = fields.strings(hf_config, "architectures")
     classes = [each for each in family.head_classes(hf_config) if each.accepts(hf_config)]
     found = next((each for each in classes if each.name in architectures), None)
     problem = hf_config.get("problem_type")
-    if found is not None and problem not in (None, REGRESSION, CLASSIFICATION):
-        raise UserError(
-            f"problem_type {problem!r}: not supported. Give a model that predicts one label per text, or scores."
-        )
+    if found is not None and problem not in (None, *PROBLEM_TYPES.values()):
+        raise UserError(f"problem_type {problem!r}: unknown. Give one of {', '.join(PROBLEM_TYPES.values())}.")
     return found
 
 
-def is_regression(head_class: HeadClass, hf_config: Mapping[str, Any]) -> bool:
-    """Returns whether a head predicts scores: by `problem_type`, or without it if the head has one output.
+def predicts(head_class: HeadClass, hf_config: Mapping[str, Any]) -> str:
+    """Returns what a head predicts: by `problem_type`, or without it, scores if the head of a text has one output.
 
     Args:
       head_class: class of transformers.
@@ -70,11 +70,12 @@ def is_regression(head_class: HeadClass, hf_config: Mapping[str, Any]) -> bool:
       UserError: the head would predict a label among one.
     """
     if head_class.head != SEQUENCE:
-        return False
+        return "label"
     problem, outputs = hf_config.get("problem_type"), len(_names(hf_config))
     if problem == CLASSIFICATION and outputs == 1:
         raise UserError(f"problem_type {problem!r}: the head has one label only. Set 'regression' if it is a score.")
-    return problem == REGRESSION or (problem is None and outputs == 1)
+    problem = problem or (REGRESSION if outputs == 1 else CLASSIFICATION)
+    return next(name for name, each in PROBLEM_TYPES.items() if each == problem)
 
 
 def class_of_parameters(family: Family, hf_config: Mapping[str, Any], names: Iterable[str]) -> HeadClass | None:
@@ -141,7 +142,7 @@ def labels_to_json(
     labels: Sequence[str],
     dropout_rate: float | None,
     *,
-    regression: bool = False,
+    predicts: str = "label",
 ) -> dict[str, Any]:
     """Returns what config.json says about a head.
 
@@ -150,7 +151,7 @@ def labels_to_json(
       outputs: number of outputs of the head.
       labels: names of the labels; empty for the names of transformers, `LABEL_0`, ….
       dropout_rate: dropout rate of the head; None omits it, so that the default of the class applies.
-      regression: whether the outputs are scores, as one output always is.
+      predicts: what the head of a text predicts. One output is always a score.
 
     Raises:
       UserError: the numbers of labels and outputs differ.
@@ -164,7 +165,7 @@ def labels_to_json(
         return found
     names = list(labels) or [f"LABEL_{index}" for index in range(outputs)]
     if head_class.head == SEQUENCE:
-        found["problem_type"] = REGRESSION if regression or outputs == 1 else CLASSIFICATION
+        found["problem_type"] = REGRESSION if outputs == 1 and predicts == "label" else PROBLEM_TYPES[predicts]
     return found | {
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},

@@ -74,6 +74,20 @@ def _global_tokens(hf_config: Mapping[str, Any]) -> GlobalTokens | None:
     return next((classes[name] for name in fields.strings(hf_config, "architectures") if name in classes), None)
 
 
+def _check_class(config: LongformerConfig, name: str) -> None:
+    """Checks that a class of transformers chooses the global tokens of the model.
+
+    Raises:
+      UserError: it chooses others.
+    """
+    chosen = _global_tokens({"architectures": [name], "sep_token_id": getattr(config.global_tokens, "separator_id", 0)})
+    if chosen != config.global_tokens and name != "LongformerModel":
+        raise UserError(
+            f"GLOBAL_TOKENS={config.global_tokens}: transformers' {name} has the global tokens {chosen}, which it "
+            "chooses itself"
+        )
+
+
 def config_to_huggingface(config: LongformerConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
     """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
     activation = fields.activation_name(config.activations, ACTIVATIONS, "Longformer")
@@ -136,6 +150,7 @@ def _tied(config: LongformerConfig) -> dict[str, str]:
 
 
 FAMILY = Family(
+    check_class=_check_class,
     model_types=(_MODEL_TYPE,),
     config_class=LongformerConfig,
     config_from_json=config_from_huggingface,

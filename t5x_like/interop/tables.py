@@ -161,6 +161,7 @@ class TensorFlowFormat:
         shapes of all variables.
       config_file: name of the file with the sizes; None if published checkpoints have none.
       config_keys: key of this file -> key of config.json, where they differ.
+      optional: stored names of parameters that checkpoints may lack, and that are 0 then.
       has_networks: whether the objective has networks beside the model.
       renamed: (regex, replacement) pairs for checkpoints that the released code writes with other names than the
         published ones have.
@@ -171,6 +172,7 @@ class TensorFlowFormat:
     objective: Callable[[Any, Mapping[str, tuple[int, ...]]], tuple[type, dict[str, Any]]]
     config_file: str | None = None
     config_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    optional: tuple[str, ...] = ()
     has_networks: bool = False
     renamed: tuple[tuple[str, str], ...] = ()
 
@@ -203,6 +205,10 @@ class Family:
       default_tokens: special token ids that transformers uses if config.json has none, by key.
       fold_norms: folds affine norms of a model into its projections, given the configuration and the parameters by
         stored name; None if no model of the family has such norms.
+      check_class: raises a UserError if a class of transformers, given by its name, computes something else than the
+        configuration of the model says.
+      unused: returns the tensors of a class of transformers, given by its name, that it does not use, by name. They
+        are written so that it does not report them as missing.
       tensorflow: format of the checkpoints of the released TensorFlow code; None if they are not read.
     """
 
@@ -224,6 +230,8 @@ class Family:
     lowers_text: bool = False
     default_tokens: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fold_norms: Callable[[Any, Mapping[str, Any]], dict[str, Any]] | None = None
+    check_class: Callable[[Any, str], None] = lambda config, name: None
+    unused: Callable[[Any, str], dict[str, np.ndarray]] = lambda config, name: {}
     tensorflow: TensorFlowFormat | None = None
 
 

@@ -86,9 +86,16 @@ def read(prefix: str, config: ModelConfig | None) -> Imported:
     expected = _sources(family, config, objective(**settings))
     present = {_group(name) for name, source in expected.items() if any(each in variables for each in source.names)}
     sources = {name: source for name, source in expected.items() if _group(name) in {"model", *present}}
+    zeros = {
+        name: np.zeros(source.shape, np.float32)
+        for name, source in sources.items()
+        if name in family.tensorflow.optional and not any(each in variables for each in source.names)
+    }
+    for name in zeros:
+        logging.warning("%s: has no %s: it is 0", prefix, sources.pop(name).pattern)
     check(variables, sources, config)
     logging.info("%s: TensorFlow checkpoint, reading %d parameters", prefix, len(sources))
-    leaves = {name: source.read(variables) for name, source in sources.items()}
+    leaves = zeros | {name: source.read(variables) for name, source in sources.items()}
     is_complete = family.tensorflow.has_networks and leaves.keys() == expected.keys()
     return Imported(config, leaves, (objective, settings) if is_complete else None)
 

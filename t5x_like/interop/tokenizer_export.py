@@ -15,6 +15,8 @@ Shape = Literal["encoder", "encoder_decoder", "decoder"]
 
 # The class of transformers that reads everything from tokenizer.json.
 _GENERIC_CLASS = "PreTrainedTokenizerFast"
+# The key of tokenizer_config.json without which no text is truncated.
+_MAX_LENGTH = "model_max_length"
 # The number of sentinels that a task adds to the pieces of a SentencePiece model.
 _SENTINELS = 100
 # What ALBERT's tokenizer does to a text first.
@@ -26,23 +28,28 @@ _LOWERED = (
 )
 
 
-def special_tokens(path: str, shape: Shape, default: Mapping[str, Any], bos_id: int | None) -> dict[str, Any] | None:
-    """Returns the special token ids for config.json by key, or None if the tokenizer is not known.
+def special_tokens(
+    path: str | None, shape: Shape, default: Mapping[str, Any], bos_id: int | None
+) -> dict[str, Any] | None:
+    """Returns the special token ids for config.json by key, or None if none is known.
 
     Args:
-      path: the tokenizer; see `tokenizer_ids.special_ids`.
+      path: the tokenizer; see `tokenizer_ids.special_ids`. None: the run has none.
       shape: which parts the model has.
       default: the ids that the family has in transformers, by key.
       bos_id: the first input of the decoder in training, if it is known.
     """
-    ids = tokenizer_ids.special_ids(path)
-    if not ids:
+    ids = {} if path is None else tokenizer_ids.special_ids(path)
+    start = {"decoder_start": bos_id} if shape == "encoder_decoder" and bos_id is not None else {}
+    if not ids and not start:
         return None
+    if not ids:
+        return {**default, **{f"{role}_token_id": number for role, number in start.items()}}
     found = {role: ids.get(role) for role in ("bos", "eos", "pad")}
     if shape == "decoder":
         found["bos"] = bos_id if bos_id is not None else found["bos"]
     elif shape == "encoder_decoder":
-        found |= {"decoder_start": bos_id, "forced_eos": found["eos"] if "forced_eos_token_id" in default else None}
+        found |= start | {"forced_eos": found["eos"] if "forced_eos_token_id" in default else None}
     else:
         found = {"pad": found["pad"]} if found["pad"] else {}
     keys = {f"{role}_token_id": number for role, number in found.items()}
@@ -63,6 +70,7 @@ class Reader:
       lowers_text: whether the tokenizer of a SentencePiece model without capital letters replaces quotation marks,
         strips accents and lower-cases text first.
       has_token_types: whether the model reads the segment of each token.
+      max_length: maximum number of tokens of a text; None: no limit.
     """
 
     shape: Shape
@@ -72,17 +80,28 @@ class Reader:
     tokenizer_class: str | None = None
     lowers_text: bool = False
     has_token_types: bool = False
+    max_length: int | None = None
 
 
 def files(path: str, model: Reader) -> dict[str, bytes]:
     """Returns the files of the tokenizer, empty if `path` has none.
 
-    Those of a Hugging Face directory are returned as they are.
+    Those of a Hugging Face directory are copies, but for the maximum length of a text.
 
     Args:
       path: a Hugging Face directory, a SentencePiece model, or a file like `vocab.txt`.
       model: the model that reads the ids.
     """
+    found = _files(path, model)
+    if not found or model.max_length is None:
+        return found
+    settings = json.loads(found.get(tokenizer_ids.CONFIG, b"{}"))
+    if settings.get(_MAX_LENGTH) == model.max_length:
+        return found
+    return found | {tokenizer_ids.CONFIG: _json(settings | {_MAX_LENGTH: model.max_length})}
+
+
+def _files(path: str, model: Reader) -> dict[str, bytes]:
     if tokenizer_files.find(path) is None:
         return {}
     found = tokenizer_files.read(path, tokenizer_files.TOKENIZER)

@@ -163,7 +163,7 @@ FAMILY = Family(
     sentencepiece="spiece.model",
     tokenizer_class="XLNetTokenizer",
     tensorflow=TensorFlowFormat(
-        markers=("model/transformer/mask_emb/mask_emb",),
+        markers=("model/transformer/word_embedding/lookup_table", "model/transformer/r_w_bias"),
         names=(
             (r"^", "model."),
             (r"\.layer\.\{i\}\.rel_attn\.(r_\w_bias|seg_embed)$", r".\1"),
@@ -174,6 +174,8 @@ FAMILY = Family(
             (r"\.mask_emb$", ".mask_emb.mask_emb"),
         ),
         objective=lambda config, shapes: (PermutationLM, {}),
+        # Training without targets, such as fine-tuning, does not create it.
+        optional=("model/target_embedding",),
         config_file="xlnet_config.json",
         config_keys={"n_token": "vocab_size"},
     ),

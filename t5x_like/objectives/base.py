@@ -3,7 +3,7 @@
 import dataclasses
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 from flax import nnx
@@ -100,6 +100,10 @@ class Objective:
       read_as: feature -> the name under which the model reads it, where these differ.
       computed_features: features that `run` computes for the model from features of the batch.
       stages: name -> stage of a training step (`objectives.staged.Stage`); empty for an objective that is one stage.
+      head_form: form of the head of a downstream task (`objectives.heads`, `objectives.question_heads`); None if the
+        objective has none.
+      predicts: what the head of a text predicts: a `label`, any number of `labels`, `scores`, or the `mean_score` of a
+        distribution.
       draws: whether `run` or `read` draws random values for rows, so that they get `Keys.rows` and `Keys.step`.
     """
 
@@ -111,6 +115,8 @@ class Objective:
     generator: Callable[[Params], Any] | None = None
     read_as: Mapping[str, str] = types.MappingProxyType({})
     computed_features: tuple[str, ...] = ()
+    head_form: Any = None
+    predicts: Literal["label", "labels", "scores", "mean_score"] = "label"
     draws: bool = False
     stages: "Mapping[str, Any]" = types.MappingProxyType({})
 

@@ -69,7 +69,7 @@ class CandidateSelection(Objective):
     def __init__(self, *, head: HeadForm):
         check_form(head, each_token=True)
         self.features = specs.with_label(with_candidates(head.inputs))
-        self._head = head
+        self._head = self.head_form = head
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
         """Initializes the head `candidate_selection`; see `Objective.init`.

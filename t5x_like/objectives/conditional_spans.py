@@ -75,7 +75,8 @@ class ConditionalSpanExtraction(Objective):
             raise UserError(f"no_answer_coefficient={no_answer_coefficient} is negative. Give a factor of at least 0.")
         self.features = specs.with_span(head.inputs)
         self.coefficients = {START: 0.5, END: 0.5, NO_ANSWER: no_answer_coefficient}
-        self._head, self._beam_size, self._max_answer_length = head, beam_size, max_answer_length
+        self._head = self.head_form = head
+        self._beam_size, self._max_answer_length = beam_size, max_answer_length
         self._threshold = no_answer_threshold
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:

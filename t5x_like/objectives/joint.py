@@ -97,6 +97,21 @@ class Joint(SeveralObjectives):
         return self.objectives[0].labels
 
     @property
+    def _with_head(self) -> Objective | None:
+        """The first objective with the head of a downstream task."""
+        return next((each for each in self.objectives if each.head_form is not None), None)
+
+    @property
+    def head_form(self) -> Any:
+        """The form of the head of a downstream task that an objective has."""
+        return None if self._with_head is None else self._with_head.head_form
+
+    @property
+    def predicts(self) -> str:
+        """What this head predicts."""
+        return Objective.predicts if self._with_head is None else self._with_head.predicts
+
+    @property
     def prepare(self) -> Callable[..., Batch] | None:
         """Prepares a batch for one objective after the other; None if none needs it. See `Objective`."""
         if all(objective.prepare is None for objective in self.objectives):

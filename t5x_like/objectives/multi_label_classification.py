@@ -37,6 +37,7 @@ class MultiLabelClassification(SequencePrediction):
       UserError: the head reads each token, or the names are not different strings.
     """
 
+    predicts = "labels"
     coefficients = {TERM: 1.0}
 
     def __init__(self, labels: Sequence[str], *, head: HeadForm):

@@ -46,7 +46,8 @@ class MultipleChoice(Objective):
         check_form(head, each_token=False)
         self.features = specs.multiple_choice(num_choices, head.inputs)
         self.other_names = {f"{NAME}/{part}": name for part, name in head.pretrained.items()}
-        self._head, self._choices = head, num_choices
+        self._head = self.head_form = head
+        self._choices = num_choices
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
         """Initializes the head `multiple_choice`; see `Objective.init`."""

@@ -39,6 +39,7 @@ class ScoreDistribution(SequencePrediction):
       UserError: the head reads each token, or the range is empty.
     """
 
+    predicts = "mean_score"
     coefficients = {TERM: 1.0}
 
     def __init__(self, *, head: HeadForm, lowest: int = 0, highest: int = 5):

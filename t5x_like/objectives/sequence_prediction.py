@@ -41,7 +41,8 @@ class SequencePrediction(Objective):
         else:
             self.features = specs.with_scores(head.inputs, outputs)
         self.other_names = {f"{NAME}/{part}": name for part, name in head.pretrained.items()}
-        self._head, self._outputs, self._minimum = head, outputs, minimum
+        self._head = self.head_form = head
+        self._outputs, self._minimum = outputs, minimum
         # Sequences per example, such as the two orders of a pair of texts.
         self._sequences = max(len(feature.parts) for feature in head.inputs.features)
 

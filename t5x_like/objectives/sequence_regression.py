@@ -40,6 +40,7 @@ class SequenceRegression(SequencePrediction):
       UserError: the head reads each token, or the names are not different strings.
     """
 
+    predicts = "scores"
     coefficients = {TERM: 1.0}
 
     def __init__(self, *, head: HeadForm, minimum: float | None = 0.0, labels: Sequence[str] = ()):

@@ -54,7 +54,8 @@ class SpanExtraction(Objective):
         if max_answer_length < 1:
             raise UserError(f"max_answer_length={max_answer_length} is not positive. Give a number of tokens.")
         self.features = specs.with_span(head.inputs)
-        self._head, self._max_answer_length = head, max_answer_length
+        self._head = self.head_form = head
+        self._max_answer_length = max_answer_length
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
         """Initializes the head `span_extraction`; see `Objective.init`."""

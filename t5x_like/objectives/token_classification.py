@@ -42,7 +42,7 @@ class TokenClassification(Objective):
         self.labels = check_names(labels, type(self).__name__)
         check_form(head, each_token=True)
         self.features = specs.with_tags(head.inputs, num_labels=len(self.labels))
-        self._head = head
+        self._head = self.head_form = head
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
         """Initializes the head `token_classification`; see `Objective.init`."""

@@ -15,6 +15,8 @@ from t5x_like.objectives.base import Objective
 from t5x_like.runtime import run_files
 
 OBJECTIVE = "objective"
+# The number of choices, which a run that was converted from a directory lacks. No parameter depends on it.
+_PLACEHOLDERS = {"NUM_CHOICES": "2"}
 Read = Callable[[Mapping[str, jax.ShapeDtypeStruct]], dict[str, Any]]
 
 
@@ -63,7 +65,8 @@ class RunModel:
             raise UserError(f"{path}: its networks are not known, because it is not a run directory with a config.gin.")
         root = f"{__name__}.{run_model.__name__}"
         bindings = [(f"{root}.{field.name}", f"%{field.name.upper()}") for field in dataclasses.fields(cls)]
-        return run_model(**config.load(root, bindings=bindings, run_directory=run).build())
+        resolved = config.load(root, bindings=bindings, run_directory=run, placeholder_macros=_PLACEHOLDERS)
+        return run_model(**resolved.build())
 
     def network(self, name: str, path: str) -> "RunModel":
         """Returns a network as the model of a run of its own.

@@ -112,16 +112,16 @@ def test_labels_without_names_are_those_of_transformers(tmp_path):
 def test_scores_keep_their_names_and_their_loss(names, tmp_path):
     config, form = config_of("bert"), heads.PooledFirstToken()
     params = params_of("bert", SequenceRegression(labels=names, head=form))
-    interop.to_huggingface(params, config, str(tmp_path), labels=names, regression=len(names) > 1)
+    interop.to_huggingface(params, config, str(tmp_path), labels=names, predicts="scores")
     assert json.loads((tmp_path / "config.json").read_text())["problem_type"] == "regression"
     head = interop.task_head(str(tmp_path))
-    assert head == interop.TaskHead(SEQUENCE, form, names, is_regression=True)
+    assert head == interop.TaskHead(SEQUENCE, form, names, predicts="scores")
     objective = description.objective_of(config, head)
     assert type(objective) is SequenceRegression and objective.labels == names
     assert "OBJECTIVE = @sequence_regression.SequenceRegression()" in description.describe_head(head)
     if len(names) > 1:
         change_config(tmp_path, problem_type=None)  # transformers then classifies labels that are integers
-        assert not interop.task_head(str(tmp_path)).is_regression
+        assert interop.task_head(str(tmp_path)).predicts == "label"
 
 
 def test_pooler_of_a_class_that_does_not_use_it_is_ignored(tmp_path):
@@ -146,7 +146,7 @@ def test_missing_tensor_of_the_head_raises(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"problem_type": "multi_label_classification"}, "config.json: problem_type 'multi_label_classification': not"),
+        ({"problem_type": "ranking"}, "config.json: problem_type 'ranking': unknown. Give one of single_label_"),
         (
             {"problem_type": "single_label_classification", "id2label": {"0": "a"}},
             "problem_type 'single_label_classification': the head has one label only. Set 'regression' if",

@@ -240,8 +240,8 @@ def electra(directory):
     return discriminator, generator
 
 
-def xlnet(directory):
-    """Writes an XLNet, whose biases have all layers in one variable; returns transformers' model."""
+def xlnet(directory, without=()):
+    """Writes an XLNet, whose biases have all layers in one variable, without some variables; returns the reference."""
     sizes = {"d_model": 12, "d_inner": 20, "n_head": 3, "n_layer": 2}
     model = random_model(
         transformers.XLNetLMHeadModel, transformers.XLNetConfig(vocab_size=31, ff_activation="gelu_new", **sizes)
@@ -264,7 +264,7 @@ def xlnet(directory):
             values[f"{here}/ff/{name}/kernel"] = state[f"{there}.ff.{name}.weight"].T
             values[f"{here}/ff/{name}/bias"] = state[f"{there}.ff.{name}.bias"]
     directory.mkdir()
-    write(directory / "xlnet_model.ckpt", values)
+    write(directory / "xlnet_model.ckpt", {name: value for name, value in values.items() if name not in without})
     config = {"n_token": 31, "ff_activation": "gelu", "d_head": 4, "untie_r": True, **sizes}
     (directory / "xlnet_config.json").write_text(json.dumps(config))
     return model
@@ -339,6 +339,13 @@ def test_xlnet_equals_transformers(tmp_path):
     theirs = their(model).logits.numpy()
     assert_logits_equal(tmp_path / "tf" / "xlnet_model.ckpt", PermutationLM(), logits, theirs)
     assert_exported(convert(checkpoint_path=str(tmp_path / "tf"), output_path=str(tmp_path / "run")), model)
+
+
+def test_xlnet_of_fine_tuning_has_no_target_embedding(tmp_path):
+    model = xlnet(tmp_path / "tf", without=("model/transformer/mask_emb/mask_emb",))
+    run = convert(checkpoint_path=str(tmp_path / "tf"), output_path=str(tmp_path / "run"))
+    torch.nn.init.zeros_(model.transformer.mask_emb)
+    assert_exported(run, model)
 
 
 def test_both_networks_of_electra_equal_transformers(tmp_path):

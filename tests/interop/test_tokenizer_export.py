@@ -159,4 +159,24 @@ def test_special_tokens_are_those_of_training(tmp_path, shape, bos_id, default, 
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "<|endoftext|>": 1}))
     (tmp_path / "merges.txt").write_text("")
     assert tokenizer_export.special_tokens(str(tmp_path), shape, default, bos_id) == expected
-    assert tokenizer_export.special_tokens(str(tmp_path / "none"), shape, default, bos_id) is None
+    without = None if shape != "encoder_decoder" else {**default, "decoder_start_token_id": bos_id}
+    assert tokenizer_export.special_tokens(str(tmp_path / "none"), shape, default, bos_id) == without
+
+
+def test_start_of_the_decoder_that_is_not_known_is_that_of_the_family(tmp_path):
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "<|endoftext|>": 1}))
+    (tmp_path / "merges.txt").write_text("")
+    for path in (str(tmp_path), None):
+        found = tokenizer_export.special_tokens(path, "encoder_decoder", {"decoder_start_token_id": 2}, None)
+        assert found is None or found["decoder_start_token_id"] == 2
+
+
+@pytest.mark.parametrize(
+    ("stored", "length", "expected"), [({}, 9, 9), ({"model_max_length": 512}, 9, 9), ({}, None, None)]
+)
+def test_tokenizer_truncates_to_the_length_of_training(tmp_path, stored, length, expected):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **stored}))
+    reader = tokenizer_export.Reader(shape="encoder", vocab_size=6, max_length=length)
+    settings = json.loads(tokenizer_export.files(str(tmp_path), reader)["tokenizer_config.json"])
+    assert settings.get("model_max_length") == expected and settings["tokenizer_class"] == "BertTokenizer"

@@ -154,7 +154,7 @@ def make_arrays(rng, hf_config, outputs, head):
     valid = np.arange(LENGTH) < lengths[:, None]
     types = rng.integers(0, getattr(hf_config, "type_vocab_size", 1) or 1, (ROWS, LENGTH))
     targets = rng.integers(0, outputs, (ROWS, 1))
-    if head.is_regression:
+    if head.predicts == "scores":
         targets = rng.uniform(0, 5, (ROWS, outputs)).astype(np.float32)
     if head.name == "token_classification":
         targets = np.where(valid, rng.integers(-1, outputs, (ROWS, LENGTH)), -1)
@@ -177,10 +177,10 @@ def example(request, tmp_path_factory):
             reference.get_input_embeddings().weight[hf_config.pad_token_id] = 0
     reference.save_pretrained(directory, safe_serialization=True)
     head = interop.task_head(directory)
-    assert head.is_regression == (outputs == 1 or settings.get("problem_type") == "regression")
+    assert (head.predicts == "scores") == (outputs == 1 or settings.get("problem_type") == "regression")
     if head.name == "token_classification":
         objective = TokenClassification(head.labels, head=head.form)
-    elif head.is_regression:
+    elif head.predicts == "scores":
         objective = SequenceRegression(labels=head.labels, head=head.form)
     else:
         objective = SequenceClassification(head.labels, head=head.form)
