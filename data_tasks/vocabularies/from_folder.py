@@ -7,10 +7,11 @@ in a text, such as `[MASK]`, are encoded as characters.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from google.protobuf import message
 
-from data_tasks.vocabularies import byte_bpe, sentencepiece_json, text_rules, tokenizer_json, wordpiece
+from data_tasks.vocabularies import sentencepiece_json, text_rules, tokenizer_json
 from data_tasks.vocabularies.base import ByteVocabulary, Vocabulary
 from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
@@ -21,26 +22,12 @@ from data_tasks.vocabularies.hugging_face_sentencepiece import (
     XLNetVocabulary,
     sentencepiece_pieces,
 )
-from data_tasks.vocabularies.text_rules import UNCHANGED
-from data_tasks.vocabularies.tokenizer_files import ADDED_TOKENS, CONFIG, GENERIC_CLASS, TOKENIZER, TokenizerFiles
+from data_tasks.vocabularies.tokenizer_files import TokenizerFiles
+from data_tasks.vocabularies.tokenizer_json import Spaces
 from data_tasks.vocabularies.word_bpe import WordBPEVocabulary
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
+from t5x_like.data.tokenizer_classes import ADDED_TOKENS, CLASSES, CONFIG, GENERIC, SENTENCEPIECE, TOKENIZER
 
-# The special tokens that the classes of transformers have if the files name none.
-_BERT_TOKENS = {
-    "unk": wordpiece.UNKNOWN,
-    "sep": wordpiece.SEP,
-    "pad": wordpiece.PAD,
-    "cls": wordpiece.CLS,
-    "mask": wordpiece.MASK,
-}
-_GPT2_TOKENS = {**byte_bpe.GPT2_SPECIAL, "unk": byte_bpe.END_OF_TEXT}
-_GPT1_TOKENS = {"unk": "<unk>"}
-_T5_TOKENS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
-_ALBERT_TOKENS = {**_BERT_TOKENS, "unk": "<unk>", "pad": "<pad>"}
-_BIGBIRD_TOKENS = {**_ALBERT_TOKENS, "bos": "<s>", "eos": "</s>"}
-_DEBERTA_TOKENS = {**_BERT_TOKENS, "bos": wordpiece.CLS, "eos": wordpiece.SEP}
-_LLAMA_TOKENS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
 # The number of sentinels of T5Tokenizer if tokenizer_config.json has none.
 _T5_EXTRA_IDS = 100
 _SENTINEL = sentencepiece_json.SENTINEL
@@ -51,12 +38,13 @@ BYTE_SENTINELS = 125
 def from_folder(path: str | os.PathLike) -> Vocabulary:
     """Returns the vocabulary of a Hugging Face model directory.
 
-    Supported are WordPiece (BERT, DistilBERT, ELECTRA), byte-level BPE (GPT-2, RoBERTa, BART, DeBERTa, Llama 3), BPE of
-    words (GPT-1), bytes (ByT5) and SentencePiece (T5, Llama 1 and 2, Mistral, ALBERT, BigBird, DeBERTa v2 and v3).
+    Supported are WordPiece (BERT, DistilBERT, ELECTRA, MobileBERT), byte-level BPE (GPT-2, RoBERTa, Longformer, BART,
+    DeBERTa, Llama 3), BPE of words (GPT-1), bytes (ByT5) and SentencePiece (T5, Llama 1 and 2, Mistral, ALBERT, XLNet,
+    BigBird, DeBERTa v2 and v3).
 
     Args:
       path: the directory, with at least the vocabulary (`vocab.txt`; `vocab.json` and `merges.txt`; `spiece.model`,
-        `tokenizer.model` or `spm.model`; or `tokenizer.json`) and `tokenizer_config.json`.
+        `tokenizer.model` or `spm.model`; or `tokenizer.json`), and `tokenizer_config.json` or `config.json`.
 
     Returns:
       The vocabulary. Its attributes `bos_id`, `eos_id`, `pad_id`, `unk_id` and, where the tokenizer has such tokens,
@@ -81,10 +69,11 @@ def _word_piece(files: TokenizerFiles) -> WordPieceVocabulary:
     for key, supported in (("do_basic_tokenize", True), ("never_split", None)):
         if files.config.get(key, supported) != supported:
             raise files.unsupported(CONFIG, key, files.config[key], str(supported))
-    tokens = files.special_tokens(_BERT_TOKENS)
+    known = CLASSES["BertTokenizer"].special_tokens
+    tokens = files.special_tokens(known)
     for role, token in tokens.items():
-        if token != _BERT_TOKENS.get(role):
-            raise files.unsupported(CONFIG, f"{role}_token", token, str(_BERT_TOKENS.get(role)))
+        if token != known.get(role):
+            raise files.unsupported(CONFIG, f"{role}_token", token, str(known.get(role)))
     vocabulary = WordPieceVocabulary(
         files.path(TOKENIZER if files.tokenizer else "vocab.txt"),
         lower_case,
@@ -103,34 +92,31 @@ def _require_pieces(files: TokenizerFiles, tokens: Mapping[str, str], pieces: Se
             raise files.unsupported(ADDED_TOKENS, token, index, "tokens that are in the vocabulary")
 
 
-def _byte_bpe(defaults: Mapping[str, str]) -> Callable[[TokenizerFiles], ByteBPEVocabulary]:
-    def build(files: TokenizerFiles) -> ByteBPEVocabulary:
-        split, prefix_space = tokenizer_json.byte_level_split(files)
-        tokens = files.special_tokens(defaults)
-        added = files.added_tokens(tokens)
-        if tokens.get("unk") == tokens.get("eos"):
-            tokens.pop("unk", None)  # bytes encode any text, and ids outside the vocabulary are not the end of a text
-        names = (TOKENIZER, TOKENIZER) if files.tokenizer else (VOCAB_FILE, MERGES_FILE)
-        vocabulary = ByteBPEVocabulary(
-            *(files.path(name) for name in names),
-            special_tokens=tokens,
-            added_tokens=added,
-            split=split,
-            add_prefix_space=files.setting("add_prefix_space", prefix_space, False),
-            keep_whole_words=files.tokenizer.get("model", {}).get("ignore_merges", False),
-        )
-        _ = vocabulary.pieces  # reads the files
-        return vocabulary
-
-    return build
+def _byte_bpe(files: TokenizerFiles, defaults: Mapping[str, str] | None = None) -> ByteBPEVocabulary:
+    split, prefix_space = tokenizer_json.byte_level_split(files)
+    tokens = files.special_tokens(defaults)
+    added = files.added_tokens(tokens)
+    if tokens.get("unk") == tokens.get("eos"):
+        tokens.pop("unk", None)  # bytes encode any text, and ids outside the vocabulary are not the end of a text
+    names = (TOKENIZER, TOKENIZER) if files.tokenizer else (VOCAB_FILE, MERGES_FILE)
+    vocabulary = ByteBPEVocabulary(
+        *(files.path(name) for name in names),
+        special_tokens=tokens,
+        added_tokens=added,
+        split=split,
+        add_prefix_space=files.setting("add_prefix_space", prefix_space, False),
+        keep_whole_words=files.tokenizer.get("model", {}).get("ignore_merges", False),
+    )
+    _ = vocabulary.pieces  # reads the files
+    return vocabulary
 
 
 def _word_bpe(files: TokenizerFiles) -> WordBPEVocabulary:
     if not files.config.get("do_lower_case", True):
         raise files.unsupported(CONFIG, "do_lower_case", False, "true")
-    tokens = files.special_tokens(_GPT1_TOKENS)
+    tokens = files.special_tokens()
     if "unk" not in tokens:
-        raise files.unsupported(CONFIG, "unk_token", None, f'a token such as "{_GPT1_TOKENS["unk"]}"')
+        raise files.unsupported(CONFIG, "unk_token", None, 'a token such as "<unk>"')
     tokenizer_json.check_word_bpe(files, tokens["unk"])
     names = (TOKENIZER, TOKENIZER) if files.tokenizer else (VOCAB_FILE, MERGES_FILE)
     vocabulary = WordBPEVocabulary(*(files.path(name) for name in names), special_tokens=tokens)
@@ -139,76 +125,99 @@ def _word_bpe(files: TokenizerFiles) -> WordBPEVocabulary:
 
 
 def _t5(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
-    return _sentencepiece(files, "spiece.model", _T5_TOKENS, files.config.get("extra_ids", _T5_EXTRA_IDS))
+    return _sentencepiece(files, files.config.get("extra_ids", _T5_EXTRA_IDS))
 
 
 def _bytes(files: TokenizerFiles) -> ByteVocabulary:
     return ByteVocabulary(extra_ids=files.config.get("extra_ids", BYTE_SENTINELS))
 
 
-def _llama(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
-    return _sentencepiece(files, "tokenizer.model", _LLAMA_TOKENS, 0)
+def _llama(files: TokenizerFiles) -> Vocabulary:
+    if tokenizer_json.is_byte_level(files):  # Llama 3, in files that do not name a class
+        return _byte_bpe(files, {})
+    # With `legacy`, the default, transformers adds a space before each text; without it, before texts without one.
+    is_legacy = files.config.get("legacy") in (None, True)
+    spaces = Spaces(prefix="always" if is_legacy else "unless_present")
+    return _sentencepiece(files, spaces=None if files.config.get("add_prefix_space") is False else spaces)
 
 
 def _albert(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
     if files.tokenizer:
-        return _sentencepiece(files, "spiece.model", _ALBERT_TOKENS, 0)
+        return _sentencepiece(files)
     lower_case, accents = files.config.get("do_lower_case", True), files.config.get("keep_accents", False)
-    return AlbertVocabulary(files.path("spiece.model"), text_rules.albert(lower_case, keep_accents=accents))
+    tokens, (model, _) = files.special_tokens(), _model(files)
+    return AlbertVocabulary(model, text_rules.albert(lower_case, keep_accents=accents), tokens)
 
 
 def _xlnet(files: TokenizerFiles) -> XLNetVocabulary:
     lower_case, accents = files.config.get("do_lower_case", False), files.config.get("keep_accents", False)
-    name = "spiece.model"
-    try:
-        return XLNetVocabulary(files.path(name), text_rules.albert(lower_case, keep_accents=accents))
-    except (RuntimeError, message.DecodeError) as error:
-        raise files.error(name, None, f"not a SentencePiece model ({error}). Download the file again") from error
+    model, contents = _model(files)
+    rules = text_rules.albert(lower_case, keep_accents=accents)
+    return XLNetVocabulary(model, rules, contents=contents, divides_numbers=not files.tokenizer)
 
 
 def _bigbird(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
-    return _sentencepiece(files, "spiece.model", _BIGBIRD_TOKENS, 0)
+    return _sentencepiece(files)
 
 
 def _deberta_v2(files: TokenizerFiles) -> DebertaV2Vocabulary:
     for key in ("do_lower_case", "split_by_punct"):
         if files.config.get(key, False):
             raise files.unsupported(CONFIG, key, True, "false")
-    tokens = files.special_tokens(_DEBERTA_TOKENS)
-    try:
-        vocabulary = DebertaV2Vocabulary(files.path("spm.model"), tokens)
-        ids = vocabulary.token_ids
-    except (RuntimeError, message.DecodeError) as error:
-        raise files.error("spm.model", None, f"not a SentencePiece model ({error}). Download the file again") from error
+    tokens, (model, contents) = files.special_tokens(), _model(files)
+    spaces = None if contents is None else tokenizer_json.sentencepiece_spaces(files)
+    vocabulary = DebertaV2Vocabulary(model, tokens, contents=contents, **({} if spaces is None else _prepared(spaces)))
+    ids, name = vocabulary.token_ids, model.rpartition("/")[2]
     for role, token in tokens.items():
         if token not in ids:
-            raise files.unsupported(CONFIG, f"{role}_token", token, "pieces of spm.model and [MASK]")
+            raise files.unsupported(CONFIG, f"{role}_token", token, f"pieces of {name} and [MASK]")
     for token, index in files.added_tokens(tokens).items():
         if ids.get(token) != index:
-            raise files.unsupported(ADDED_TOKENS, token, index, "special pieces of spm.model and a [MASK] after them")
+            raise files.unsupported(ADDED_TOKENS, token, index, f"special pieces of {name} and a [MASK] after them")
     return vocabulary
 
 
+def _model(files: TokenizerFiles, name: str | None = None) -> tuple[str, bytes | None]:
+    """Returns the path of the SentencePiece model of a class, and its contents if only tokenizer.json has it."""
+    name = name or CLASSES[files.tokenizer_class].files[0]
+    contents = None
+    if not files.has(name) and files.tokenizer:
+        tokens = files.special_tokens()
+        special = [*tokens.values(), *(token for token, is_special in files.listed_tokens().items() if is_special)]
+        user_defined = [token for token, is_special in files.listed_tokens().items() if not is_special]
+        model = sentencepiece_json.to_model(files, special, user_defined)
+        name, contents = TOKENIZER, model.SerializeToString(deterministic=True)
+    path = files.path(name)
+    try:
+        sentencepiece_pieces(path, contents)
+    except (RuntimeError, message.DecodeError) as error:
+        raise files.error(name, None, f"not a SentencePiece model ({error}). Download the file again") from error
+    return path, contents
+
+
+def _prepared(spaces: Spaces) -> dict[str, Any]:
+    """Returns the arguments of a vocabulary that prepares texts as a tokenizer.json does."""
+    keeps = spaces.prefix == "unless_present" and not spaces.merged
+    return {"keeps_first_space": keeps, "rules": spaces.rules}
+
+
 def _sentencepiece(
-    files: TokenizerFiles, name: str, defaults: Mapping[str, str], extra_ids: int
+    files: TokenizerFiles, extra_ids: int = 0, *, name: str | None = None, spaces: Spaces | None = None
 ) -> HuggingFaceSentencePieceVocabulary:
     """Returns a SentencePiece vocabulary, from `tokenizer.json` if the directory does not have the model.
 
-    The setting `legacy` of transformers is not read: it only changes the text after a special token.
+    Args:
+      files: the files of a directory.
+      extra_ids: number of sentinels.
+      name: the file of the model; None for that of the class.
+      spaces: how texts are prepared without a tokenizer.json; None for as the model says.
     """
-    spaces = tokenizer_json.sentencepiece_spaces(files)
-    in_tokenizer = None if spaces is None else spaces.prefix != "never"
-    prefix_space = files.setting("add_prefix_space", in_tokenizer, None)
-    tokens = files.special_tokens(defaults)
-    contents = None
-    if not files.has(name) and files.tokenizer:
-        special = [*tokens.values(), *files.added_tokens(tokens)]
-        name, contents = TOKENIZER, sentencepiece_json.to_model(files, special).SerializeToString(deterministic=True)
-    model = files.path(name)
-    try:
-        pieces = sentencepiece_pieces(model, contents)
-    except (RuntimeError, message.DecodeError) as error:
-        raise files.error(name, None, f"not a SentencePiece model ({error}). Download the file again") from error
+    in_file = tokenizer_json.sentencepiece_spaces(files)
+    prefix_space = files.setting("add_prefix_space", None if in_file is None else in_file.prefix != "never", None)
+    spaces = in_file or spaces
+    tokens = files.special_tokens()
+    model, contents = _model(files, name)
+    name, pieces = model.rpartition("/")[2], sentencepiece_pieces(model, contents)
     size = pieces.GetPieceSize()
     for token, index in files.added_tokens(tokens).items():
         sentinel = _SENTINEL.fullmatch(token)
@@ -231,8 +240,7 @@ def _sentencepiece(
         extra_ids,
         prefix_space,
         contents=contents,
-        keeps_first_space=contents is not None and spaces.prefix == "unless_present",
-        rules=UNCHANGED if spaces is None else spaces.rules,
+        **({} if spaces is None else _prepared(spaces)),
     )
 
 
@@ -243,7 +251,7 @@ def _generic(files: TokenizerFiles) -> Vocabulary:
     if model_type == "WordPiece":
         return _word_piece(files)
     if model_type == "BPE":
-        return _byte_bpe({})(files)
+        return _byte_bpe(files)
     raise files.unsupported(TOKENIZER, "model.type", model_type, "WordPiece, BPE, and Unigram without ByteLevel")
 
 
@@ -253,21 +261,23 @@ def _generic_sentencepiece(files: TokenizerFiles) -> HuggingFaceSentencePieceVoc
     vocab = files.tokenizer["model"]["vocab"]
     listed = (piece for piece, _ in vocab) if isinstance(vocab, list) else vocab
     sentinels = {token for token in (*listed, *known) if _SENTINEL.fullmatch(token)}
-    models = [name for name in ("spiece.model", "tokenizer.model") if files.has(name)]
+    models = [name for name in SENTENCEPIECE if files.has(name)]
     if models:
         pieces = sentencepiece_pieces(files.path(models[0]), None)
         if [pieces.IdToPiece(number) for number in range(pieces.GetPieceSize())] != names:
             raise files.error(models[0], None, f"other pieces than {TOKENIZER}. Remove one of the two files")
-    return _sentencepiece(files, (models or ["spiece.model"])[0], {}, len(sentinels))
+    return _sentencepiece(files, len(sentinels), name=(models or ["spiece.model"])[0])
 
 
 _BUILDERS: dict[str, Callable[[TokenizerFiles], Vocabulary]] = {
     "BertTokenizer": _word_piece,
     "DistilBertTokenizer": _word_piece,
     "ElectraTokenizer": _word_piece,
-    "GPT2Tokenizer": _byte_bpe(_GPT2_TOKENS),
-    "RobertaTokenizer": _byte_bpe(byte_bpe.ROBERTA_ROLES),
-    "BartTokenizer": _byte_bpe(byte_bpe.ROBERTA_ROLES),
+    "MobileBertTokenizer": _word_piece,
+    "GPT2Tokenizer": _byte_bpe,
+    "RobertaTokenizer": _byte_bpe,
+    "LongformerTokenizer": _byte_bpe,
+    "BartTokenizer": _byte_bpe,
     "OpenAIGPTTokenizer": _word_bpe,
     "T5Tokenizer": _t5,
     "ByT5Tokenizer": _bytes,
@@ -275,9 +285,9 @@ _BUILDERS: dict[str, Callable[[TokenizerFiles], Vocabulary]] = {
     "AlbertTokenizer": _albert,
     "XLNetTokenizer": _xlnet,
     "BigBirdTokenizer": _bigbird,
-    "DebertaTokenizer": _byte_bpe(_DEBERTA_TOKENS),
+    "DebertaTokenizer": _byte_bpe,
     "DebertaV2Tokenizer": _deberta_v2,
-    GENERIC_CLASS: _generic,
+    GENERIC: _generic,
 }
 
 

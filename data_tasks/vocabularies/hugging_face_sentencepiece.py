@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import sentencepiece
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
     from data_tasks.downstream.templates import Template
 
+# A space, and the symbol that stands for one in pieces.
+_SPACES = " ▁"
+
 
 class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
     """A SentencePiece vocabulary whose special ids are given and differ from the model's.
@@ -32,7 +36,8 @@ class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
       extra_ids: number of sentinels after the pieces. As in T5, <extra_id_0> is the last id.
       add_prefix_space: whether a space is added before each text, or None to do as the model says.
       contents: the model, if the file at its path has another format.
-      keeps_first_space: whether no space is added before a text that begins with one.
+      keeps_first_space: whether a space is only added before texts that do not begin with one, whatever
+        `add_prefix_space` and the model say.
       rules: what is changed in a text before the model encodes it.
     """
 
@@ -48,6 +53,8 @@ class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
         rules: TextRules = UNCHANGED,
     ):
         overrides = None
+        if keeps_first_space:
+            add_prefix_space = False  # `_encode` adds it
         if add_prefix_space is not None:
             overrides = sentencepiece_model_pb2.NormalizerSpec(add_dummy_prefix=add_prefix_space)
         self._special_ids = dict(special_ids)
@@ -75,17 +82,22 @@ class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
         return self._special_ids.get("unk")
 
     def _model_context(self) -> SentencePieceModel:
-        return super()._model_context() if self._contents is None else _load(self._contents, self.extra_ids)
+        if self._contents is None:
+            return super()._model_context()
+        overrides = self._normalizer_spec_overrides
+        return _load(self._contents, self.extra_ids, overrides and overrides.SerializeToString(deterministic=True))
 
     def _encode(self, s: str) -> list[int]:
         s = self._rules(s)
-        return super()._encode(s.removeprefix(" ") if self._keeps_first_space else s)
+        return super()._encode(f" {s}" if self._keeps_first_space and s and s[0] not in _SPACES else s)
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
         import tensorflow as tf
 
         s = self._rules.apply_tf(s)
-        return super()._encode_tf(tf.strings.regex_replace(s, "^ ", "") if self._keeps_first_space else s)
+        if self._keeps_first_space:
+            s = tf.strings.regex_replace(s, f"^([^{_SPACES}])", r" \1")
+        return super()._encode_tf(s)
 
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
         """Decodes ids `[length]`, or several texts `[texts, length]`, each up to its first EOS."""
@@ -109,18 +121,35 @@ class AlbertVocabulary(HuggingFaceSentencePieceVocabulary):
     Args:
       model: path of the model.
       rules: what is changed in a text before the model encodes it.
+      special_tokens: role -> special token; only those that are pieces count.
+      contents: the model, if the file at its path has another format.
+      divides_numbers: whether such pieces are encoded again. Fast tokenizers do not.
     """
 
-    def __init__(self, model: str, rules: TextRules):
-        pieces = sentencepiece_pieces(model, None)
+    def __init__(
+        self,
+        model: str,
+        rules: TextRules,
+        special_tokens: Mapping[str, str] = MappingProxyType({}),
+        *,
+        contents: bytes | None = None,
+        divides_numbers: bool = True,
+    ):
+        pieces = sentencepiece_pieces(model, contents)
         ids = {"pad": pieces.pad_id(), "unk": pieces.unk_id()}
-        super().__init__(model, {role: number for role, number in ids.items() if number >= 0}, rules=rules)
+        ids = {role: number for role, number in ids.items() if number >= 0}
+        named = {role: pieces.PieceToId(token) for role, token in special_tokens.items()}
+        ids |= {role: number for role, number in named.items() if pieces.IdToPiece(number) == special_tokens[role]}
+        super().__init__(model, ids, contents=contents, rules=rules)
+        self._divides_numbers = divides_numbers
 
     def _encode(self, s: str) -> list[int]:
-        divided = _divided_numbers(self.sp_model)
+        divided = _divided_numbers(self.sp_model) if self._divides_numbers else {}
         return [number for index in super()._encode(s) for number in divided.get(index, (index,))]
 
     def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
+        if not self._divides_numbers:
+            return super()._encode_tf(s)
         import tensorflow as tf
 
         divided = _divided_numbers(self.sp_model)
@@ -139,22 +168,23 @@ class XLNetVocabulary(AlbertVocabulary):
     Args:
       model: path of the model.
       rules: what is changed in a text before the model encodes it.
+      contents: see `AlbertVocabulary`.
+      divides_numbers: see `AlbertVocabulary`.
 
     Raises:
       UserError: the model does not have one of the special pieces.
     """
 
-    def __init__(self, model: str, rules: TextRules):
-        super().__init__(model, rules)
-        pieces = sentencepiece_pieces(model, None)
+    def __init__(self, model: str, rules: TextRules, *, contents: bytes | None = None, divides_numbers: bool = True):
         names = {role: f"<{role}>" for role in ("cls", "sep", "pad", "mask", "eod")}
-        ids = {role: pieces.PieceToId(name) for role, name in names.items()}
-        if missing := [name for role, name in names.items() if pieces.IdToPiece(ids[role]) != name]:
+        super().__init__(model, rules, names | {"bos": "<s>"}, contents=contents, divides_numbers=divides_numbers)
+        ids = self._special_ids
+        if missing := [name for role, name in names.items() if role not in ids]:
             raise UserError(
                 f"{model} has no piece {', '.join(missing)}. Give a model of XLNet, which `t5x_like vocabulary "
                 "--kind=xlnet` trains."
             )
-        self._special_ids |= ids | {"eos": ids["eod"]}  # documents end with <eod>; </s> does not occur in XLNet's data
+        ids["eos"] = ids["eod"]  # documents end with <eod>; </s> does not occur in XLNet's data
 
     @property
     def cls_id(self) -> int:
@@ -192,10 +222,21 @@ class DebertaV2Vocabulary(HuggingFaceSentencePieceVocabulary):
     Args:
       model: path of the model.
       special_tokens: the special token of each role.
+      contents: see `HuggingFaceSentencePieceVocabulary`.
+      keeps_first_space: see `HuggingFaceSentencePieceVocabulary`.
+      rules: see `HuggingFaceSentencePieceVocabulary`.
     """
 
-    def __init__(self, model: str, special_tokens: Mapping[str, str]):
-        pieces = sentencepiece_pieces(model, None)
+    def __init__(
+        self,
+        model: str,
+        special_tokens: Mapping[str, str],
+        *,
+        contents: bytes | None = None,
+        keeps_first_space: bool = False,
+        rules: TextRules = UNCHANGED,
+    ):
+        pieces = sentencepiece_pieces(model, contents)
         size = pieces.GetPieceSize()
         ids = {token: pieces.PieceToId(token) for token in special_tokens.values()}
         self.token_ids = {token: index for token, index in ids.items() if pieces.IdToPiece(index) == token}
@@ -205,7 +246,9 @@ class DebertaV2Vocabulary(HuggingFaceSentencePieceVocabulary):
             self.token_ids[mask] = size
         self._of_roles = {role: self.token_ids.get(token) for role, token in special_tokens.items()}
         known = {role: index for role, index in self._of_roles.items() if index is not None}
-        super().__init__(model, known, 0 if has_mask else 1)
+        super().__init__(
+            model, known, 0 if has_mask else 1, contents=contents, keeps_first_space=keeps_first_space, rules=rules
+        )
 
     @property
     def cls_id(self) -> int:
@@ -249,9 +292,9 @@ def sentencepiece_pieces(path: str, contents: bytes | None) -> sentencepiece.Sen
       RuntimeError: the file is not a SentencePiece model.
       google.protobuf.message.DecodeError: the file is not a SentencePiece model.
     """
-    return SentencePieceVocabulary(path).tokenizer if contents is None else _load(contents, 0).tokenizer
+    return SentencePieceVocabulary(path).tokenizer if contents is None else _load(contents, 0, None).tokenizer
 
 
 @functools.lru_cache(maxsize=4)
-def _load(contents: bytes, extra_ids: int) -> SentencePieceModel:
-    return with_sentinels(contents, extra_ids)
+def _load(contents: bytes, extra_ids: int, overrides: bytes | None) -> SentencePieceModel:
+    return with_sentinels(contents, extra_ids, overrides)

@@ -34,12 +34,15 @@ def pieces(files: TokenizerFiles) -> list[str]:
     return found
 
 
-def to_model(files: TokenizerFiles, special: Sequence[str]) -> sentencepiece_model_pb2.ModelProto:
+def to_model(
+    files: TokenizerFiles, special: Sequence[str], user_defined: Sequence[str] = ()
+) -> sentencepiece_model_pb2.ModelProto:
     """Returns the SentencePiece model of a `tokenizer.json`, without sentinels.
 
     Args:
       files: the files of a directory.
       special: the special tokens, which no text is encoded as.
+      user_defined: the pieces that are found in a text before all others.
 
     Raises:
       UserError: SentencePiece cannot represent the tokenizer.
@@ -58,6 +61,8 @@ def to_model(files: TokenizerFiles, special: Sequence[str]) -> sentencepiece_mod
             piece.type = _Piece.UNKNOWN
         elif name in special:
             piece.type = _Piece.CONTROL
+        elif name in user_defined:
+            piece.type = _Piece.USER_DEFINED
         elif settings.get("byte_fallback") and _BYTE.fullmatch(name):
             piece.type = _Piece.BYTE
     model.trainer_spec.model_type = _Trainer.BPE if is_bpe else _Trainer.UNIGRAM

@@ -1,4 +1,4 @@
-"""What ALBERT's tokenizer changes in a text before its SentencePiece model encodes it."""
+"""What tokenizers change in a text before a SentencePiece model encodes it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class TextRules:
     """Replacements of characters, in the order of the attributes.
 
     Attributes:
+      spaces: what becomes one space: each sequence of `several` spaces, of `any` whitespace, or each `line_end`, tab
+        and sequence of several characters of whitespace, after which the text is composed (NFC). None leaves them.
+      strip_end: whether whitespace at the end of a text is removed.
       merge_spaces: whether each sequence of whitespace, as Python defines it, becomes one space.
       quotes: whether `` and '' become ".
       strip_accents: the characters that a text loses after decomposition (NFKD): `combining` characters, those with a
@@ -29,6 +32,8 @@ class TextRules:
       lower_case: whether text is lower-cased.
     """
 
+    spaces: Literal["several", "any", "line_end"] | None = None
+    strip_end: bool = False
     merge_spaces: bool = False
     quotes: bool = False
     strip_accents: Literal["combining", "marks"] | None = None
@@ -36,6 +41,12 @@ class TextRules:
 
     def __call__(self, text: str) -> str:
         """Returns a text after the replacements."""
+        if self.spaces:
+            text = re.sub(_space_pattern(self.spaces), " ", text)
+        if self.spaces == "line_end":
+            text = unicodedata.normalize("NFC", text)
+        if self.strip_end:
+            text = re.sub(rf"{_characters(_is_space)}+\Z", "", text)
         if self.merge_spaces:
             text = " ".join(text.split())
         if self.quotes:
@@ -50,6 +61,12 @@ class TextRules:
         import tensorflow as tf
         import tensorflow_text as tf_text
 
+        if self.spaces:
+            text = tf.strings.regex_replace(text, _space_pattern(self.spaces), " ")
+        if self.spaces == "line_end":
+            text = tf_text.normalize_utf8(text, "NFC")
+        if self.strip_end:
+            text = tf.strings.regex_replace(text, rf"{_characters(_is_space)}+\z", "")
         if self.merge_spaces:
             text = tf.strings.strip(tf.strings.regex_replace(text, f"{_characters(str.isspace)}+", " "))
         if self.quotes:
@@ -73,6 +90,16 @@ def albert(lower_case: bool, *, keep_accents: bool = False) -> TextRules:
     """
     accents = None if keep_accents else "combining"
     return TextRules(merge_spaces=True, quotes=True, strip_accents=accents, lower_case=lower_case)
+
+
+def _space_pattern(kind: str) -> str:
+    space = _characters(_is_space)
+    return {"several": " {2,}", "any": f"{space}+", "line_end": rf"{space}{{2,}}|[\n\r\t]"}[kind]
+
+
+def _is_space(character: str) -> bool:
+    """Returns whether a character has Unicode's property White_Space, unlike the separators that Python adds to it."""
+    return character.isspace() and character not in "\x1c\x1d\x1e\x1f"
 
 
 def _accents(kind: str) -> str:

@@ -7,30 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from t5x_like import paths
-from t5x_like.data import tokenizer_json
+from t5x_like.data import tokenizer_classes, tokenizer_json
+from t5x_like.data.tokenizer_classes import ADDED_TOKENS, CONFIG, GENERIC, MODEL_CONFIG, SPECIAL_TOKENS_MAP, TOKENIZER
 from t5x_like.data.tokenizer_json import ROLES
 from t5x_like.errors import UserError
-
-CONFIG, TOKENIZER, SPECIAL_TOKENS_MAP = "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"
-ADDED_TOKENS, MODEL_CONFIG = "added_tokens.json", "config.json"
-# The tokenizer class of each `model_type` in config.json, for directories whose tokenizer_config.json names no class.
-_CLASS_OF_MODEL_TYPE = {
-    "bert": "BertTokenizer",
-    "distilbert": "DistilBertTokenizer",
-    "electra": "ElectraTokenizer",
-    "gpt2": "GPT2Tokenizer",
-    "roberta": "RobertaTokenizer",
-    "bart": "BartTokenizer",
-    "t5": "T5Tokenizer",
-    "albert": "AlbertTokenizer",
-    "big_bird": "BigBirdTokenizer",
-    "deberta": "DebertaTokenizer",
-    "deberta-v2": "DebertaV2Tokenizer",
-    "openai-gpt": "OpenAIGPTTokenizer",
-}
-# The class of a tokenizer that its tokenizer.json defines alone, and its name in transformers 5.
-GENERIC_CLASS = "PreTrainedTokenizer"
-_GENERIC_CLASS_5 = "TokenizersBackend"
 
 
 def has_tokenizer(path: str) -> bool:
@@ -107,16 +87,9 @@ class TokenizerFiles:
         Raises:
           UserError: no file names it.
         """
-        named = self.config.get("tokenizer_class")
-        if named == _GENERIC_CLASS_5:
-            return GENERIC_CLASS
-        if named:
-            return named.removesuffix("Fast")
-        model_type = self.json(MODEL_CONFIG).get("model_type")
-        if model_type in _CLASS_OF_MODEL_TYPE:
-            return _CLASS_OF_MODEL_TYPE[model_type]
-        if self.tokenizer:
-            return GENERIC_CLASS
+        found = tokenizer_classes.find_class(self.config, self.json(MODEL_CONFIG), has_tokenizer=bool(self.tokenizer))
+        if found is not None:
+            return found
         raise self.error(
             CONFIG,
             "tokenizer_class",
@@ -138,7 +111,7 @@ class TokenizerFiles:
         """
         value = self.config.get(key)
         named = json.dumps(value)
-        if value is None and self.tokenizer_class != GENERIC_CLASS:
+        if value is None and self.tokenizer_class != GENERIC:
             value, named = default, f"not found, which means {json.dumps(default)}"
         if None not in (value, in_tokenizer) and value != in_tokenizer:
             raise self.error(
@@ -146,14 +119,16 @@ class TokenizerFiles:
             )
         return next((known for known in (value, in_tokenizer) if known is not None), default)
 
-    def special_tokens(self, defaults: Mapping[str, str]) -> dict[str, str]:
+    def special_tokens(self, defaults: Mapping[str, str] | None = None) -> dict[str, str]:
         """Returns the special token of each role.
 
         As in transformers, special_tokens_map.json counts only if tokenizer_config.json has no `added_tokens_decoder`.
 
         Args:
-          defaults: the tokens that the tokenizer class has if the files name none.
+          defaults: the tokens that the tokenizer has if the files name none; None for those of its class.
         """
+        if defaults is None:
+            defaults = tokenizer_classes.CLASSES[self.tokenizer_class].special_tokens
         files = [self.config]
         if "added_tokens_decoder" not in self.config:
             files.append(self.json(SPECIAL_TOKENS_MAP))
@@ -181,6 +156,10 @@ class TokenizerFiles:
             if ids.setdefault(token, index) != index:
                 raise self.error(name, key, f"the id of {token!r} is {index} here and {ids[token]} in another file")
         return ids
+
+    def listed_tokens(self) -> dict[str, bool]:
+        """Returns the tokens that the files list, and whether each is special."""
+        return {token: special for _, _, token, _, special in self._listed_added_tokens()}
 
     def _listed_added_tokens(self) -> Iterator[tuple[str, str, str, int, bool]]:
         """Yields file, key, token, id, and whether it is special, of all added tokens."""

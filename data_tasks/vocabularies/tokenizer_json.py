@@ -14,15 +14,31 @@ from data_tasks.vocabularies.tokenizer_files import TOKENIZER, TokenizerFiles
 
 _SPACE_SYMBOL = "▁"
 _OUTER_SPACES = r"\A +| +\z"
-# Attribute of TextRules -> its value, and its normalizers.
-_RULES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
-    "quotes": (
+# Attribute of TextRules, its value, and the normalizers that it stands for.
+_RULES: list[tuple[str, Any, list[dict[str, Any]]]] = [
+    # DeBERTa v2 and v3, and BigBird, as transformers 5 writes them.
+    (
+        "spaces",
+        "line_end",
+        [{"type": "Replace", "pattern": {"Regex": r"\s{2,}|[\n\r\t]"}, "content": " "}, {"type": "NFC"}],
+    ),
+    ("strip_end", True, [{"type": "Strip", "strip_left": False, "strip_right": True}]),
+    (
+        "spaces",
+        "several",
+        [
+            {"type": "Strip", "strip_left": False, "strip_right": False},
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": _SPACE_SYMBOL},
+        ],
+    ),
+    (
+        "quotes",
         True,
         [{"type": "Replace", "pattern": {"String": quotes}, "content": '"'} for quotes in ("``", "''")],
     ),
-    "strip_accents": ("marks", [{"type": "NFKD"}, {"type": "StripAccents"}]),
-    "lower_case": (True, [{"type": "Lowercase"}]),
-}
+    ("strip_accents", "marks", [{"type": "NFKD"}, {"type": "StripAccents"}]),
+    ("lower_case", True, [{"type": "Lowercase"}]),
+]
 
 
 def bert_normalizer(files: TokenizerFiles) -> dict[str, bool | None]:
@@ -146,7 +162,7 @@ def sentencepiece_spaces(files: TokenizerFiles) -> Spaces | None:
             if scheme != "never" and found.prefix == "never":
                 found = dataclasses.replace(found, prefix="unless_present")
         elif step.get("type") == "WhitespaceSplit":
-            found = dataclasses.replace(found, merged=True)
+            found = dataclasses.replace(found, merged=True, rules=dataclasses.replace(found.rules, spaces="any"))
         elif step.get("type") == "Split" and step.get("behavior") == "Isolated" and "pattern" in step:
             found = dataclasses.replace(found, isolated=step["pattern"])
         else:
@@ -157,7 +173,7 @@ def sentencepiece_spaces(files: TokenizerFiles) -> Spaces | None:
 def _text_rules(steps: Sequence[dict[str, Any]]) -> tuple[TextRules, int]:
     """Returns the rules that the first normalizers are, and the number of these normalizers."""
     rules, count = UNCHANGED, 0
-    for attribute, (value, expected) in _RULES.items():
+    for attribute, value, expected in _RULES:
         if list(steps[count : count + len(expected)]) == expected:
             rules, count = dataclasses.replace(rules, **{attribute: value}), count + len(expected)
     return rules, count
@@ -166,6 +182,8 @@ def _text_rules(steps: Sequence[dict[str, Any]]) -> tuple[TextRules, int]:
 def _normalized(files: TokenizerFiles, key: str, step: dict[str, Any], found: Spaces) -> Spaces:
     """Returns what a normalizer adds to those before it."""
     if step.get("type") == "Replace":
+        if step.get("pattern") == {"Regex": rf"\A{_SPACE_SYMBOL}"} and step.get("content") == 2 * _SPACE_SYMBOL:
+            return dataclasses.replace(found, prefix="always")  # together with the Metaspace of Llama in transformers 5
         supported = ({"String": " "}, {"Regex": " {2,}"}, {"Regex": _OUTER_SPACES})
         if step.get("pattern") not in supported or step.get("content") not in ("", " ", _SPACE_SYMBOL):
             raise files.unsupported(TOKENIZER, key, step, "the replacement of spaces")

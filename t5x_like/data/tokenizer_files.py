@@ -3,18 +3,16 @@
 from collections.abc import Collection, Mapping
 
 from t5x_like import paths
+from t5x_like.data import tokenizer_classes
+from t5x_like.data.tokenizer_classes import VOCABULARIES
 from t5x_like.errors import UserError
 
-# Files from which a tokenizer can be built without any other.
-VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
-# The other files that `save_pretrained` of a tokenizer writes.
-_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
-TOKENIZER = frozenset({*VOCABULARIES, "merges.txt", *_SETTINGS})
+TOKENIZER = tokenizer_classes.FILES
 # The files that describe the model. Without tokenizer_config.json, the tokenizer has the type of the model.
 MODEL = frozenset({"config.json", "generation_config.json"})
 SENTENCEPIECE, WORDPIECE = ".model", ".txt"
 # The name in a directory of a WordPiece vocabulary in a single file.
-WORDPIECE_FILE = "vocab.txt"
+WORDPIECE_FILE = tokenizer_classes.WORDPIECE
 
 
 class VocabularyNotSet(UserError):

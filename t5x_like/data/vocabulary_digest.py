@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import seqio
 
 _DIGEST_BYTES = 16
-# Files of a directory from which a vocabulary may have been read together with the settings next to them.
-_IN_DIRECTORIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
 _SENTINEL = re.compile(r"<extra_id_\d+>|▁<extra_id_\d+>")
 
 
@@ -106,7 +104,7 @@ def location(vocabulary: "seqio.Vocabulary") -> str | None:
         if len(folders) != 1:
             return None
         (folder,) = folders
-        is_whole = folder and all(str(file).rpartition("/")[2] in (*_IN_DIRECTORIES, "merges.txt") for file in files)
+        is_whole = folder and all(str(file).rpartition("/")[2] in tokenizer_files.TOKENIZER for file in files)
         path = folder if is_whole else str(files.pop()) if len(files) == 1 else None
     return None if path is None else tokenizer_files.find(str(path))
 

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from absl import logging
 from sentencepiece import sentencepiece_model_pb2
 
-from t5x_like.data import tokenizer_files
+from t5x_like import paths
+from t5x_like.data import tokenizer_classes, tokenizer_files
 from t5x_like.interop import sentencepiece_tokenizers, tokenizer_ids
 
 Shape = Literal["encoder", "encoder_decoder", "decoder"]
@@ -86,7 +87,8 @@ class Reader:
 def files(path: str, model: Reader) -> dict[str, bytes]:
     """Returns the files of the tokenizer, empty if `path` has none.
 
-    Those of a Hugging Face directory are copies, but for the maximum length of a text.
+    Those of a Hugging Face directory are copies, but for the maximum length of a text, and for the class of the
+    tokenizer, which config.json of that directory may imply and config.json of the export need not.
 
     Args:
       path: a Hugging Face directory, a SentencePiece model, or a file like `vocab.txt`.
@@ -105,16 +107,20 @@ def _files(path: str, model: Reader) -> dict[str, bytes]:
     if tokenizer_files.find(path) is None:
         return {}
     found = tokenizer_files.read(path, tokenizer_files.TOKENIZER)
-    if tokenizer_ids.CONFIG in found or tokenizer_ids.TOKENIZER in found:
-        return found
+    if paths.listdir(path) and (name := tokenizer_ids.tokenizer_class(path)) is not None:
+        return found | _class_config(found, _GENERIC_CLASS if name == tokenizer_classes.GENERIC else name)
     if tokenizer_files.is_single_file(found):
         ((name, contents),) = found.items()
         if name == tokenizer_ids.WORDPIECE:
             return found | {tokenizer_ids.CONFIG: _json(_wordpiece_config(contents))}
         return _sentencepiece(contents, model.sentencepiece or name, model)
-    if tokenizer_ids.VOCABULARY in found:
-        return found | {tokenizer_ids.CONFIG: _json({"tokenizer_class": "GPT2Tokenizer"})}
     return found
+
+
+def _class_config(found: Mapping[str, bytes], name: str) -> dict[str, bytes]:
+    """Returns tokenizer_config.json with the class of the tokenizer, {} if it has one."""
+    config = json.loads(found.get(tokenizer_ids.CONFIG, b"{}"))
+    return {} if config.get("tokenizer_class") else {tokenizer_ids.CONFIG: _json({**config, "tokenizer_class": name})}
 
 
 def _wordpiece_config(contents: bytes) -> dict[str, Any]:

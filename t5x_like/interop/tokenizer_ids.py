@@ -1,34 +1,19 @@
 """Reads the ids of special tokens from the files of a tokenizer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import sentencepiece
 
 from t5x_like import paths
-from t5x_like.data import tokenizer_files, tokenizer_json
+from t5x_like.data import tokenizer_classes, tokenizer_files, tokenizer_json
+from t5x_like.data.tokenizer_classes import ADDED_TOKENS, CONFIG, MODEL_CONFIG, SPECIAL_TOKENS_MAP, TOKENIZER
 from t5x_like.interop import json_files
 
-CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
-TOKENIZER, VOCABULARY, WORDPIECE = "tokenizer.json", "vocab.json", tokenizer_files.WORDPIECE_FILE
-ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+VOCABULARY, WORDPIECE = tokenizer_classes.BPE_IDS, tokenizer_files.WORDPIECE_FILE
+ROLES = tokenizer_json.ROLES
 
-_END_OF_TEXT = "<|endoftext|>"
-_BERT = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-_ROBERTA = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
-_XLNET = {role: f"<{role}>" for role in ("unk", "sep", "pad", "cls", "mask")} | {"bos": "<s>", "eos": "</s>"}
-# Class of transformers -> the special tokens that it has if the files name none.
-_DEFAULT_TOKENS: Mapping[str, Mapping[str, str]] = {
-    **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), _BERT),
-    **dict.fromkeys(("RobertaTokenizer", "BartTokenizer"), _ROBERTA),
-    "GPT2Tokenizer": {"bos": _END_OF_TEXT, "eos": _END_OF_TEXT, "unk": _END_OF_TEXT},
-    "T5Tokenizer": {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
-    "AlbertTokenizer": {**_BERT, "unk": "<unk>", "pad": "<pad>"},
-    "XLNetTokenizer": _XLNET,
-    "DebertaTokenizer": _BERT,
-    "DebertaV2Tokenizer": _BERT,
-    "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
-}
+_BERT, _XLNET = (tokenizer_classes.CLASSES[name].special_tokens for name in ("BertTokenizer", "XLNetTokenizer"))
 
 
 def special_ids(path: str) -> dict[str, int]:
@@ -51,6 +36,25 @@ def special_ids(path: str) -> dict[str, int]:
     else:
         ids = of_sentencepiece(paths.read_bytes(found))
     return {role: number for role, number in ids.items() if number is not None}
+
+
+def token(path: str, number: int) -> str | None:
+    """Returns the token of an id, as it is in the files; None if they do not list it.
+
+    Args:
+      path: see `special_ids`.
+      number: the id.
+    """
+    if (found := tokenizer_files.find(path)) is None:
+        return None
+    if not paths.is_file(found):
+        tokens = _ids(found)
+    elif found.endswith(tokenizer_files.WORDPIECE):
+        tokens = iter(_lines(found).items())
+    else:
+        model = sentencepiece.SentencePieceProcessor(model_proto=paths.read_bytes(found))
+        return model.id_to_piece(number) if number < model.get_piece_size() else None
+    return next((text for text, index in tokens if index == number), None)
 
 
 def of_sentencepiece(contents: bytes) -> dict[str, int]:
@@ -81,14 +85,21 @@ def special_id(directory: str, role: str) -> int | None:
     token = config.get(key) or _read(directory, SPECIAL_TOKENS_MAP).get(key)
     token = token.get("content") if isinstance(token, dict) else token
     if token is None and key not in config:
-        name = config.get("tokenizer_class") or ("GPT2Tokenizer" if _is_byte_bpe(directory) else "")
-        token = _DEFAULT_TOKENS.get(name.removesuffix("Fast"), {}).get(role)
+        known = tokenizer_classes.CLASSES.get(tokenizer_class(directory))
+        token = known and known.special_tokens.get(role)
     return None if token is None else next((index for piece, index in _ids(directory) if piece == token), None)
+
+
+def tokenizer_class(directory: str) -> str | None:
+    """Returns the class of a tokenizer in transformers, without the suffix "Fast"; None if no file implies one."""
+    files = _read(directory, CONFIG), _read(directory, MODEL_CONFIG)
+    found = tokenizer_classes.find_class(*files, has_tokenizer=paths.is_file(paths.join(directory, TOKENIZER)))
+    return "GPT2Tokenizer" if found is None and _is_byte_bpe(directory) else found
 
 
 def _is_byte_bpe(directory: str) -> bool:
     """Returns whether a directory has the files of GPT-2's vocabulary alone."""
-    return VOCABULARY in (names := paths.listdir(directory)) and not {CONFIG, TOKENIZER, "config.json"} & set(names)
+    return VOCABULARY in (names := paths.listdir(directory)) and not {CONFIG, TOKENIZER, MODEL_CONFIG} & set(names)
 
 
 def _ids(directory: str) -> Iterator[tuple[str, int]]:

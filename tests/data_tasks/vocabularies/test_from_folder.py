@@ -204,7 +204,7 @@ def test_albert_ids_match_transformers(test_data, tmp_path, lines, settings):
     vocabulary = from_folder(tmp_path)
     assert_same_ids(vocabulary, reference, lines)
     assert [vocabulary.encode(line) for line in lines] == vocabulary.encode_tf(tf.constant(lines)).to_list()
-    assert_same_special_ids(vocabulary, reference, "pad", "unk")
+    assert_same_special_ids(vocabulary, reference, "bos", "eos", "pad", "unk")
     special = special_tokens(vocabulary)
     assert (special.cls, special.sep, special.mask) == (2, 3, 4)
 
