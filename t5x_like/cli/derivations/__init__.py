@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from t5x_like.cli.derivations import epochs, generation, huggingface, labels, prompts, student
+from t5x_like.cli.derivations import epochs, generation, huggingface, labels, own_run, prompts, student
 
 if TYPE_CHECKING:
     from t5x_like.config import Derivation
@@ -32,6 +32,7 @@ def of_command(command: str) -> tuple[Derivation, ...]:
     return (
         Derivation((), student.require_recipe),
         Derivation(("HF_PATH", "DECODER_OBJECTIVE"), huggingface.from_directory),
+        Derivation((), own_run.from_run),
         Derivation((), labels.from_task),
         Derivation(("PROMPT_LABELS", "PROMPT_TEXT"), prompts.from_text),
         *([Derivation((), generation.from_directory)] if command in ("train", "distill", "eval", "infer") else []),

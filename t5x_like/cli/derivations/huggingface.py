@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from t5x_like import paths
@@ -18,6 +18,7 @@ from t5x_like.training import weight_files
 if TYPE_CHECKING:
     from t5x_like.config import Derived, KnownSettings
     from t5x_like.models.base import ModelConfig
+    from t5x_like.objectives.heads import HeadForm
 
 _IMPORTS = "from __gin__ import dynamic_registration\n"
 # The objective of shipped files that do not state one for the model at hand.
@@ -53,16 +54,16 @@ def from_directory(settings: KnownSettings) -> Derived | None:
     if settings.is_used("MODEL"):
         from t5x_like import interop
 
-        config = _with_new_tokens(interop.config_from_huggingface(directory), settings)
-        model, of_model = _model(config, settings)
-        objective, of_objective = _objective(config, directory, settings)
+        config = with_new_tokens(interop.config_from_huggingface(directory), settings)
+        model, of_model = describe_model(config, settings)
+        objective, of_objective = describe_objective(config, settings, directory)
         values |= of_model | of_objective
-        lines += [model, objective, _head(directory, settings)]
+        lines += [model, objective, describe_head(settings, lambda name: interop.head_form(directory, name))]
     lines += [f"{macro} = {value!r}" for macro, value in values.items()]
     return Derived(f"{name}={given}", "\n".join(lines) + "\n")
 
 
-def _with_new_tokens(config: ModelConfig, settings: KnownSettings) -> ModelConfig:
+def with_new_tokens(config: ModelConfig, settings: KnownSettings) -> ModelConfig:
     """Returns the configuration with the ids of INITIAL_NEW_TOKENS."""
     new = settings.value("INITIAL_NEW_TOKENS")
     return dataclasses.replace(config, vocab_size=config.vocab_size + new) if type(new) is int and new > 0 else config
@@ -82,13 +83,19 @@ def _directory(path: str, settings: KnownSettings) -> str:
         copy = paths.join(model_dir, run_files.TOKENIZER)
         if paths.exists(paths.join(copy, "config.json")):
             return copy
+    if (run := run_files.find_run(path)) is not None:
+        setting = "INITIAL_CHECKPOINT_PATH" if settings.is_used("INITIAL_CHECKPOINT_PATH") else "MODEL_DIR"
+        raise UserError(
+            f"HF_PATH={path}: the run {run} of t5x_like, not a Hugging Face directory. Give --gin.{setting}={run}, "
+            "whose config.gin describes the model."
+        )
     wanted = "a local or mounted directory as `save_pretrained` writes it"
     if not paths.exists(path):
         raise weight_files.not_found("HF_PATH", path, wanted)
     raise UserError(f"HF_PATH={path}: config.json not found. Give {wanted}.")
 
 
-def _model(config: ModelConfig, settings: KnownSettings) -> tuple[str, dict[str, Any]]:
+def describe_model(config: ModelConfig, settings: KnownSettings) -> tuple[str, dict[str, Any]]:
     """Returns the statements of the model, and the values of the macros that they use.
 
     The macros come from the family's gin files, such as DROPOUT_RATE. A macro of the user replaces the published
@@ -124,33 +131,47 @@ def _bindings(file: str) -> Mapping[tuple[str, str], str]:
     return shipped.read([file]).bindings
 
 
-def _objective(config: ModelConfig, directory: str, settings: KnownSettings) -> tuple[str, dict[str, Any]]:
+def describe_objective(
+    config: ModelConfig, settings: KnownSettings, directory: str | None = None, bos_id: int | None = None
+) -> tuple[str, dict[str, Any]]:
     """Returns the statements of the objective, and the values of the macros that they use.
 
     An objective that the files choose is kept. Their default is replaced by the objective of the directory's head of a
     downstream task, or else, unless the model is an encoder-decoder, by the usual objective of the model. For decoders,
     that is DECODER_OBJECTIVE if the files set it.
+
+    Args:
+      config: The model.
+      settings: The settings.
+      directory: The Hugging Face directory, which may have a head.
+      bos_id: The first token of the rows of a decoder; None for BOS of the special tokens of the model.
     """
     from t5x_like import interop
     from t5x_like.config import description
     from t5x_like.config.values import Reference
 
     usual, parameters = description.usual_objective(config)
+    if bos_id is not None:
+        parameters = {**parameters, "bos_id": bos_id}
     values = dict.fromkeys(("BOS_ID", "VOCABULARY_BOS_ID"), parameters["bos_id"]) if "bos_id" in parameters else {}
     current = settings.value("OBJECTIVE")
     is_default = isinstance(current, Reference) and current.selector.endswith(f".{_DEFAULT_OBJECTIVE}")
     if settings.is_given("OBJECTIVE") or not (current is None or is_default):
         return "", values
-    if settings.root != TRAIN and (head := interop.task_head(directory)) is not None:
+    if settings.root != TRAIN and directory is not None and (head := interop.task_head(directory)) is not None:
         return description.describe_head(head), values | {"PACK": False}
     if isinstance(chosen := settings.value("DECODER_OBJECTIVE"), Reference) and usual.__name__ == "CausalLM":
         return f"import {chosen.selector.rpartition('.')[0]}\nOBJECTIVE = {chosen!r}\n", values
     return description.describe_objective(usual, dict.fromkeys(parameters, "%BOS_ID")), values
 
 
-def _head(directory: str, settings: KnownSettings) -> str:
-    """Returns the statements of the head in the form that transformers has for the model and the objective."""
-    from t5x_like import interop
+def describe_head(settings: KnownSettings, form: Callable[[str], HeadForm]) -> str:
+    """Returns the statements of the head in the form that transformers has for the model and the objective.
+
+    Args:
+      settings: The settings.
+      form: Returns the form of a head, given its name.
+    """
     from t5x_like.config import description
 
     users = settings.users("HEAD")
@@ -158,4 +179,4 @@ def _head(directory: str, settings: KnownSettings) -> str:
         return ""
     # The module of an objective of t5x_like has the name of its head; the module of a user's objective may not.
     name = getattr(sys.modules.get(users[0].rpartition(".")[0]), "NAME", None)
-    return "" if name is None else description.describe_dataclass("HEAD", interop.head_form(directory, name))
+    return "" if name is None else description.describe_dataclass("HEAD", form(name))

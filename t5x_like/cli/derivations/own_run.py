@@ -1,0 +1,68 @@
+"""Derives the settings of a model from the run that training starts from, `INITIAL_CHECKPOINT_PATH`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from t5x_like import paths
+from t5x_like.cli.derivations import huggingface
+from t5x_like.runtime import run_files
+from t5x_like.training import weight_files
+
+if TYPE_CHECKING:
+    from t5x_like.config import Derived, KnownSettings
+
+_NAME = "INITIAL_CHECKPOINT_PATH"
+_BOS_ROLE = "shifted"
+
+
+def from_run(settings: KnownSettings) -> Derived | None:
+    """Derives model, objective and vocabulary from a run, if no file describes the model.
+
+    Settings of the recipe, such as its dropout rate, replace the run's.
+
+    Raises:
+      UserError: The configuration of the run is invalid, or it does not have the network INITIAL_NETWORK.
+    """
+    from t5x_like.config import Derived
+    from t5x_like.data import tokenizer_files
+
+    path = settings.value(_NAME)
+    if not isinstance(path, str) or settings.is_stored("MODEL_DIR") or settings.value("HF_PATH") is not None:
+        return None
+    if weight_files.is_huggingface(path) or (run := run_files.find_run(path)) is None:
+        return None
+    if settings.value("MODEL") is not None or not settings.is_used("MODEL"):
+        return None
+    values: dict[str, object] = {}
+    lines = ["from __gin__ import dynamic_registration", *_model(run, settings, values)]
+    vocabulary = tokenizer_files.find(paths.join(run, run_files.TOKENIZER))
+    if vocabulary is not None and settings.value("VOCABULARY_PATH") is None:
+        values["VOCABULARY_PATH"] = vocabulary
+    lines += [f"{macro} = {value!r}" for macro, value in values.items()]
+    return Derived(f"{_NAME}={path}", "\n".join(lines) + "\n")
+
+
+def _model(run: str, settings: KnownSettings, values: dict[str, object]) -> list[str]:
+    """Returns the statements of model, objective and head, and adds the values of the macros that they use."""
+    from t5x_like.interop import head_classes, registry
+    from t5x_like.training.network_weights import RunModel
+
+    found = RunModel.read(run)
+    network = settings.value("INITIAL_NETWORK")
+    found = found if network is None else found.network(network, run)
+    config = huggingface.with_new_tokens(found.model, settings)
+    model, of_model = huggingface.describe_model(config, settings)
+    features = getattr(found.objective, "features", None)
+    has_bos = features is not None and any(feature.role == _BOS_ROLE for feature in features.features)
+    objective, of_objective = huggingface.describe_objective(
+        config, settings, bos_id=features.bos_id if has_bos else None
+    )
+    values.update({name: value for name, value in of_model.items() if settings.value(name) is None})
+    values.update({name: value for name, value in of_objective.items() if not settings.is_given(name)})
+
+    def form(name: str) -> head_classes.HeadForm:
+        family = registry.family_of(config)
+        return head_classes.form_of(family, family.config_to_json(config, []), name)
+
+    return [model, objective, huggingface.describe_head(settings, form)]
