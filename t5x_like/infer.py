@@ -49,6 +49,7 @@ def infer(
     eos_id: int | None = None,
     score_eos: bool = False,
     per_position: bool = False,
+    separator: str | None = None,
     seed: int = 0,
     batch_size: int = 32,
 ) -> str | None:
@@ -82,6 +83,8 @@ def infer(
       score_eos: Whether the field `targets` of a record, if it is text, is scored with EOS at its end. Targets that the
         task makes are scored as it makes them.
       per_position: Whether the output of mode `score` has `token_scores`, the log-probability of each token.
+      separator: Text between a prompt and the text that a decoder generates. The default is the separator of the
+        objective of a run; the model card of an exported decoder states it.
       seed: Seed of sampling. Samples of a record depend on the seed and the index of the record alone.
       batch_size: Examples per batch.
 
@@ -98,7 +101,7 @@ def infer(
     if output_path not in (None, STANDARD):
         paths.check_output_file("OUTPUT_PATH", output_path, overwrite=overwrite)
     _check_scoring(mode, score_eos=score_eos, per_position=per_position)
-    options = TextOptions(mode, eos_id, score_eos, per_position, loaded.decoding)
+    options = TextOptions(mode, eos_id, score_eos, per_position, loaded.decoding, separator)
     predictor = predictor_for(loaded, options)
     if interactive:
         # Raises if text cannot be encoded.

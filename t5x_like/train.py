@@ -11,6 +11,7 @@ from absl import logging
 
 from t5x_like import metrics, optimizers, paths
 from t5x_like.adapters import quantization
+from t5x_like.data import prompts
 from t5x_like.data import provenance as data_provenance
 from t5x_like.runtime import console_log, distributed, provenance
 from t5x_like.runtime.background import Background
@@ -233,7 +234,8 @@ def train(
                 frozen_base.store(model_dir, base)
                 run_tokenizer.store(model_dir, vocabulary, initial.path if initial else None)
                 kind = data.vocabulary_kind(objective.features)
-                run_vocabulary.store(model_dir, vocabulary.digest, kind, data.name, data.add_eos())
+                eos = prompts.add_eos(data, objective.features)
+                run_vocabulary.store(model_dir, vocabulary.digest, kind, data.name, eos)
         progress = stack.enter_context(metrics.Progress(periods.total, start, enabled=is_main))
         profile_steps = run_config.profile_steps if run_config and is_main else None
         profile = stack.enter_context(debugging.Profile(model_dir, profile_steps))

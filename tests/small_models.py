@@ -108,7 +108,7 @@ def write_llama(directory, *, model_type="char"):
     from t5x_like.models.special_tokens import SpecialTokens
 
     ids = SpecialTokens((("bos_token_id", 1), ("eos_token_id", 2)), None)
-    sizes = {"vocab_size": LLAMA_IDS, "num_layers": 1, "num_kv_heads": 2, "max_length": 32}
+    sizes = {"vocab_size": LLAMA_IDS, "num_layers": 1, "num_kv_heads": SIZES["num_heads"], "max_length": 32}
     _write(directory, LlamaConfig(special_tokens=ids, **sizes, **SIZES))
     settings = {"pad_id": -1, "eos_id": 2, "unk_id": 0, "bos_id": 1}
     settings |= {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"}

@@ -129,7 +129,7 @@ class FewShotSource(seqio.DataSource):
         """Makes `inputs` and `targets` of the examples of the task's source, as the form writes them."""
         form = self._form()
         for preprocessor in self._task.preprocessors[: text_stage(self._task)]:
-            if preprocessor is not text_to_text.check_eos:  # nothing ends in EOS
+            if preprocessor not in (text_to_text.check_eos, text_to_text.add_separator):  # the form ends the inputs
                 features = {"output_features": self._task.output_features, "sequence_length": None}
                 ds = seqio.utils.add_kwargs_to_transform(preprocessor, **features)(ds)
 

@@ -1,8 +1,10 @@
 """Text-to-text tasks: `inputs` and `targets` are texts that end in EOS, as in T5 (Raffel et al. 2020, section 2.4).
 
-With the vocabulary of BART, they also begin with <s>. With a vocabulary of BERT, [SEP] is EOS, as in UniLM.
+With the vocabulary of BART, they also begin with <s>. With a vocabulary of BERT, [SEP] is EOS, as in UniLM. For a
+decoder whose objective has a separator, inputs end in this text, and not in EOS.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ import tensorflow as tf
 from data_tasks.downstream.classification import VOCABULARY_PATH, flatten_idx
 from data_tasks.feature_checks import require_eos
 from data_tasks.vocabularies.late import SeparatedVocabulary
+from t5x_like.data import prompts
 
 UNKNOWN_LABEL = "<unk>"
 """The target of examples without a label, as in the t5 package."""
@@ -52,6 +55,40 @@ def check_eos(ds: tf.data.Dataset, output_features: Mapping[str, seqio.Feature])
     for feature in output_features.values():
         require_eos(feature.vocabulary)
     return ds
+
+
+def add_separator(ds: tf.data.Dataset) -> tf.data.Dataset:
+    """Ends `inputs` with the text that separates them from the targets in the row of a decoder, if there is one."""
+    if not (separator := prompts.separator()):
+        return ds
+    return ds.map(lambda example: {**example, "inputs": tf.strings.join([example["inputs"], separator])})
+
+
+def end(
+    ds: tf.data.Dataset,
+    output_features: Mapping[str, seqio.Feature],
+    sequence_length: Mapping[str, int] | None = None,
+) -> tf.data.Dataset:
+    """Trims token ids to their lengths, and ends them with EOS; inputs with a separator keep their end without EOS.
+
+    Args:
+      ds: examples with token ids.
+      output_features: the features of the task.
+      sequence_length: feature -> maximum length.
+
+    Returns:
+      The examples.
+    """
+    if prompts.separator() is None:
+        return seqio.preprocessors.append_eos_after_trim(ds, output_features, sequence_length)
+    length = (sequence_length or {}).get("inputs")
+    if length is not None:
+        ds = ds.map(lambda example: {**example, "inputs": example["inputs"][-length:]})
+    features = {**output_features, "inputs": dataclasses.replace(output_features["inputs"], add_eos=False)}
+    return seqio.preprocessors.append_eos_after_trim(ds, features, sequence_length)
+
+
+setattr(end, prompts.READS, True)
 
 
 def add_prefix(ds: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
@@ -99,11 +136,12 @@ def add(
             *prepare,
             flatten_idx,
             check_eos,
+            add_separator,
             seqio.preprocessors.tokenize,
             add_prefix,
             seqio.CacheDatasetPlaceholder(),
             *prepare_tokens,
-            seqio.preprocessors.append_eos_after_trim,
+            end,
         ],
         output_features={feature: seqio.Feature(vocabulary, add_eos=True) for feature in ("inputs", "targets")},
         postprocess_fn=postprocess_fn,

@@ -10,7 +10,8 @@ from t5x_like import convert_vectors, interop
 from t5x_like.adapters import quantization
 from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.config import description
-from t5x_like.conversion import tokenizers
+from t5x_like.conversion import prompt_format, tokenizers
+from t5x_like.conversion.prompt_format import PromptFormat
 from t5x_like.conversion.sources import Weights
 from t5x_like.data import tokenizer_files
 from t5x_like.errors import UserError
@@ -154,6 +155,7 @@ def write_huggingface(weights: Weights, path: str, output_path: str, settings: E
     run = model_card.ExportedRun.read(path, settings.choice, settings.network)
     length = tokenizers.max_length(model, run.settings.value("data.task_feature_lengths"))
     files = tokenizers.exported_files(tokenizer, model, bos_id, length)
+    files = prompt_format.with_prompts(files, tokenizer, PromptFormat.of_run(path))
     with weights_run.removed_on_failure(output_path):
         interop.to_huggingface(
             weights.leaves,

@@ -141,6 +141,7 @@ class FeatureSpec:
         `TASK_FEATURE_LENGTHS` gives.
       bos_id: First id of `shifted` features; GPT-2's is set by `dataclasses.replace(CAUSAL_LM, bos_id=50256)`.
       attached: The arrays that are read from a sidecar of a cache.
+      separator: Text between the `inputs` and `targets` of a text-to-text task in one row; None for EOS.
     """
 
     features: tuple[ModelFeature, ...]
@@ -148,6 +149,7 @@ class FeatureSpec:
     aligned_features: tuple[TaskFeature, ...] = ()
     bos_id: int = BOS_ID
     attached: tuple[Attached, ...] = ()
+    separator: str | None = None
 
     def __post_init__(self):
         for kind, names in (

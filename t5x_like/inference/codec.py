@@ -27,6 +27,7 @@ class Codec:
       model_eos_id: Token that ends a sequence if the vocabulary has none; by default 1.
       inputs_eos: Whether EOS is appended to inputs that are text. Inputs that are token ids are complete.
       targets_eos: The same for targets.
+      separator: Text that is appended to inputs that are text.
       decoding: Its `eos_ids` end a generated text, by default `eos_id`; its `stop_strings` end a decoded one.
 
     Attributes:
@@ -45,10 +46,12 @@ class Codec:
         *,
         inputs_eos: bool = False,
         targets_eos: bool = False,
+        separator: str = "",
         decoding: Decoding = Decoding(),  # noqa: B008 (frozen)
     ):
         self._vocabularies, self._lengths, self._layout = vocabularies, lengths, layout
         self._ended = {"inputs": inputs_eos, "targets": targets_eos}
+        self._after = {"inputs": separator, "targets": ""}
         if eos_id is None and vocabularies is not None:
             eos_id = vocabularies["targets"].eos_id
         known = (each for each in (eos_id, model_eos_id, features.EOS_ID) if each is not None)
@@ -117,7 +120,7 @@ class Codec:
         if isinstance(value, str):
             vocabulary = self._vocabularies.get(name) or self._vocabularies["targets"]
             prefix = getattr(vocabulary, "text_prefix", ()) if self._layout.encoder else ()
-            value = [*prefix, *vocabulary.encode(value), *[self.eos_id] * ended]
+            value = [*prefix, *vocabulary.encode(value + self._after[name]), *[self.eos_id] * ended]
         if len(value) > length:
             self.truncated += 1
             if ended:

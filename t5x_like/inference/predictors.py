@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array, Int
 
 from t5x_like import interop
-from t5x_like.data import features
+from t5x_like.data import features, prompts
 from t5x_like.data.records import Record
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.parameters import for_decoding
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from t5x_like.data.seqio_feed.task_rows import TaskRows
 
 PREDICT, SCORE = "predict", "score"
+# Task features of the pretraining of encoders: which tokens of a text are predicted.
+_PRETRAINING = {"masked_positions", "is_target"}
 
 
 class Computation(Protocol):
@@ -71,6 +73,7 @@ class TextOptions:
       mode: `predict` or `score`.
       eos_id: Token that ends a sequence, or None for EOS of the vocabulary or the model.
       score_eos: Whether text targets are scored with EOS at their end.
+      separator: Text after prompts that are text; None for the separator of the objective.
       per_position: Whether the score of each token is returned.
       decoding: How text is generated.
     """
@@ -80,6 +83,7 @@ class TextOptions:
     score_eos: bool = False
     per_position: bool = False
     decoding: Decoding = Decoding()
+    separator: str | None = None
 
 
 def predictor_for(loaded: Loaded, options: TextOptions = TextOptions()) -> Predictor:  # noqa: B008 (frozen)
@@ -98,6 +102,13 @@ def predictor_for(loaded: Loaded, options: TextOptions = TextOptions()) -> Predi
         check_inputs(loaded.resolved, loaded.objective, shapes)
         return TextPredictor(loaded, options)
     name = type(loaded.objective).__name__
+    if masked := _PRETRAINING & set(loaded.features.task_features):
+        raise UserError(
+            f"OBJECTIVE={name}: predicts {', '.join(sorted(masked))} of its own training data, not texts or labels. "
+            "Fine-tune the run first (--gin_file=runs/finetune_classification.gin with "
+            f"--gin.INITIAL_CHECKPOINT_PATH={loaded.path}), write vectors of texts with `t5x_like embed`, or convert "
+            "the run, and fill masks with transformers."
+        )
     if loaded.prompts is not None:
         raise UserError(f"PROMPTS: {name} predicts by the head of one run. Give the run alone, as CHECKPOINT_PATH.")
     if options.mode == SCORE:
@@ -157,6 +168,13 @@ class TextPredictor:
     def __init__(self, loaded: Loaded, options: TextOptions):
         self._loaded, self._options, self.decoding = loaded, options, options.decoding
         self._layout = Layout.of(loaded.features)
+        if options.separator is not None and self._layout.encoder:
+            raise UserError(
+                f"SEPARATOR={options.separator!r}: separates the prompt and the text of a decoder, but an encoder "
+                "reads the inputs of this model. Omit it."
+            )
+        given, trained = options.separator, loaded.features.separator
+        self._separator = trained if given is None else given
 
     def examples(self, path: str, records: Sequence[Record]) -> Examples:
         """Returns the examples of records; see `Predictor`."""
@@ -167,7 +185,8 @@ class TextPredictor:
         else:
             from t5x_like.data.seqio_feed.task_rows import TaskRows
 
-            vocabularies, rows = data.vocabularies(), TaskRows(data, path, records)
+            rows = TaskRows(data, path, records, separator=self._separator)
+            vocabularies = data.vocabularies()
         if vocabularies is not None and (rows is not None or loaded.tokenizer is None):
             data.check_vocabulary(loaded.config.vocab_size)
         eos_id = getattr(loaded.objective, "eos_id", None)
@@ -178,6 +197,7 @@ class TextPredictor:
             self._options.eos_id,
             interop.eos_id(loaded.config) if eos_id is None else eos_id,
             inputs_eos=self._inputs_eos(reads_task=vocabularies is not None and has_task(data)),
+            separator=self._separator or "",
             targets_eos=self._options.score_eos,
             decoding=self.decoding,
         )
@@ -198,9 +218,11 @@ class TextPredictor:
         """
         if "inputs" not in self._loaded.features.task_features:
             return False  # they are the beginning of `targets`
+        if self._separator:
+            return False
         found = self._loaded.inputs_eos
         if found is None and reads_task:
-            found = self._loaded.data.add_eos().get("inputs")
+            found = prompts.add_eos(self._loaded.data, self._loaded.features).get("inputs")
         return getattr(self._loaded.objective, "inputs_eos", True) if found is None else found
 
     def load(self) -> Any:

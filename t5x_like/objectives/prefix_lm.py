@@ -17,6 +17,8 @@ class PrefixLM(TokenPrediction):
     Args:
       bos_id: token id in front of the inputs. None, which stands for a vocabulary without BOS such as GPT-1's, is an
         error that asks for another token.
+      separator: text between the inputs and targets of text-to-text tasks, which may be empty; None for EOS. It is
+        encoded together with the inputs, and ends prompts of `infer` and the chat template of an export.
       causal_inputs: whether inputs attend only to earlier inputs, as in a causal language model on text-to-text tasks.
       z_loss: see `TokenPrediction`.
       label_smoothing: see `TokenPrediction`.
@@ -30,6 +32,7 @@ class PrefixLM(TokenPrediction):
         *,
         bos_id: int | None = features.BOS_ID,
         causal_inputs: bool = False,
+        separator: str | None = None,
         z_loss: float = 0.0,
         label_smoothing: float = 0.0,
     ):
@@ -39,6 +42,8 @@ class PrefixLM(TokenPrediction):
                 f"bos_id={bos_id}: not a token id, but the decoder reads one before the inputs. Give --gin.BOS_ID=…, "
                 "the id of a token that begins a text, or else of one that ends or separates texts."
             )
-        self.features = dataclasses.replace(
-            specs.PROMPTED_WITH_BOS if causal_inputs else specs.PREFIX_LM, bos_id=bos_id
-        )
+        if not isinstance(separator, str | None):
+            raise UserError(f"separator={separator!r}: not text. Give --gin.SEPARATOR='text', or None for EOS.")
+        spec = specs.PROMPTED_WITH_BOS if causal_inputs else specs.PREFIX_LM
+        self.features = dataclasses.replace(spec, bos_id=bos_id, separator=separator)
+        self.inputs_eos = separator is None

@@ -19,6 +19,7 @@ from t5x_like.metrics.checkpoint_evaluations import CheckpointEvaluations
 from t5x_like.metrics.starts import changes
 from t5x_like.models.base import ModelConfig
 from t5x_like.reporting.markdown import code, table
+from t5x_like.training.runs import run_vocabulary
 
 README = "README.md"
 Row = Mapping[str, Any]
@@ -73,6 +74,7 @@ class ExportedRun(NamedTuple):
       tokens: number of tokens of the steps, without padding, computed from the throughput of the metrics; None if no
         step was measured.
       network: name of the exported network; None for the model.
+      inputs_eos: whether the inputs of its task end in EOS; None if it is not known.
     """
 
     name: str
@@ -84,6 +86,7 @@ class ExportedRun(NamedTuple):
     start: Mapping[str, Any]
     tokens: float | None = None
     network: str | None = None
+    inputs_eos: bool | None = None
 
     @classmethod
     def read(cls, checkpoint: str, choice: str, network: str | None = None) -> "ExportedRun":
@@ -109,6 +112,7 @@ class ExportedRun(NamedTuple):
             start=starts[-1] if starts else {},
             tokens=_tokens(model_dir, step),
             network=network,
+            inputs_eos=_readable(lambda model_dir: run_vocabulary.inputs_eos(model_dir, None), model_dir, None),
         )
 
     @property
@@ -170,6 +174,24 @@ def write(directory: str, run: ExportedRun, model: ModelConfig, parameters: Mapp
         _use(run, hf_config, has_tokenizer),
     )
     paths.write_atomic(file, "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
+
+
+def _separator(run: ExportedRun) -> Any:
+    """Returns the text between prompt and response of a decoder that was trained on pairs; None: EOS, ...: no pairs."""
+    objective = run.settings.value("objective")
+    if run.source or not isinstance(objective, Reference) or not objective.selector.endswith(".PrefixLM"):
+        return ...
+    separator = run.settings.arguments(objective).get("separator")
+    return separator if separator or run.inputs_eos is None else None if run.inputs_eos else ""
+
+
+def _prompts(run: ExportedRun, has_tokenizer: bool) -> list[str]:
+    """Returns what a client has to know about prompts."""
+    if (separator := _separator(run)) is ...:
+        return []
+    between = "the end-of-text token" if separator is None else code(repr(separator)) if separator else "nothing"
+    template = ", as in the chat template of the tokenizer" if has_tokenizer else ""
+    return ["", f"The model was trained on prompts and responses, with {between} between the two{template}."]
 
 
 def _class(hf_config: Mapping[str, Any]) -> str:
@@ -298,6 +320,7 @@ def _use(run: ExportedRun, hf_config: Mapping[str, Any], has_tokenizer: bool) ->
         "",
         *load,
         "```",
+        *_prompts(run, has_tokenizer),
         "",
         "With t5x_like, from Python:",
         "",
@@ -322,6 +345,10 @@ def _commands(run: ExportedRun, name: str, has_tokenizer: bool) -> Iterator[str]
         return
     settings: dict[str, Any] = {}
     if name.endswith(_GENERATE):
+        if (separator := _separator(run)) is None:
+            return  # records of text do not end in EOS
+        if separator is not ... and separator:
+            settings["SEPARATOR"] = repr(separator)
         records = "inputs.txt"
         if lengths.keys() == {"targets"} and (half := lengths["targets"] // 2):
             lengths = {"inputs": half, "targets": half}

@@ -94,6 +94,9 @@ def test_objective_suits_the_model(directory, model_type, recipe, objective, bos
         assert found.features.bos_id == bos
     if objective == "PrefixLM":
         assert "decoder_prefix" not in [feature.name for feature in found.features.features]  # causal
+        assert found.features.separator == ""  # nothing between prompt and response
+        (changed,) = built(resolve("train", *words, "--gin.SEPARATOR=None"), "objective")
+        assert changed.features.separator is None  # EOS
 
 
 @pytest.mark.notf

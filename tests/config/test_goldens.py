@@ -359,18 +359,22 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_resolved_configuration_matches_golden(name):
+def load(name, *more):
     command, files, bindings = RUNS[name]
     resolved = config.load(
         COMMANDS[command].function,
         files=COMMANDS[command].gin_files(files),
-        bindings=bindings,
+        bindings=[*bindings, *more],
         given=("run_config",),
         accepted=RECIPES if COMMANDS[command].accepts_recipe else (),
         placeholder_macros=COMMANDS[command].placeholder_macros,
     )
-    text = "".join(f"{name} = {value}\n" for name, value in sorted(config.flatten(resolved.text).items()))
+    return config.flatten(resolved.text)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_resolved_configuration_matches_golden(name):
+    text = "".join(f"{name} = {value}\n" for name, value in sorted(load(name).items()))
     golden = GOLDENS / f"{name}.txt"
     if os.environ.get("T5X_LIKE_UPDATE_GOLDENS"):
         GOLDENS.mkdir(exist_ok=True)
@@ -385,3 +389,8 @@ def test_every_recipe_and_command_has_a_golden():
         for path in (Path(config.SHIPPED_ROOT) / directory).glob("*.gin")
     }
     assert shipped - {"train"} <= set(RUNS)  # commands/train.gin is a part of every run
+
+
+@pytest.mark.parametrize("name", [name for name, (command, _, _) in RUNS.items() if command in ("train", "distill")])
+def test_learning_rate_is_the_rate_of_every_recipe(name):
+    assert "0.0123" in map(str, load(name, ("LEARNING_RATE", "0.0123")).values())

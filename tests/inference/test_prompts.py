@@ -65,8 +65,9 @@ def score(tmp_path, monkeypatch):
         (PromptedLM(bos_id=BOS), [BOS], []),
         (CausalLM(bos_id=BOS), [BOS], []),
         (PrefixLM(bos_id=BOS, causal_inputs=True), [BOS], [1]),
+        (PrefixLM(bos_id=BOS, causal_inputs=True, separator=""), [BOS], []),
     ],
-    ids=["prompt", "prompt after BOS", "causal", "text to text"],
+    ids=["prompt", "prompt after BOS", "causal", "text to text", "text to text without EOS"],
 )
 def test_score_is_the_sum_of_the_log_probabilities_of_the_target_after_the_prompt(score, objective, before, after):
     run, model = score
@@ -79,7 +80,11 @@ def test_score_is_the_sum_of_the_log_probabilities_of_the_target_after_the_promp
     assert run(objective)[0] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("objective", [PromptedLM(bos_id=BOS), PrefixLM()], ids=["prompted", "prefix"])
+@pytest.mark.parametrize(
+    "objective",
+    [PromptedLM(bos_id=BOS), PrefixLM(), PrefixLM(separator=" = ")],
+    ids=["prompted", "prefix", "prefix with a separator"],
+)
 @pytest.mark.parametrize(
     ("task", "argument", "row", "eos"),
     [
@@ -90,6 +95,8 @@ def test_score_is_the_sum_of_the_log_probabilities_of_the_target_after_the_promp
 )
 def test_score_equals_that_of_the_rows_of_the_task(score, tmp_path, objective, task, argument, row, eos):
     run, model = score
+    if objective.features.separator and task == "lambada":
+        objective = PrefixLM(separator="")  # the task ends its inputs by itself
     (tmp_path / "test.jsonl").write_text(json.dumps(row))
     path = tmp_path if argument == "data_dir" else tmp_path / "test.jsonl"
     found, data = run(objective, task=task, score_eos=eos, **{argument: str(path)})

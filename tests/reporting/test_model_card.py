@@ -92,6 +92,18 @@ def test_card_states_the_facts_of_the_run_and_no_others(tmp_path):
     assert "license" not in text and "Initial weights" not in text
 
 
+@pytest.mark.parametrize(
+    ("separator", "between"), [("", "nothing"), ("\n>", r"`'\n>'`"), (None, "the end-of-text token")]
+)
+def test_card_states_what_follows_a_prompt(separator, between, tmp_path):
+    text = CONFIG.replace("causal_lm.CausalLM", "prefix_lm.PrefixLM").format(task="pairs", path="pairs.jsonl")
+    text += f"t5x_like.objectives.prefix_lm.PrefixLM.separator = {separator!r}\n"
+    written = card(tmp_path, run_of(settings=StoredSettings(read_text(text))))
+    assert f"prompts and responses, with {between} between the two, as in the chat template" in written
+    assert ("t5x_like infer" in written) == (separator is not None)
+    assert ("--gin.SEPARATOR=" in written) == bool(separator)
+
+
 def test_facts_are_those_of_the_checkpoint(tmp_path):
     rows = [dict(step=1, split="train", loss=3.0)]  # the first step is not measured
     rows += [dict(step=step, split="train", tokens_per_second=50.0, seconds_per_step=0.2 * step) for step in (3, 5, 9)]

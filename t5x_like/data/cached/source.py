@@ -186,6 +186,7 @@ class CachedSource:
                 raise UserError(f"the cache {self.directory} has no rows. Write it again from a split with examples.")
             if self.continuous:
                 _check_continuous(self, self.manifest, spec)
+            _check_separator(self, self.manifest.settings.get("separator"), spec.separator)
             _check_layout(self, self.manifest.layout, spec)
             _check_dtypes(self, self.manifest, spec)
             self._checked[spec] = logits.check(self.manifest, spec, checksums=self.verify_checksums)
@@ -302,6 +303,15 @@ def _check_layout(source: CachedSource, layout: Layout, spec: FeatureSpec) -> No
         raise UserError(
             f"the cache {source.directory} does not suit this run: {'; '.join(found)}. Set TASK_FEATURE_LENGTHS and "
             "PACK as in the cache, or write another cache with `t5x_like cache` and the gin files of this run."
+        )
+
+
+def _check_separator(source: CachedSource, found: str | None, wanted: str | None) -> None:
+    if found != wanted:
+        raise UserError(
+            f"the cache {source.directory} does not suit this run: inputs and targets are separated by {found!r}, not "
+            f"by {wanted!r} (None: EOS). Set SEPARATOR as in the cache, or write another cache with `t5x_like cache` "
+            "and the gin files of this run."
         )
 
 

@@ -16,7 +16,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import t5x_like
 from t5x_like import paths
-from t5x_like.data import continuous, origins, skipped_records, vocabulary_digest, vocabulary_kind
+from t5x_like.data import continuous, origins, prompts, skipped_records, vocabulary_digest, vocabulary_kind
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached import origins_file, shard_files, unfinished
 from t5x_like.data.cached.layout import Layout, Value
@@ -97,6 +97,7 @@ class Plan:
             "passes": self.passes,
             "examples": self.examples,
             "num_shards": self.shards,
+            **({} if self.spec.separator is None else {"separator": self.spec.separator}),
             **({"continuous": True} if source.continuous else {}),
             **({"provenance": True} if self.provenance else {}),
         }
@@ -254,7 +255,7 @@ class Plan:
                 "tensorflow": tf.__version__,
                 "seqio": getattr(seqio, "__version__", ""),
             },
-            add_eos=self.source.add_eos(),
+            add_eos=prompts.add_eos(self.source, self.spec),
             skipped={manifests.shard_name(unit): shard.skipped for unit, shard in done.items() if shard.skipped},
         )
         manifest.write(self.directory)
@@ -295,7 +296,8 @@ class Plan:
         source = dataclasses.replace(self.source, seed=int.from_bytes(seed) // 2)
         info = seqio.ShardInfo(shard, self.shards) if self.shards > 1 else None
         with origins.recorded(recorder):
-            ds = source.task_dataset(num_epochs=None if self.examples else 1, shard_info=info)
+            epochs = None if self.examples else 1
+            ds = source.task_dataset(num_epochs=epochs, shard_info=info, separator=self.spec.separator)
         if self.examples:
             ds = ds.take(self.examples // self.shards + (shard < self.examples % self.shards))
         spec = self.spec if recorder is None else origins_file.with_documents(self.spec)

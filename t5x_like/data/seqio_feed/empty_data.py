@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from t5x_like.data import prompts
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed import inner_sizes
 from t5x_like.errors import UserError
@@ -28,6 +29,7 @@ def check_not_empty(source: "SeqIOSource", spec: FeatureSpec) -> None:
       UserError: the split has no examples, all of the first ones have only padding, or a feature has another number of
         values per item.
     """
+    prompts.check(source, spec)
     padding = {name: source.padding_ids().get(name, 0) for name in spec.task_features}
     empty: list[Mapping[str, np.ndarray]] = []
     for example in source.examples(SEARCHED_EXAMPLES):

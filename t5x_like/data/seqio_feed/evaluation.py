@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 from seqio.metrics import ModelOutputType
 
-from t5x_like.data import buckets
+from t5x_like.data import buckets, prompts
 from t5x_like.data.batches import repeat_last_row
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.feed import HostBatch
@@ -194,7 +194,7 @@ class TaskEvaluator:
             log_dir = self._log_dir if jax.process_index() == 0 else None
             if log_dir:
                 tf.io.gfile.makedirs(log_dir)
-            with task_errors.explain_errors(source):
+            with task_errors.explain_errors(source), prompts.separated(spec.separator):
                 self._evaluator = seqio.Evaluator(
                     mixture_or_task_name=source.mixture_or_task_name,
                     feature_converter=SpecConverter(

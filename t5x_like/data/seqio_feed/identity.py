@@ -36,6 +36,8 @@ def of_pipeline(source: "SeqIOSource", spec: FeatureSpec, *, process_index: int,
     }
     if fractions := source.mixing_fractions():
         identity["rates"] = fractions
+    if spec.separator is not None:
+        identity["separator"] = spec.separator
     return identity | ({"continuous": True} if source.continuous else {})
 
 

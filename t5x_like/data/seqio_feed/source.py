@@ -11,6 +11,7 @@ from t5x_like.data import continuous, endless, mixing, specs, task_arguments, vo
 from t5x_like.data.attached import refuse_attached
 from t5x_like.data.batches import pad_rows, rows_of_process
 from t5x_like.data.features import FeatureSpec
+from t5x_like.data.prompts import separated
 from t5x_like.data.seqio_feed.registry import find_provider, import_modules
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
@@ -339,11 +340,9 @@ class SeqIOSource:
             missing = self.batch_size - len(next(iter(batch.values())))
             yield {name: pad_rows(array, missing)[mine.start : mine.stop] for name, array in batch.items()}
 
-    def task_dataset(
-        self, *, shuffle: bool = False, num_epochs: int | None = 1, shard_info: "seqio.ShardInfo | None" = None
-    ) -> "tf.data.Dataset":
-        """Returns the examples of the task: token ids that are not trimmed, packed or padded."""
-        return self._task_dataset(self.provider, shuffle=shuffle, num_epochs=num_epochs, shard_info=shard_info)
+    def task_dataset(self, *, shuffle: bool = False, num_epochs: int | None = 1, **reading: Any) -> "tf.data.Dataset":
+        """Returns the examples of the task, neither trimmed nor packed; `shard_info` and `separator` may be given."""
+        return self._task_dataset(self.provider, shuffle=shuffle, num_epochs=num_epochs, **reading)
 
     def examples(self, number: int) -> "Iterator[dict[str, np.ndarray]]":
         """Yields the first examples of the task, at most `number`."""
@@ -358,7 +357,7 @@ class SeqIOSource:
         source = dataclasses.replace(self, task_feature_lengths=lengths)
         return specs.spec_for_task(names, lambda: next(source.examples(1), None))
 
-    def _task_dataset(self, provider, *, shuffle, num_epochs, shard_info) -> "tf.data.Dataset":
+    def _task_dataset(self, provider, *, shuffle, num_epochs, shard_info=None, separator=None) -> "tf.data.Dataset":
         tasks = self._tasks_with_split(provider)
         from t5x_like.data.seqio_feed import mixtures, task_errors
 
@@ -369,7 +368,7 @@ class SeqIOSource:
             self.mixing_fractions()  # raises if a rate is invalid
 
         def make() -> "tf.data.Dataset":
-            with endless.sources(num_epochs is None):
+            with endless.sources(num_epochs is None), separated(separator):
                 return provider.get_dataset(
                     sequence_length=self.preprocessing_lengths,
                     split=self.split,
@@ -390,7 +389,7 @@ class SeqIOSource:
         from t5x_like.data.seqio_feed import example_rows
 
         self._check_features(provider, spec)
-        examples = self._task_dataset(provider, **reading)
+        examples = self._task_dataset(provider, separator=spec.separator, **reading)
         return example_rows.make(self, examples, spec, batch_size=self.batch_size, rows=rows, to_the_end=to_the_end)
 
     def _check_features(self, provider, spec: FeatureSpec) -> None:

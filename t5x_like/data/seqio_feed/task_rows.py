@@ -16,6 +16,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
+from t5x_like.data import prompts
 from t5x_like.data.batches import pad_rows
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.records import Record
@@ -51,12 +52,21 @@ class TaskRows:
       path: Path of the records, for messages.
       records: At least one record.
       text_field: The field of a record that is a line of text without a column name; None if columns have names.
+      separator: See `FeatureSpec.separator`.
 
     Raises:
       UserError: `source` is a mixture, a column is missing, or a value is invalid.
     """
 
-    def __init__(self, source: SeqIOSource, path: str, records: Sequence[Record], *, text_field: str | None = None):
+    def __init__(
+        self,
+        source: SeqIOSource,
+        path: str,
+        records: Sequence[Record],
+        *,
+        text_field: str | None = None,
+        separator: str | None = None,
+    ):
         if len(source.tasks) > 1:
             names = ", ".join(task.name for task in source.tasks)
             raise UserError(
@@ -64,6 +74,7 @@ class TaskRows:
                 f"of {names}."
             )
         self._source, (self.task,), self._path = source, source.tasks, path
+        self._separator = separator
         with task_errors.explain_errors(source):  # of reading the task's own data, whose columns are needed
             self._rows = _parsed(self.task, source, path, records, text_field)
 
@@ -122,7 +133,7 @@ class TaskRows:
         # As outside of a dataset, AutoGraph converts the functions that preprocessors map, not the preprocessors.
         @tf.autograph.experimental.do_not_convert
         def examples_of(number, row):
-            with outside:
+            with outside, prompts.separated(self._separator):
                 ds = tf.data.Dataset.from_tensors(row)
                 ds = self.task.preprocess_precache(ds, seed=self._source.seed)
                 ds = self.task.preprocess_postcache(ds, sequence_length=lengths, seed=self._source.seed)

@@ -10,7 +10,7 @@ import small_models
 from opened import call
 
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL
-from t5x_like.data import specs
+from t5x_like.data import prompts, specs
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
@@ -81,6 +81,37 @@ def test_texts_of_bart_have_its_special_tokens_in_training_and_inference(tmp_pat
     codec = Codec({"targets": vocabulary}, LENGTHS, inputs_eos=True, targets_eos=True)
     assert codec.encode("line 1", record, needs_targets=True) == {"inputs": inputs, "targets": targets}
     assert vocabulary.decode(targets) == "c"
+
+
+@pytest.mark.parametrize(("separator", "after", "eos"), [(None, "", [1]), ("", "", []), ("\n> ", "\n> ", [])])
+def test_inputs_end_in_the_separator_of_the_objective(tmp_path, separator, after, eos):
+    record = {"inputs": "the value of a", "targets": "list"}
+    (tmp_path / "train.jsonl").write_text(json.dumps(record) + "\n")
+    source = table(train=str(tmp_path / "train.jsonl"))
+    (example,) = source.task_dataset(separator=separator).as_numpy_iterator()
+    vocabulary = source.vocabularies()["targets"]
+    assert example["inputs"].tolist() == [*vocabulary.encode(record["inputs"] + after), *eos]
+    assert example["targets"].tolist() == [*vocabulary.encode("list"), 1]
+
+
+def test_task_that_ends_its_inputs_by_itself_has_no_separator(tmp_path):
+    spec = dataclasses.replace(specs.PREFIX_LM, separator="\n")
+    (tmp_path / "train.jsonl").write_text(json.dumps({"inputs": "a", "targets": "b"}) + "\n")
+    source = table(train=str(tmp_path / "train.jsonl"))
+    source.check(spec)
+    assert prompts.add_eos(source, spec) == {"inputs": False, "targets": True}
+    other = dataclasses.replace(source, mixture_or_task_name="python_docs_prefix_lm", task_arguments=None)
+    assert prompts.add_eos(other, spec) == other.add_eos()
+    with pytest.raises(UserError, match="SEPARATOR='.n': python_docs_prefix_lm ends its inputs by itself"):
+        other.check(spec)
+
+
+def test_long_inputs_before_a_separator_keep_their_end(tmp_path):
+    (tmp_path / "train.jsonl").write_text(json.dumps({"inputs": "ab " * 99, "targets": "c"}) + "\n")
+    source = table(train=str(tmp_path / "train.jsonl"))
+    (example,) = source.task_dataset(separator=" ->").as_numpy_iterator()
+    ids = source.vocabularies()["targets"].encode("ab " * 99 + " ->")
+    assert example["inputs"].tolist() == ids[-LENGTHS["inputs"] :]
 
 
 def test_columns_and_splits_are_arguments(tmp_path):

@@ -1,0 +1,144 @@
+"""The prompts of a decoder in its exported tokenizer: BOS before each text, and the chat template of its training."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from absl import logging
+
+from t5x_like.config.stored import StoredSettings
+from t5x_like.config.values import Reference
+from t5x_like.data import tokenizer_classes
+from t5x_like.data.tokenizer_classes import CHAT_TEMPLATE, CONFIG, TOKENIZER
+from t5x_like.interop import sentencepiece_tokenizers, tokenizer_ids, tokenizer_json_files
+from t5x_like.training.checkpoints import checkpoint_choice
+from t5x_like.training.runs import run_vocabulary
+
+GENERIC_CLASS = "PreTrainedTokenizerFast"
+"""The class that reads everything from tokenizer.json, in transformers 4 and 5."""
+
+_KEPT_CONFIG = (
+    *("model_max_length", "clean_up_tokenization_spaces", "padding_side", "model_input_names"),
+    "chat_template",  # of the model that training started from
+)
+_TEMPLATE = """\
+{%- if messages | length > 2 or messages[0]['role'] != 'user' %}
+{{- raise_exception('The model was trained on one prompt and its response: give one message of the user') }}
+{%- endif %}
+{{- bos }}
+{%- if spaced and not messages[0]['content'].startswith(' ') %}{{ ' ' }}{%- endif %}
+{{- messages[0]['content'] + separator }}
+{%- if messages | length == 2 %}{{ messages[1]['content'] + eos }}{%- endif %}"""
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptFormat:
+    """How a run reads a prompt.
+
+    Attributes:
+      bos_id: The token before it; None for no token.
+      has_pairs: Whether a response follows the prompt, rather than any text.
+      separator: The text between the two; None for EOS.
+    """
+
+    bos_id: int | None
+    has_pairs: bool = False
+    separator: str | None = ""
+
+    @classmethod
+    def of_run(cls, checkpoint_path: str) -> "PromptFormat | None":
+        """Returns the format of a run; None for another objective than a decoder's, and for weights without training.
+
+        Args:
+          checkpoint_path: A run directory, or one of its checkpoints.
+        """
+        model_dir = checkpoint_choice.run_of(checkpoint_path)
+        stored = StoredSettings.read(model_dir)
+        objective = stored.value("objective")
+        if not isinstance(objective, Reference) or stored.value("data") is None:
+            return None
+        arguments = stored.arguments(objective)
+        name = objective.selector.rpartition(".")[2]
+        if name == "CausalLM":
+            return cls(arguments.get("bos_id"))
+        if name != "PrefixLM":
+            return None
+        separator = arguments.get("separator")
+        if not separator and (ends := run_vocabulary.inputs_eos(model_dir, None)) is not None:
+            separator = None if ends else ""  # the task of the run may end its inputs by itself
+        return cls(arguments.get("bos_id"), has_pairs=True, separator=separator)
+
+
+def with_prompts(files: Mapping[str, bytes], tokenizer: str | None, prompts: PromptFormat | None) -> dict[str, bytes]:
+    """Returns the files of an exported tokenizer that encodes prompts as the run reads them.
+
+    A tokenizer that does not add the BOS of the run gets a tokenizer.json that does.
+
+    Args:
+      files: The exported files.
+      tokenizer: Where the tokenizer of the run is, for the texts of ids.
+      prompts: The prompts of the run; None changes nothing.
+    """
+    if prompts is None or tokenizer is None or CONFIG not in files:
+        return dict(files)
+    config = json.loads(files[CONFIG])
+    bos = None if prompts.bos_id is None else tokenizer_ids.token(tokenizer, prompts.bos_id)
+    found = dict(files)
+    contents = None if bos is None else _tokenizer(files, config)
+    if bos is not None and contents is None:
+        logging.warning(
+            "the exported tokenizer does not add %r, with which the run reads texts. Put it before each text", bos
+        )
+    if contents is not None:
+        special = {role: tokenizer_ids.token(tokenizer, n) for role, n in tokenizer_ids.special_ids(tokenizer).items()}
+        special = {f"{role}_token": token for role, token in special.items()} | {"bos_token": bos}
+        kept = {key: config[key] for key in _KEPT_CONFIG if key in config}
+        config = {"tokenizer_class": GENERIC_CLASS, **kept, **special}
+        found[TOKENIZER] = _json(tokenizer_json_files.with_bos(contents, bos, prompts.bos_id))
+    if prompts.has_pairs:
+        config["chat_template"] = chat_template(prompts, bos, config.get("eos_token"), found.get(TOKENIZER))
+        if CHAT_TEMPLATE in found:  # of the model that training started from
+            found[CHAT_TEMPLATE] = config["chat_template"].encode()
+    return found | {CONFIG: _json(config)}
+
+
+def chat_template(prompts: PromptFormat, bos: str | None, eos: Any, tokenizer: bytes | None) -> str:
+    """Returns the template with which `apply_chat_template` gives the ids of training.
+
+    Args:
+      prompts: The prompts of the run.
+      bos: The text of BOS.
+      eos: The token that ends texts, as in tokenizer_config.json.
+      tokenizer: The exported tokenizer.json.
+    """
+    eos = eos.get("content") if isinstance(eos, dict) else eos or ""
+    pre_tokenizer = (json.loads(tokenizer).get("pre_tokenizer") if tokenizer else None) or {}
+    # Such a tokenizer adds a space before the first word of a text, and BOS is before it.
+    spaced = bos is not None and pre_tokenizer.get("prepend_scheme") == "first"
+    separator = eos if prompts.separator is None else prompts.separator
+    values = {"bos": bos or "", "eos": eos, "separator": separator, "spaced": spaced}
+    # Literals of Jinja are those of JSON.
+    literals = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
+    return "".join(f"{{%- set {name} = {literal} %}}\n" for name, literal in literals.items()) + _TEMPLATE
+
+
+def _tokenizer(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the tokenizer.json of exported files, made of the vocabulary if there is none; None if it cannot be."""
+    if TOKENIZER in files:
+        return json.loads(files[TOKENIZER])
+    name = str(config.get("tokenizer_class")).removesuffix("Fast")
+    known = tokenizer_classes.CLASSES.get(name)
+    if known is None or not set(known.files) <= set(files) or tokenizer_classes.ADDED_TOKENS in files:
+        return None
+    if name == "GPT2Tokenizer":
+        return tokenizer_json_files.byte_level(*(files[file] for file in known.files), config)
+    if name == "LlamaTokenizer":
+        model = sentencepiece_tokenizers.parse(files[known.files[0]])
+        made = sentencepiece_tokenizers.to_json(model, {}, None)
+        return made if config.get("legacy") in (None, True) else tokenizer_json_files.with_first_space(made)
+    return None
+
+
+def _json(contents: Mapping[str, Any]) -> bytes:
+    return (json.dumps(contents, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,71 @@
+"""What stands between the inputs and the targets of an example that a decoder reads in one row.
+
+A source sets it while the preprocessors of a text-to-text task are built: the same task ends its inputs with EOS for an
+encoder, and with the separator of the objective for a decoder.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from t5x_like.data.features import FeatureSpec
+from t5x_like.errors import UserError
+
+if TYPE_CHECKING:
+    from t5x_like.data.source import DataSource
+
+INPUTS = "inputs"
+READS = "reads_separator"
+"""The attribute of preprocessors that end `inputs` with the separator instead of EOS."""
+
+_SEPARATOR: contextvars.ContextVar[str | None] = contextvars.ContextVar("separator", default=None)
+
+
+@contextlib.contextmanager
+def separated(separator: str | None) -> Iterator[None]:
+    """Sets the text after the inputs of the text-to-text tasks that are built in this context.
+
+    Args:
+      separator: The text, which may be empty; None for EOS.
+    """
+    token = _SEPARATOR.set(separator)
+    try:
+        yield
+    finally:
+        _SEPARATOR.reset(token)
+
+
+def separator() -> str | None:
+    """Returns the text after the inputs; None for EOS."""
+    return _SEPARATOR.get()
+
+
+def _is_read(source: "DataSource") -> bool:
+    """Returns whether a source has SeqIO tasks whose preprocessors read the separator of the objective."""
+    tasks = getattr(source, "tasks", ())
+    return bool(tasks) and all(any(getattr(each, READS, False) for each in task.preprocessors) for task in tasks)
+
+
+def add_eos(source: "DataSource", spec: FeatureSpec) -> Mapping[str, bool]:
+    """Returns task feature -> whether its text ends in EOS, for an objective with a separator, too.
+
+    Args:
+      source: The data.
+      spec: Features that the objective reads.
+    """
+    separates = spec.separator is not None and _is_read(source)
+    return {**source.add_eos(), **({INPUTS: False} if separates else {})}
+
+
+def check(source: "DataSource", spec: FeatureSpec) -> None:
+    """Checks that tasks which end their inputs by themselves, perhaps in EOS, get no other text there.
+
+    Raises:
+      UserError: The objective has a text that a task does not read.
+    """
+    if spec.separator and not _is_read(source):
+        raise UserError(
+            f"SEPARATOR={spec.separator!r}: {source.name} ends its inputs by itself. Add the text in its "
+            "preprocessors, or register it with data_tasks.downstream.text_to_text."
+        )
