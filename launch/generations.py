@@ -33,7 +33,7 @@ class Generation:
       vm_chips: Numbers of chips per VM. A slice of several VMs has VMs of `CHIPS_PER_VM`.
       runtime_version: Software version of the VM in the Cloud TPU API, without a framework; None if that API does not
         have the generation.
-      alpha_shapes: Whether only the alpha track of the Cloud TPU API accepts shapes other than the default.
+      api_type: The name in `AcceleratorConfig.Type` of the Cloud TPU API, for shapes other than the default.
       machine_type: Machine type in GKE, where `{chips}` stands for the number of chips per VM.
       gke_accelerator: Value of the node label `cloud.google.com/gke-tpu-accelerator`.
       gke_workload_policy: Whether a node pool of several VMs gets its topology from a workload policy.
@@ -50,7 +50,7 @@ class Generation:
     gke_accelerator: str
     zones: tuple[str, ...]
     runtime_version: str | None = None
-    alpha_shapes: bool = False
+    api_type: str | None = None
     gke_workload_policy: bool = False
 
     @property
@@ -70,6 +70,7 @@ GENERATIONS = {
             max_chips=4096,
             vm_chips=(4,),
             runtime_version="tpu-ubuntu2204-base",
+            api_type="V4",
             machine_type="ct4p-hightpu-{chips}t",
             gke_accelerator="tpu-v4-podslice",
             zones=("us-central2-b",),
@@ -82,6 +83,7 @@ GENERATIONS = {
             max_chips=256,
             vm_chips=(1, 4, 8),
             runtime_version="v2-alpha-tpuv5-lite",
+            api_type="V5LITE_POD",
             machine_type="ct5lp-hightpu-{chips}t",
             gke_accelerator="tpu-v5-lite-podslice",
             zones=(
@@ -104,7 +106,7 @@ GENERATIONS = {
             max_chips=6144,
             vm_chips=(4,),
             runtime_version="v2-alpha-tpuv5",
-            alpha_shapes=True,
+            api_type="V5P",
             machine_type="ct5p-hightpu-{chips}t",
             gke_accelerator="tpu-v5p-slice",
             zones=("europe-west4-b", "us-central1-a", "us-east5-a", "us-east5-b", "us-east5-c", "us-south1-a"),
@@ -117,6 +119,7 @@ GENERATIONS = {
             max_chips=256,
             vm_chips=(1, 4, 8),
             runtime_version="v2-alpha-tpuv6e",
+            api_type="V6E",
             machine_type="ct6e-standard-{chips}t",
             gke_accelerator="tpu-v6e-slice",
             zones=(

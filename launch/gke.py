@@ -29,6 +29,7 @@ import shlex
 import subprocess
 import sys
 
+import cost
 import gke_manifest
 import gke_nodes
 import jobs
@@ -66,6 +67,7 @@ def check(options: argparse.Namespace, command: list[str]) -> gke_nodes.Nodes | 
         return None
     minimums = {"num_slices": 1, "nodes": 1, "max_restarts": 0, "max_recreations": 0, "grace": 1}
     slices.check_minimums(options, {name: low for name, low in minimums.items() if getattr(options, name) is not None})
+    cost.check(options)
     _check_capacity(options)
     nodes = _find_gpus(options) if options.gpus else _find_nodes(options)
     if options.action == "nodes":
@@ -210,6 +212,7 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"seconds to save a checkpoint before a pod is killed (default: {gke_manifest.GRACE_SECONDS}; on spot "
         f"nodes {gke_manifest.SPOT_GRACE_SECONDS}, and at most {MAX_SPOT_GRACE_SECONDS} with nodes that have it)",
     )
+    cost.add_options(shape)
     pools = parser.add_argument_group("node pools, for nodes")
     pools.add_argument("--cluster", metavar="NAME", help="name of the cluster")
     pools.add_argument("--location", help="region or zone of the cluster (default: the region of --zone)")
@@ -251,6 +254,8 @@ def main(argv: list[str]) -> int:
     options = jobs.parse_options(make_parser(), arguments)
     try:
         nodes = check(options, command)
+        if nodes and options.dry_run:
+            print(describe_cost(options, nodes))
         if options.action == "nodes":
             print("\n".join(map(shlex.join, gke_nodes.commands(options, nodes))))
             return 0
@@ -268,6 +273,15 @@ def main(argv: list[str]) -> int:
     except FileNotFoundError as error:
         print(f"gke.py: {error.filename} not found. Install it, or add it to PATH", file=sys.stderr)
         return 1
+
+
+def describe_cost(options: argparse.Namespace, nodes: gke_nodes.Nodes | gke_nodes.GpuNodes) -> str:
+    """Returns comments with the cost of the nodes of all slices."""
+    kind = nodes.accelerator if isinstance(nodes, gke_nodes.GpuNodes) else nodes.shape.generation.name
+    duration = re.fullmatch(r"([0-9]+)s", options.max_run_duration or "")
+    return cost.describe(
+        kind, nodes.count * nodes.devices * options.num_slices, options, int(duration[1]) if duration else 0
+    )
 
 
 def check_jobset(kubectl: list[str]) -> None:

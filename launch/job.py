@@ -2,10 +2,13 @@
 
     DIRECTORY/code-SHA256.tar.gz     the checkout, packed once per job and unpacked by every start of it
     DIRECTORY/job.json               what to run; the workers read it again and again, see launch/worker.py
+    DIRECTORY/watcher.json           which `launch/tpu.py train` watches, see launch/watcher.py
     DIRECTORY/ends/ID/0-3.json       how job ID ended on worker 3 of slice 0
     DIRECTORY/logs/0-3/START.log     its output
 
-Requires Python 3.10 and only its standard library.
+A write of job.json names the generation that it replaces, so that no change of another command is lost.
+
+Requires Python 3.10, and google-cloud-storage to read and write objects.
 """
 
 import gzip
@@ -15,51 +18,110 @@ import subprocess
 import tarfile
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import gcloud
 from protocol import JOB_DIRECTORY
-from shell import CommandFailed, Shell
+from shell import CommandFailed
 from slices import LaunchError
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGE_ARCHIVE_BYTES = 200 * 2**20  # a checkout without data is a few MB
+
+# Types of the values of job.json and of an object below ends/. Values that are not listed are ignored.
+JOB_FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("id", "code", "commit"), str),
+    **{"command": list, "env": dict, "num_slices": int, "max_restarts": int},
+    **{"run": str | None, "tpu": str | None, "stop": bool | None},
+    **{"poll_seconds": int | float, "max_run_seconds": int, "delete_when_done": bool, "delete": list},
+}
+NUMBERS = (int, int | float)  # in Python, a bool is an int
+END_FIELDS = {"worker": str, "exit_code": int}
+
+
+class OddValue(CommandFailed):
+    """An object of a job does not have the values that it must have."""
 
 
 class Job:
     """The directory of a job in a bucket.
 
     Args:
-      shell: Runs the commands.
+      bucket: Reads and writes objects.
       directory: The directory, gs://….
     """
 
-    def __init__(self, shell: Shell, directory: str):
-        self.shell, self.directory = shell, directory.rstrip("/")
+    def __init__(self, bucket: Any, directory: str):
+        self.bucket, self.directory = bucket, directory.rstrip("/")
+        self._ends: dict[tuple[str, int], dict | str] = {}  # by address and generation, which never change
 
-    def read(self) -> dict | None:
-        """Returns the contents of job.json, or None if it does not exist.
+    def read(self) -> tuple[dict | None, int]:
+        """Returns the contents and the generation of job.json, or None and 0 if it does not exist.
 
         Raises:
+          OddValue: Its contents are not those of a job.
           TransientFailure: It cannot be read, but a retry may succeed.
           CommandFailed: It cannot be read: missing permission.
         """
-        text = gcloud.read(self.shell, f"{self.directory}/job.json")
-        return json.loads(text) if text else None
+        path = f"{self.directory}/job.json"
+        found = self.bucket.read(path)
+        return (parse(path, found.data, JOB_FIELDS), found.generation) if found else (None, 0)
 
-    def write(self, contents: dict) -> None:
-        """Replaces job.json."""
-        text = json.dumps(contents, indent=2) + "\n"
-        self.shell.log(f"job.json: {json.dumps(contents)}")
-        self._upload("job.json", text.encode())
+    def change(self, update: Callable[[dict], dict | None]) -> dict | None:
+        """Replaces job.json by a function of its newest contents, however often others change it meanwhile.
+
+        Args:
+          update: Returns the new contents, or None to leave them.
+
+        Returns:
+          The new contents, or None if they were left or there are none.
+        """
+        from cloud import Changed
+
+        while True:
+            contents, generation = self.read()
+            changed = None if contents is None else update(contents)
+            if changed is None or changed == contents:
+                return changed
+            try:
+                self.write(changed, generation)
+            except Changed:
+                continue
+            return changed
+
+    def write(self, contents: dict, replaces: int) -> None:
+        """Writes job.json.
+
+        Args:
+          contents: What to write.
+          replaces: The generation that it replaces, 0 for none.
+
+        Raises:
+          Changed: Another command has changed it.
+        """
+        self.bucket.write(f"{self.directory}/job.json", (json.dumps(contents, indent=2) + "\n").encode(), replaces)
 
     def store_code(self, archive: bytes) -> None:
         """Stores a packed checkout."""
-        self._upload(f"{code_name(archive)}.tar.gz", archive)
+        self.bucket.write(f"{self.directory}/{code_name(archive)}.tar.gz", archive)
 
-    def ends(self, job_id: str) -> list[dict]:
-        """Returns how a job ended on each worker on which it has: `worker`, `exit_code` and `log`."""
-        return parse_lines(gcloud.read(self.shell, f"{self.directory}/ends/{job_id}/*.json") or "")
+    def ends(self, job_id: str) -> tuple[list[dict], list[str]]:
+        """Returns how a job ended on each worker on which it has, and what is odd about other objects.
+
+        Args:
+          job_id: The job.
+        """
+        listed = self.bucket.generations(f"{self.directory}/ends/{job_id}/")
+        for path, generation in listed.items():
+            if (path, generation) not in self._ends and (found := self.bucket.read(path)):
+                try:
+                    value = parse(path, found.data, END_FIELDS)
+                except OddValue as error:
+                    value = str(error)
+                self._ends[path, found.generation] = value
+        values = [self._ends[key] for key in listed.items() if key in self._ends]
+        return [value for value in values if isinstance(value, dict)], [v for v in values if isinstance(v, str)]
 
     def show_log(self, worker: str, lines: int) -> None:
         """Prints the newest log of a worker.
@@ -71,20 +133,39 @@ class Job:
         Raises:
           CommandFailed: There is none.
         """
-        logs = f"{self.directory}/logs/{worker}"
-        listed = self.shell.run("gcloud", "storage", "ls", f"{logs}/*.log", capture=True, check=False)
-        newest = max(listed.stdout.split(), default=f"{logs}/NEWEST.log" if self.shell.dry_run else None)
-        if newest is None:
-            raise CommandFailed(f"{logs}: no log found. A worker copies its log every minute, from its first boot on.")
-        text = self.shell.run("gcloud", "storage", "cat", newest, capture=True).stdout
-        print("\n".join(text.splitlines()[-lines:]))
+        logs = f"{self.directory}/logs/{worker}/"
+        newest = max((path for path in self.bucket.generations(logs) if path.endswith(".log")), default=None)
+        found = self.bucket.read(newest) if newest else None
+        if found is None:
+            raise CommandFailed(
+                f"{logs[:-1]}: no log found. A worker copies its log every minute, from its first boot on."
+            )
+        print("\n".join(found.data.decode(errors="replace").splitlines()[-lines:]))
 
-    def _upload(self, name: str, data: bytes) -> None:
-        with tempfile.NamedTemporaryFile(prefix="t5x_like_") as file:
-            file.write(data)
-            file.flush()
-            source = name if self.shell.dry_run else file.name
-            self.shell.run("gcloud", "storage", "cp", source, f"{self.directory}/{name}", "--quiet", capture=True)
+
+def parse(path: str, data: bytes, fields: dict[str, Any]) -> dict:
+    """Returns the values of a JSON object.
+
+    Args:
+      path: Its address, for the message.
+      data: Its content.
+      fields: The types of the values that it must have.
+
+    Raises:
+      OddValue: It is not an object of these values.
+    """
+    try:
+        contents = json.loads(data)
+    except ValueError as error:
+        raise OddValue(f"{path}: not JSON ({error}). Correct or delete it.") from None
+    if not isinstance(contents, dict):
+        raise OddValue(f"{path}: {type(contents).__name__}, not an object. Correct or delete it.")
+    for name, kind in fields.items():
+        value = contents.get(name)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind in NUMBERS):
+            given = f"{name}={json.dumps(value)}" if name in contents else f"{name} missing"
+            raise OddValue(f"{path}: {given}, not {getattr(kind, '__name__', kind)}. Correct or delete it.")
+    return contents
 
 
 def directory_of(name: str, run: str | None, staging: str | None) -> str:
@@ -108,20 +189,9 @@ def directory_of(name: str, run: str | None, staging: str | None) -> str:
     )
 
 
-def parse_lines(text: str) -> list[dict]:
-    """Parses one JSON object per line, without lines that are being written."""
-    found = []
-    for line in text.splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
-
-
 def new_id() -> str:
     """Returns a new ID of a job, which ascends with time."""
-    return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + f"-{time.time_ns() % 1000:03d}"
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + f"-{time.time_ns() % 10**9:09d}"
 
 
 def code_name(archive: bytes) -> str:
@@ -135,11 +205,11 @@ def describe_commit(root: Path) -> str:
     return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "no commit"
 
 
-def pack_code(shell: Shell, root: Path) -> bytes:
+def pack_code(log: Callable[[str], None], root: Path) -> bytes:
     """Packs the files of a checkout, except those that git ignores. Equal files give equal bytes.
 
     Args:
-      shell: Logs.
+      log: Logs.
       root: Root of the checkout.
 
     Raises:
@@ -157,7 +227,7 @@ def pack_code(shell: Shell, root: Path) -> bytes:
         file.seek(0)
         archive = file.read()
     if len(archive) > LARGE_ARCHIVE_BYTES:
-        shell.log(f"the packed checkout is {len(archive) / 2**20:.0f} MiB. Move data files to a bucket")
+        log(f"the packed checkout is {len(archive) / 2**20:.0f} MiB. Move data files to a bucket")
     return archive
 
 

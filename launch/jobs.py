@@ -67,10 +67,11 @@ def check_bucket(setting: str, path: str) -> None:
     Raises:
       LaunchError: The path is not a directory in a bucket.
     """
-    if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]/[^/\s].*", path):
+    # gcloud, which copies files on the machines, expands *, ? and [.
+    if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]/[^/\s*?\[][^*?\[\x00-\x1f]*", path):
         raise LaunchError(
-            f"{setting}={path} is not a directory in a bucket. Give for example gs://my-bucket/runs/first; names of "
-            "buckets have at least 3 characters"
+            f"{setting}={path} is not a directory in a bucket. Give for example gs://my-bucket/runs/first, without *, "
+            "? and [; names of buckets have at least 3 characters"
         )
 
 

@@ -2,28 +2,33 @@
 
 Google no longer develops this API, and it does not have TPU7x and later generations (docs.cloud.google.com/tpu/docs/
 queued-resources): launch/gke.py has them. Sources: the same page; tpu/docs/multislice-introduction; tpu/docs/spot,
-request-using-dws-flex-start and reservations; tpu/docs/failure-recovery; the help of `gcloud compute tpus
-queued-resources`. Never run against the cloud.
+request-using-dws-flex-start and reservations; tpu/docs/failure-recovery; google.cloud.tpu_v2.types. Never run against
+the cloud.
 
-Requires Python 3.10 and only its standard library.
+Requires Python 3.10 and google-cloud-tpu.
 """
 
 import dataclasses
 import enum
+import json
+import uuid
+from typing import Any
 
-import gcloud
-from shell import Shell
+import cloud
+from cloud import Clients, NotFound, TransientFailure
+from shell import CommandFailed
 from slices import Slice
 
 
 class TpuState(enum.Enum):
     """What can be done with a TPU."""
 
-    ABSENT = "absent"  # it can be created
+    ABSENT = "absent"  # the API says that it does not exist, and does not list it
     PENDING = "pending"  # it is queued or being created, or the platform repairs or replaces a part of it
     READY = "ready"  # all of its VMs run
     LOST = "lost"  # it was preempted or stopped; it must be deleted
     FAILED = "failed"  # the cloud refused the request, which must be deleted
+    DELETING = "deleting"  # its name can be reused when it is absent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +38,18 @@ class State:
     Attributes:
       kind: The state.
       detail: The state as reported by the cloud, or a sentence.
-      workers: Number of VMs if the TPU is ready, otherwise 0.
+      workers: Number of VMs if the TPU is ready, 0 if it is not known.
       is_gone: Whether a pending TPU has lost all of its slices.
+      job: The directory of the job that its VMs run, "" for none.
+      error: Why the request was refused, or None.
     """
 
     kind: TpuState
     detail: str
     workers: int = 0
     is_gone: bool = False
+    job: str = ""
+    error: CommandFailed | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +61,14 @@ class Request:
       spot: Request spot capacity.
       reserved: Use any reservation of the project.
       reservation: Use the reservation with this name.
-      flex_start: Wait for capacity that is granted for `max_run_duration` and not preempted.
-      max_run_duration: Duration after which the TPU is deleted, such as 2d.
+      flex_start: Wait for capacity that is granted for `max_run_seconds` and not preempted.
+      max_run_seconds: Seconds after which the TPU is deleted, or 0.
       runtime_version: Software version of the VMs; None selects the generation's.
       network: Network of the VMs; None selects the default.
       subnetwork: Subnetwork of the VMs; None selects the default.
       internal_ips: Create VMs without external IP addresses.
       service_account: Service account of the VMs; None selects the project's default.
-      valid_until: Duration after which a request that is still queued expires, such as 6h.
+      valid_until_seconds: Seconds after which a request that is still queued expires, or 0.
     """
 
     slice: Slice
@@ -67,25 +76,26 @@ class Request:
     reserved: bool = False
     reservation: str | None = None
     flex_start: bool = False
-    max_run_duration: str | None = None
+    max_run_seconds: int = 0
     runtime_version: str | None = None
     network: str | None = None
     subnetwork: str | None = None
     internal_ips: bool = False
     service_account: str | None = None
-    valid_until: str | None = None
+    valid_until_seconds: int = 0
 
 
-# Maps states of queued resources and nodes (tpu.googleapis.com/v2) to kinds of states. Unknown states are pending.
+# Kinds of the states of `QueuedResourceState.State` and of `Node.State`, by name. Other states of nodes are pending.
 STATES = {
-    **dict.fromkeys(("ACTIVE", "READY"), TpuState.READY),
     **dict.fromkeys(("CREATING", "ACCEPTED", "PROVISIONING", "WAITING_FOR_RESOURCES"), TpuState.PENDING),
-    **dict.fromkeys(("RESTARTING", "REIMAGING", "STARTING", "REPAIRING"), TpuState.PENDING),
-    **dict.fromkeys(
-        ("SUSPENDING", "SUSPENDED", "PREEMPTED", "TERMINATED", "STOPPING", "STOPPED", "DELETING"), TpuState.LOST
-    ),
-    "not found": TpuState.LOST,  # a node of a resource that exists
+    **dict.fromkeys(("SUSPENDING", "SUSPENDED"), TpuState.LOST),
+    "ACTIVE": TpuState.READY,
     "FAILED": TpuState.FAILED,
+    "DELETING": TpuState.DELETING,
+}
+NODE_STATES = {
+    "READY": TpuState.READY,
+    **dict.fromkeys(("PREEMPTED", "TERMINATED", "STOPPING", "STOPPED", "DELETING", "not found"), TpuState.LOST),
 }
 STARTUP_SCRIPT = "launch/startup.sh"
 JOB_METADATA = "t5x-like-job"  # launch/startup.sh reads it
@@ -95,73 +105,113 @@ class QueuedResource:
     """One queued resource, with one node per slice.
 
     Args:
-      shell: Runs the commands.
+      clients: Clients of the API; None for a dry run.
       name: Name of the queued resource.
       zone: Its zone.
-      project: Its project; None selects the project that gcloud is configured with.
+      project: Its project; None selects the project of the credentials.
       num_slices: Number of slices.
 
     Attributes:
-      place: The zone and the project.
+      full_name: Its name with the project and the zone.
+
+    Raises:
+      CommandFailed: The project is not known.
     """
 
-    def __init__(self, shell: Shell, name: str, zone: str, project: str | None = None, num_slices: int = 1):
-        self.shell, self.name, self.num_slices = shell, name, num_slices
+    def __init__(self, clients: Clients | None, name: str, zone: str, project: str | None = None, num_slices: int = 1):
+        self.clients, self.name, self.zone, self.num_slices = clients, name, zone, num_slices
+        self.project = project or (clients.project if clients else "PROJECT")
+        if not self.project:
+            raise CommandFailed("the project is not known. Add --project, or set GOOGLE_CLOUD_PROJECT.")
+        self.parent = f"projects/{self.project}/locations/{zone}"
+        self.full_name = f"{self.parent}/queuedResources/{name}"
         self.nodes = [name] if num_slices == 1 else [f"{name}-{index}" for index in range(num_slices)]
-        self.place = (zone, project)
-        self._zone, self._project = [f"--zone={zone}"], [f"--project={project}"] if project else []
+        self._policy = {"retry": cloud.retry(), "timeout": cloud.TIMEOUT_SECONDS} if clients else {}
 
-    def _words(self, action: str, *words: str, group: str = "queued-resources", track: str = "") -> list[str]:
-        tracked = ["gcloud", *([track] if track else [])]
-        return [*tracked, "compute", "tpus", group, action, *words, *self._zone, *self._project]
+    def body(self, request: Request, startup_script: str, job: str) -> dict[str, Any]:
+        """Returns the request as the JSON object that the API receives.
+
+        Args:
+          request: What to request.
+          startup_script: Text of the script that each VM runs at each boot.
+          job: The directory of the job that the script runs.
+        """
+        shape, generation = request.slice, request.slice.generation
+        node: dict[str, Any] = {
+            "runtimeVersion": request.runtime_version or generation.runtime_version,
+            "networkConfig": {"enableExternalIps": not request.internal_ips},
+            "metadata": {JOB_METADATA: job, "startup-script": startup_script},
+        }
+        if shape.is_default_shape:
+            node["acceleratorType"] = shape.accelerator_type
+        else:
+            node["acceleratorConfig"] = {"type": generation.api_type, "topology": shape.topology}
+        for key, value in (("network", request.network), ("subnetwork", request.subnetwork)):
+            node["networkConfig"].update({key: value} if value else {})
+        if request.service_account:
+            node["serviceAccount"] = {"email": request.service_account}
+        spec: dict[str, Any] = {"parent": self.parent, "node": node}
+        if self.num_slices > 1:
+            count = {"nodeCount": self.num_slices, "nodeIdPrefix": self.name}
+            spec |= {"multiNodeParams" if request.flex_start else "multisliceParams": count}  # in v2alpha1 and in v2
+        else:
+            spec["nodeId"] = self.name
+        body: dict[str, Any] = {"tpu": {"nodeSpec": [spec]}, **self._capacity(request)}
+        if request.valid_until_seconds:
+            body["queueingPolicy"] = {"validUntilDuration": f"{request.valid_until_seconds}s"}
+        return body
+
+    def _capacity(self, request: Request) -> dict[str, Any]:
+        if request.spot:
+            return {"spot": {}}
+        if request.reservation or request.reserved:  # "-" is any reservation
+            return {"reservationName": f"{self.parent}/reservations/{request.reservation or '-'}"}
+        if request.flex_start:
+            return {"provisioningModel": "FLEX_START", "runDuration": {"maxRunDuration": f"{request.max_run_seconds}s"}}
+        return {}
 
     def create(self, request: Request, startup_script: str, job: str) -> None:
         """Requests the TPU, which then waits in the queue. It may be pending for a long time after this returns.
 
         Args:
           request: What to request.
-          startup_script: Path of the script that each VM runs at each boot.
+          startup_script: Text of the script that each VM runs at each boot.
           job: The directory of the job that the script runs.
 
         Raises:
+          AlreadyExists: There is a TPU of this name. It may be an older one that is being deleted.
           TransientFailure: The call failed, but a retry may succeed. The request may exist; `state` tells.
           CommandFailed: The call failed, and a retry would fail in the same way.
         """
-        generation = request.slice.generation
-        # Only the alpha track has named reservations, flex-start, and some shapes other than the default.
-        shaped = not request.slice.is_default_shape
-        alpha = request.reservation or request.flex_start or (shaped and generation.alpha_shapes)
-        if shaped:
-            flags = [f"--type={generation.type_prefix}", f"--topology={request.slice.topology}"]
-        else:
-            flags = [f"--accelerator-type={request.slice.accelerator_type}"]
-        flags.append(f"--runtime-version={request.runtime_version or generation.runtime_version}")
-        if self.num_slices > 1:
-            flags += [f"--node-count={self.num_slices}", f"--node-prefix={self.name}"]
-        else:
-            flags.append(f"--node-id={self.name}")
-        flags += [f"--metadata={JOB_METADATA}={job}", f"--metadata-from-file=startup-script={startup_script}"]
-        flags += self._capacity_flags(request, bool(alpha))
-        flags += ["--internal-ips"] if request.internal_ips else []
-        for flag, value in (
-            ("network", request.network),
-            ("subnetwork", request.subnetwork),
-            ("service-account", request.service_account),
-            ("valid-until-duration", request.valid_until),
-        ):
-            flags += [f"--{flag}={value}"] if value else []
-        words = self._words("create", self.name, *flags, "--quiet", track="alpha" if alpha else "")
-        gcloud.create(self.shell, self.name, words)
+        body = self.body(request, startup_script, job)
+        with cloud.errors(f"{self.name} was not created"):
+            if request.flex_start:
+                self._create_flex_start(body)
+                return
+            from google.cloud import tpu_v2
 
-    @staticmethod
-    def _capacity_flags(request: Request, alpha: bool) -> list[str]:
-        if request.reservation:
-            return ["--provisioning-model=reservation-bound", f"--reservation={request.reservation}"]
-        if request.flex_start:
-            return ["--provisioning-model=flex-start", f"--max-run-duration={request.max_run_duration}"]
-        if request.spot:  # the alpha track replaces the model of --spot by the standard one (gcloud 528)
-            return ["--provisioning-model=spot" if alpha else "--spot"]
-        return ["--reserved"] if request.reserved else []
+            resource = tpu_v2.QueuedResource.from_json(json.dumps(body))
+            # The ID makes the call idempotent, so that the policy may repeat it.
+            call = tpu_v2.CreateQueuedResourceRequest(
+                parent=self.parent,
+                queued_resource_id=self.name,
+                queued_resource=resource,
+                request_id=str(uuid.uuid4()),
+            )
+            operation = self.clients.tpu.create_queued_resource(call, **self._policy).operation
+        if not operation.name:
+            raise TransientFailure(f"{self.name} was not created: odd answer of the API, without an operation.")
+
+    def _create_flex_start(self, body: dict[str, Any]) -> None:
+        """Sends a request that only v2alpha1 has, whose fields google-cloud-tpu does not have."""
+        from google.api_core import exceptions
+        from google.auth.transport import requests
+
+        session = requests.AuthorizedSession(self.clients.credentials)
+        url = f"{self.clients.endpoint}/v2alpha1/{self.parent}/queuedResources?queuedResourceId={self.name}"
+        response = session.post(url, json=body, timeout=cloud.TIMEOUT_SECONDS)
+        if not response.ok:
+            raise exceptions.from_http_response(response)
 
     def state(self) -> State:
         """Returns the state, which is ready if all VMs of all slices are.
@@ -170,57 +220,84 @@ class QueuedResource:
         reserved or flex-start (tpu/docs/failure-recovery).
 
         Raises:
-          TransientFailure: gcloud could not report the state, but a retry may succeed.
-          CommandFailed: gcloud cannot report the state: missing permission or project, or an invalid argument.
+          TransientFailure: The state is not known, but a retry may succeed.
+          CommandFailed: The state is not known: missing permission or project, or an invalid argument.
         """
-        resource = self._describe(self.name, "queued-resources")
+        resource = self._get()
         if resource is None:
             return State(TpuState.ABSENT, "absent")
-        if self.shell.dry_run:
-            return State(TpuState.READY, "ready")
-        text = resource["state"]["state"]
-        if STATES.get(text, TpuState.PENDING) != TpuState.READY:
-            return State(STATES.get(text, TpuState.PENDING), text)
-        nodes = {name: self._describe(name, "tpu-vm") for name in self.nodes}
-        texts = {name: node["state"] if node else "not found" for name, node in nodes.items()}
-        kinds = {
-            STATES.get(text, TpuState.PENDING) if text != "not found" else TpuState.LOST for text in texts.values()
-        }
+        name = resource.state.state.name
+        if resource.name != self.full_name or name not in STATES:
+            raise TransientFailure(f"{self.name}: odd answer of the API, of {resource.name!r} in state {name}.")
+        job = next((spec.node.metadata.get(JOB_METADATA, "") for spec in resource.tpu.node_spec), "")
+        kind = STATES[name]
+        if kind == TpuState.FAILED:
+            error = self._refusal(resource.state.failed_data.error)
+            return State(kind, name, job=job, error=error)
+        if kind != TpuState.READY:
+            return State(kind, name, job=job)
+        return dataclasses.replace(self._nodes_state(), job=job)
+
+    def _nodes_state(self) -> State:
+        """Returns the state of the nodes of an active resource."""
+        listed = {node.name.rpartition("/")[2]: node for node in self._list("list_nodes", "nodes")}
+        names = {name: listed[name].state.name if name in listed else "not found" for name in self.nodes}
+        kinds = {NODE_STATES.get(name, TpuState.PENDING) for name in names.values()}
         if kinds == {TpuState.READY}:
-            workers = sum(len(node["networkEndpoints"]) for node in nodes.values())
-            return State(TpuState.READY, "ready", workers)
-        detail = ", ".join(f"{name} is {text}" for name, text in texts.items() if text != "READY")
+            counts = [len(listed[name].network_endpoints) for name in self.nodes]
+            return State(TpuState.READY, "ready", sum(counts) if all(counts) else 0)
+        detail = ", ".join(f"{name} is {text}" for name, text in names.items() if text != "READY")
         return State(TpuState.PENDING, detail, is_gone=kinds == {TpuState.LOST})
 
-    def _describe(self, name: str, group: str) -> dict | None:
-        return gcloud.describe(self.shell, name, self._words("describe", name, group=group))
-
-    def failure_reason(self) -> str:
-        """Returns the cloud's reason for a failed request."""
-        data = (self._describe(self.name, "queued-resources") or {}).get("state", {}).get("failedData", {})
-        return data.get("error", {}).get("message", "no reason given")
-
-    def job_directory(self) -> str | None:
-        """Returns the directory of the job that the VMs run, "" if they run none, or None if the TPU is absent."""
-        resource = self._describe(self.name, "queued-resources")
-        if resource is None:
+    def _get(self) -> Any:
+        """Returns the resource, or None if the API says that it does not exist and a complete list does not have it."""
+        try:
+            with cloud.errors(f"the state of {self.name} is not known"):
+                return self.clients.tpu.get_queued_resource(name=self.full_name, **self._policy)
+        except NotFound:
+            listed = self._list("list_queued_resources", "queued_resources")
+            if any(resource.name == self.full_name for resource in listed):
+                raise TransientFailure(f"{self.name}: not found, but listed.") from None
             return None
-        nodes = resource.get("tpu", {}).get("nodeSpec", [])
-        found = [node.get("node", {}).get("metadata", {}).get(JOB_METADATA) for node in nodes]
-        return next(filter(None, found), "")
+
+    def _list(self, method: str, field: str) -> list[Any]:
+        """Returns all resources or nodes of the zone."""
+        with cloud.errors(f"the state of {self.name} is not known"):
+            pages = list(getattr(self.clients.tpu, method)(parent=self.parent, **self._policy).pages)
+        if missing := [place for page in pages for place in page.unreachable]:
+            raise TransientFailure(f"the state of {self.name} is not known: unreachable: {', '.join(missing)}.")
+        return [item for page in pages for item in getattr(page, field)]
+
+    def _refusal(self, status: Any) -> CommandFailed:
+        """Returns the cloud's reason for a refused request, with what to do about it."""
+        from google.protobuf import json_format
+
+        details = json_format.MessageToDict(status).get("details", [])
+        message = (status.message or "no reason given").rstrip(".")
+        return cloud.classify(f"{self.name} was refused: {message}.", status.code, details)
 
     def delete_words(self) -> list[str]:
-        """Returns the call that requests the deletion, without the project, which a worker knows by another way."""
-        return ["gcloud", "compute", "tpus", "queued-resources", "delete", self.name] + [
-            *("--force", "--async", "--quiet"),
-            *self._zone,
+        """Returns the call of gcloud by which a worker deletes the TPU, without the project, which the VM knows."""
+        return [
+            *("gcloud", "compute", "tpus", "queued-resources", "delete", self.name),
+            *("--force", "--async", "--quiet", f"--zone={self.zone}"),
         ]
 
     def delete(self) -> bool:
-        """Requests the deletion of the TPU with its VMs, and returns whether it existed.
+        """Requests the deletion of the TPU with its VMs once, and returns whether it existed.
+
+        The policy does not repeat the call, because it must not be deleted if it is back meanwhile.
 
         Raises:
           TransientFailure: The call failed. The TPU may already be deleted or being deleted; `state` tells.
           CommandFailed: The call failed, and a retry would fail in the same way.
         """
-        return gcloud.delete(self.shell, self.name, [*self.delete_words(), *self._project])
+        try:
+            with cloud.errors(f"{self.name} was not deleted"):
+                from google.cloud import tpu_v2
+
+                call = tpu_v2.DeleteQueuedResourceRequest(name=self.full_name, force=True, request_id=str(uuid.uuid4()))
+                self.clients.tpu.delete_queued_resource(call, timeout=cloud.TIMEOUT_SECONDS)
+        except NotFound:
+            return self._get() is not None
+        return True

@@ -11,7 +11,9 @@
 #   --name=NAME             name of the job (default: t5x_like)
 #   --container=IMAGE       image to run in: FILE.sif with Apptainer; FILE.sqsh or a name in a registry with Pyxis
 #   --mounts=PATH[,PATH…]   directories that the container sees under the same paths, besides the working directory
-#   --dry_run               print the command instead of running it
+#   --dry_run               print the command and its cost instead of running it
+#   --price=PRICE           price of a GPU per hour, for the cost that --dry_run prints
+#   --hours=HOURS           hours of the run, for the same
 #   --ANYTHING[=VALUE]      any other option is passed to sbatch, such as --partition=NAME or --reservation=NAME, with
 #                           hyphens for underscores in its name
 #
@@ -52,7 +54,7 @@ pass_to_sbatch() { # pass_to_sbatch OPTION: the ones that the job needs cannot b
   sbatch_options+=("$name$value")
 }
 
-nodes=1 gpus=8 time=24:00:00 save_seconds=180 max_restarts=3 name=t5x_like container='' mounts='' dry_run=
+nodes=1 gpus=8 time=24:00:00 save_seconds=180 max_restarts=3 name=t5x_like container='' mounts='' price='' hours='' dry_run=
 sbatch_options=()
 while (($#)); do
   case "$1" in
@@ -66,9 +68,11 @@ while (($#)); do
     --container=) usage_error "$1 is empty. Give a value, or remove it" ;;
     --container=*) container="${1#*=}" ;;
     --mounts=*) mounts="${1#*=}" ;;
+    --price=*) price="${1#*=}" ;;
+    --hours=*) hours="${1#*=}" ;;
     --dry_run) dry_run=yes ;;
     --) break ;;
-    --nodes | --gpus_per_node | --time | --save_seconds | --max_restarts | --name | --container | --mounts)
+    --nodes | --gpus_per_node | --time | --save_seconds | --max_restarts | --name | --container | --mounts | --price | --hours)
       usage_error "$1: value missing. Write $1=VALUE"
       ;;
     --*) pass_to_sbatch "$1" ;;
@@ -92,6 +96,9 @@ check_number --save_seconds "$save_seconds"
 [[ $container || ! $mounts ]] || usage_error "--mounts=$mounts without --container. Add --container=IMAGE, or remove it"
 [[ ! $mounts || $mounts =~ ^/[^,:]*(,/[^,:]*)*$ ]] ||
   usage_error "--mounts=$mounts: not a list of directories. Give absolute paths, separated by commas"
+for value in "$price" "$hours"; do
+  [[ ! $value || $value =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage_error "--price=$price --hours=$hours: not numbers. Write --price=2.5"
+done
 limit="$(seconds "$time")"
 # A time of 0 means that Slurm sets no limit, and then it does not send the signal either.
 ((limit == 0 || save_seconds < limit)) || usage_error \
@@ -108,6 +115,12 @@ set -- env "${variables[@]}" \
   --signal="TERM@$save_seconds" --requeue --open-mode=append --output="$name-%j.log" ${sbatch_options[@]+"${sbatch_options[@]}"} \
   "$root/launch/slurm.sbatch" "$@"
 if [[ $dry_run ]]; then
+  awk -v devices=$((nodes * gpus)) -v price="$price" -v hours="$hours" 'BEGIN {
+    if (price == "") { print "# cost per hour: unknown (add --price, of one of " devices " GPUs)"; hours = "" }
+    else printf "# cost per hour: %.2f (%d GPUs at %.2f; --price)\n", devices * price, devices, price
+    if (hours == "") print "# cost of the run: unknown" (price == "" ? "" : " (add --hours)")
+    else printf "# cost of the run: %.2f (--hours=%s)\n", devices * price * hours, hours
+  }'
   printf '%q ' "$@"
   printf '\n'
   exit 0

@@ -11,47 +11,64 @@
 API. Each VM installs and runs the command from its boot on, without a connection to this machine. `train` then only
 reads; it can be interrupted and repeated.
 
-`launch/tpu.py ACTION --help` lists the options of an action. --dry_run prints the commands instead of running them.
-Requires gcloud and Python 3.10 or later, without other packages. docs/tpu_vm.md is the complete guide.
+`launch/tpu.py ACTION --help` lists the options of an action. --dry_run prints the requests and what they cost.
+Requires Python 3.10 or later with google-cloud-tpu and google-cloud-storage (the extra `launch`), and gcloud for
+`fetch`. docs/tpu_vm.md is the complete guide.
 """
 
 import argparse
+import contextlib
+import json
 import sys
+import time
 
 import alert
+import cloud
+import cost
 import job
 import jobs
 import protocol
 import run_report
+import shell
 import slices
 import tpu_options
 import watch
+from bucket import Bucket
 from check_command import check_command
 from queued import STARTUP_SCRIPT, QueuedResource, Request, TpuState
-from shell import CommandFailed, Shell
+from shell import CommandFailed
+from watcher import Watcher
 
 
-def fetch(shell: Shell, source: str, target: str, checkpoints: bool) -> None:
+def log(text: str) -> None:
+    """Logs a message."""
+    print(f"tpu.py: {text}", file=sys.stderr, flush=True)
+
+
+def fetch(dry_run: bool, source: str, target: str, checkpoints: bool) -> None:
     """Copies a run out of its bucket, without compiled programs.
 
     Args:
-      shell: Runs the commands.
+      dry_run: Print the commands instead of running them.
       source: Directory of the run.
       target: Local directory.
       checkpoints: Whether to include checkpoints.
     """
     jobs.check_bucket("directory to fetch", source)
-    shell.run("mkdir", "-p", target)
+    shell.run(["mkdir", "-p", target], dry_run)
     excluded = "compilation_cache" if checkpoints else "(checkpoints|compilation_cache)"
     words = ["gcloud", "storage", "rsync", "--recursive", f"--exclude=^{excluded}/.*", source, target]
-    shell.run(*words, timeout=None)
+    shell.run(words, dry_run)
 
 
-def train(tpu: QueuedResource, request: Request, command: list[str], options: argparse.Namespace) -> int:
+def train(
+    tpu: QueuedResource, bucket: Bucket, request: Request, command: list[str], options: argparse.Namespace
+) -> int:
     """Runs a command until it ends on all workers or fails on one, and then says or ends what the TPU costs.
 
     Args:
       tpu: The TPU, which need not exist.
+      bucket: Reads and writes objects.
       request: How to create it.
       command: The command that each worker runs.
       options: The parsed command line.
@@ -61,34 +78,47 @@ def train(tpu: QueuedResource, request: Request, command: list[str], options: ar
 
     Raises:
       CommandFailed: A request failed permanently, or the limit of recreations was reached.
-      LaunchError: The code cannot be packed, or the job has no directory in a bucket.
+      LaunchError: The code cannot be packed, the job has no directory in a bucket, or another command watches it.
     """
-    stored = job.Job(tpu.shell, job.directory_of(tpu.name, jobs.model_dir(command), options.staging))
+    stored = job.Job(bucket, job.directory_of(tpu.name, jobs.model_dir(command), options.staging))
+    watcher = Watcher(bucket, stored.directory, options.poll_seconds, time.sleep, log)
     try:
         check_directory(tpu, stored, options)
+        watcher.claim(options.take_over)
         contents = store_job(stored, tpu, command, options)
-        if options.dry_run:
-            return train_dry_run(tpu, request, stored)
-        watching = watch.Watch(tpu, request, stored, contents, options)
-        return watch.finish(watching, watching.run())
+        watching = watch.Watch(tpu, request, stored, contents, watcher, options, log, time)
+        return watch.finish(watching, watching.run(), log)
     except CommandFailed as error:
         alert.send(options.alert, str(error))
-        watch.log_remaining(tpu, options)
+        watch.log_remaining(tpu, options, log)
         raise
+    finally:
+        with contextlib.suppress(CommandFailed):
+            watcher.release()
 
 
 def check_directory(tpu: QueuedResource, stored: job.Job, options: argparse.Namespace) -> None:
     """Checks that the VMs of a TPU that exists read the directory of the job: it is part of their request.
 
     Raises:
-      LaunchError: They read another one.
-      CommandFailed: gcloud cannot describe the TPU: nobody is logged in, or a permission is missing.
+      LaunchError: They read another one, or the VMs of another TPU run the job.
+      CommandFailed: The state is not known: nobody is logged in, or a permission is missing.
     """
-    found = None if options.dry_run else tpu.job_directory()
-    if found not in (None, stored.directory):
+    state = tpu.state()
+    if state.kind != TpuState.ABSENT and state.job != stored.directory:
+        found = f"the job in {state.job}" if state.job else "no job of launch/tpu.py"
         raise slices.LaunchError(
-            f"{tpu.name} exists, and its VMs run {'the job in ' + found if found else 'no job of launch/tpu.py'}. Give "
-            f"another NAME, the MODEL_DIR or --staging of that job, or delete it: `{watch.delete_command(options)}`."
+            f"{tpu.name} exists, and its VMs run {found}. Give another NAME, the MODEL_DIR or --staging of that job, "
+            f"or delete it: `{watch.delete_command(options)}`."
+        )
+    other = ((stored.read()[0] or {}).get("tpu") or tpu.full_name).split("/")
+    if "/".join(other) == tpu.full_name or len(other) != len(tpu.full_name.split("/")):
+        return
+    project, zone, name = other[1::2]
+    if QueuedResource(tpu.clients, name, zone, project).state().kind != TpuState.ABSENT:
+        raise slices.LaunchError(
+            f"{name} in zone {zone} of project {project} runs this job, and two TPUs would write one run. Delete it "
+            f"(`launch/tpu.py delete {name} --zone={zone} --project={project}`), or give another MODEL_DIR."
         )
 
 
@@ -103,8 +133,11 @@ def store_job(stored: job.Job, tpu: QueuedResource, command: list[str], options:
 
     Returns:
       The contents of job.json.
+
+    Raises:
+      Changed: Another command has changed job.json at the same time.
     """
-    archive = job.pack_code(tpu.shell, jobs.ROOT)
+    archive = job.pack_code(log, jobs.ROOT)
     settings = {
         "command": command,
         "env": jobs.environment(options.env),
@@ -113,90 +146,107 @@ def store_job(stored: job.Job, tpu: QueuedResource, command: list[str], options:
         "max_restarts": options.max_restarts,
     }
     watched = {
+        "tpu": tpu.full_name,
         "poll_seconds": options.poll_seconds,
         "delete_when_done": options.delete_when_done,
         "max_run_seconds": tpu_options.seconds(options.max_run_duration),
         "delete": tpu.delete_words(),
     }
-    before = None if options.dry_run else stored.read()
+    before, generation = stored.read()
     code, commit = job.code_name(archive), job.describe_commit(jobs.ROOT)
     if before and not options.repack and settings.items() <= before.items():
-        if not before.get("stop") and not stored.ends(before["id"]):
+        if not before.get("stop") and not stored.ends(before["id"])[0]:
             if before["code"] != code:
-                tpu.shell.log(
+                log(
                     f"the job continues with its stored code ({before['commit']}), and this checkout differs from it. "
                     "--repack replaces the code"
                 )
             contents = {**before, **watched}
-            stored.write(contents)
+            stored.write(contents, generation)
             return contents
-    tpu.shell.log(f"storing this checkout ({commit}) in {stored.directory}")
+    log(f"storing this checkout ({commit}) in {stored.directory}")
     stored.store_code(archive)
     contents = {"id": job.new_id(), "code": code, "commit": commit, **settings, **watched}
-    stored.write(contents)
+    log(f"job.json: {json.dumps(contents)}")
+    stored.write(contents, generation)
     return contents
 
 
-def train_dry_run(tpu: QueuedResource, request: Request, stored: job.Job) -> int:
-    """Prints the commands of `train` if the TPU does not exist yet and is preempted once."""
-    tpu.create(request, STARTUP_SCRIPT, stored.directory)
-    tpu.shell.log("each worker installs and runs the command; reading until it has ended on all of them")
-    tpu.state()
-    stored.ends("ID")
-    tpu.shell.log("after a preemption (the following commands run only in this case)")
-    tpu.delete()
-    tpu.create(request, STARTUP_SCRIPT, stored.directory)
+def dry_run(options: argparse.Namespace, request: Request | None, command: list[str]) -> int:
+    """Prints what an action would call, and what `train` costs, without a call."""
+    tpu = QueuedResource(None, options.name, options.zone, options.project, getattr(options, "num_slices", 1))
+    url = "https://tpu.googleapis.com/v2"
+    directory = f"gs://BUCKET/RUN/launch/{tpu.name}"
+    if options.action == "train":
+        directory = job.directory_of(tpu.name, jobs.model_dir(command), options.staging)
+        print(f"# store this checkout and job.json in {directory}")
+        version = "v2alpha1" if request.flex_start else "v2"
+        print(f"POST https://tpu.googleapis.com/{version}/{tpu.parent}/queuedResources?queuedResourceId={tpu.name}")
+        print(json.dumps(tpu.body(request, f"(the text of {STARTUP_SCRIPT})", directory), indent=2))
+        print("# each worker installs and runs the command; reading until it has ended on all of them:")
+    print(f"GET {url}/{tpu.full_name}")
+    if options.action in ("train", "status"):
+        print(f"GET {url}/{tpu.parent}/nodes")
+        print(f"GET {directory}/ends/ID/")
+    if options.action == "logs":
+        print(f"GET {directory}/logs/{options.slice}-{options.worker}/")
+    if options.action in ("stop", "delete"):
+        print(f"WRITE {directory}/job.json with stop")
+    if options.action == "train":
+        print("# after a preemption, and with --delete_when_done after the end:")
+    if options.action in ("train", "delete"):
+        print(f"DELETE {url}/{tpu.full_name}?force=true")
+    if options.action == "train":
+        chips = request.slice.chips * options.num_slices
+        print(cost.describe(request.slice.generation.name, chips, options, request.max_run_seconds))
     return 0
 
 
 def run_action(options: argparse.Namespace, command: list[str]) -> int:
     """Runs the requested action and returns the exit code."""
-    shell = Shell(options.dry_run)
     if options.action == "fetch":
-        fetch(shell, options.source, options.target, options.checkpoints)
+        fetch(options.dry_run, options.source, options.target, options.checkpoints)
         return 0
     request = tpu_options.check(options, command)
-    tpu = QueuedResource(shell, options.name, options.zone, options.project, getattr(options, "num_slices", 1))
+    if options.dry_run:
+        return dry_run(options, request, command)
     if options.action == "train":
-        if not options.dry_run:
-            shell.log(check_command(command))
-        return train(tpu, request, command, options)
-    directory = find_job(tpu, options)
+        job.directory_of(options.name, jobs.model_dir(command), options.staging)
+        log(check_command(command))
+    clients = cloud.connect(options.project)
+    bucket = Bucket(clients)
+    tpu = QueuedResource(clients, options.name, options.zone, options.project, getattr(options, "num_slices", 1))
+    if options.action == "train":
+        return train(tpu, bucket, request, command, options)
+    stored = find_job(tpu, bucket, options)
     if options.action == "status":
-        show_status(tpu, directory)
+        show_status(tpu, stored)
     elif options.action == "logs":
-        directory.show_log(f"{options.slice}-{options.worker}", options.lines)
+        stored.show_log(f"{options.slice}-{options.worker}", options.lines)
     else:
-        request_stop(directory)
+        if stored:  # all workers save and exit; they read this at the next poll. A watching `train` ends
+            stored.change(lambda contents: {**contents, "stop": True})
         if options.action == "delete" and not tpu.delete():
             raise CommandFailed(f"{tpu.name} not found. Check --zone and --project.")
     return 0
 
 
-def find_job(tpu: QueuedResource, options: argparse.Namespace) -> job.Job | None:
+def find_job(tpu: QueuedResource, bucket: Bucket, options: argparse.Namespace) -> job.Job | None:
     """Returns the directory of the job that a TPU runs, or None if it runs none."""
     if run := getattr(options, "model_dir", None):
-        return job.Job(tpu.shell, job.directory_of(tpu.name, run, None))
-    directory = tpu.job_directory()
-    if options.dry_run:
-        directory = f"gs://BUCKET/RUN/launch/{tpu.name}"
+        return job.Job(bucket, job.directory_of(tpu.name, run, None))
+    directory = tpu.state().job
     if not directory and options.action == "logs":
         raise CommandFailed(
             f"{tpu.name} not found, or it runs no job. Give --model_dir, or check --zone and --project."
         )
-    return job.Job(tpu.shell, directory) if directory else None
+    return job.Job(bucket, directory) if directory else None
 
 
-def request_stop(directory: job.Job | None) -> None:
-    """Asks all workers to save and exit; they read this at the next poll. A watching `train` ends."""
-    if directory and (contents := directory.read() or {} if not directory.shell.dry_run else {"id": "ID"}):
-        directory.write({**contents, "stop": True})
-
-
-def show_status(tpu: QueuedResource, directory: job.Job | None) -> None:
+def show_status(tpu: QueuedResource, stored: job.Job | None) -> None:
     """Prints the state of a TPU, of the job on every worker, and of the run."""
-    contents = (directory.read() if directory else None) or {}
-    tpu = QueuedResource(tpu.shell, tpu.name, *tpu.place, contents.get("num_slices", 1))
+    contents = (stored.read()[0] if stored else None) or {}
+    tpu = QueuedResource(tpu.clients, tpu.name, tpu.zone, tpu.project, contents.get("num_slices", 1))
     state = tpu.state()
     print(f"{tpu.name}: {state.detail}")
     if state.kind == TpuState.ABSENT:
@@ -204,10 +254,12 @@ def show_status(tpu: QueuedResource, directory: job.Job | None) -> None:
     if not contents:
         return
     print(f"{contents['code'][:17]} of {contents['commit']}: {' '.join(contents['command'])}")
-    for end in directory.ends(contents["id"]):
+    ends, odd = stored.ends(contents["id"])
+    for end in ends:
         print(f"worker {end['worker']}: ended with exit code {end['exit_code']}")
+    print(*odd, sep="\n", end="\n" if odd else "")
     if contents["run"]:
-        print(run_report.report(tpu.shell, contents["run"]))
+        print(run_report.report(stored.bucket, contents["run"]))
 
 
 def main(argv: list[str]) -> int:

@@ -7,6 +7,7 @@ import argparse
 import math
 import re
 
+import cost
 import jobs
 import protocol
 import slices
@@ -16,8 +17,8 @@ MAX_NAME_LENGTH = 50  # VM names have at most 63 characters, and slices and work
 MINIMUMS = {"num_slices": 1, **dict.fromkeys(("max_restarts", "max_recreations", "worker", "slice", "lines"), 0)}
 # Options that `Request` takes under the same name.
 REQUEST_OPTIONS = (
-    *("spot", "reserved", "reservation", "flex_start", "max_run_duration"),
-    *("runtime_version", "network", "subnetwork", "internal_ips", "service_account", "valid_until"),
+    *("spot", "reserved", "reservation", "flex_start"),
+    *("runtime_version", "network", "subnetwork", "internal_ips", "service_account"),
 )
 CAPACITIES = ("spot", "reserved", "reservation", "flex_start")
 DURATION = r"([1-9][0-9]*[wdhms])+"
@@ -38,7 +39,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
         for add_options in option_groups:
             add_options(action)
-        action.add_argument("--dry_run", action="store_true", help="print the commands instead of running them")
+        action.add_argument("--dry_run", action="store_true", help="print what would be called, without calling it")
         return action
 
     add(
@@ -64,7 +65,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 def _add_tpu(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="name of the TPU")
     parser.add_argument("--zone", help="zone of the TPU, such as us-west4-a")
-    parser.add_argument("--project", help="project of the TPU (default: the project that gcloud is configured with)")
+    parser.add_argument("--project", help="project of the TPU (default: of your credentials)")
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +99,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unlisted_zone", action="store_true", help="accept a zone that is not known to have the generation"
     )
+    cost.add_options(parser)
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
@@ -125,12 +127,16 @@ def _add_watch(parser: argparse.ArgumentParser) -> None:
         "--max_recreations",
         type=int,
         default=100,
-        help="maximum number of recreations of the TPU, and of retries to create it (default: %(default)s)",
+        help="maximum number of recreations of the TPU, and of retries to create it, without a new checkpoint "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--alert",
         help="command, or https://… of a webhook, that gets a message when the TPU is recreated, the login has "
         "expired, or the job has ended",
+    )
+    parser.add_argument(
+        "--take_over", metavar="WATCHER", help="watch instead of the `tpu.py train` of this name, which then ends"
     )
     parser.add_argument(
         "--delete_when_done", action="store_true", help="delete the TPU when the command has ended, also if it failed"
@@ -153,6 +159,7 @@ def check(options: argparse.Namespace, command: list[str]) -> Request | None:
     slices.check_name("TPU name", options.name, MAX_NAME_LENGTH)
     slices.check_project(options.project)
     slices.check_minimums(options, MINIMUMS)
+    cost.check(options)
     if not 0 < getattr(options, "poll_seconds", 1) < math.inf:
         raise slices.LaunchError(
             f"--poll_seconds={options.poll_seconds:g}: not a positive number. Give a number of seconds, such as 30."
@@ -176,7 +183,9 @@ def check(options: argparse.Namespace, command: list[str]) -> Request | None:
         )
     slices.check_zone(options.zone, shape.generation, options.unlisted_zone)
     _check_capacity(options)
-    return Request(shape, **{name: getattr(options, name) for name in REQUEST_OPTIONS})
+    durations = {"max_run_seconds": options.max_run_duration, "valid_until_seconds": options.valid_until}
+    given = {name: getattr(options, name) for name in REQUEST_OPTIONS}
+    return Request(shape, **given, **{name: seconds(text) for name, text in durations.items()})
 
 
 def _check_capacity(options: argparse.Namespace) -> None:

@@ -4,7 +4,10 @@ The workers run the job by themselves from each boot on (launch/worker.py). The 
 request, how the job has ended on each worker, and the heartbeat of the run. It can be interrupted and repeated at any
 time. It leaves alone what the platform or the workers recover: repairs, a lost slice of several, lost processes.
 
-Requires Python 3.10 and only its standard library.
+Nothing is deleted on the word of an error: an error only says that something is not known. A TPU is absent if the API
+says so twice, minutes apart, and does not list it. A TPU is not deleted while its run sends heartbeats.
+
+Requires Python 3.10, google-cloud-tpu and google-cloud-storage.
 """
 
 import argparse
@@ -14,23 +17,31 @@ from collections.abc import Callable
 from typing import Any
 
 import alert
-import gcloud
 import jobs
 import run_report
-from gcloud import LoginExpired, TransientFailure
-from job import Job, new_id
+from cloud import AlreadyExists, LoginExpired, TransientFailure
+from heartbeat import Heartbeat
+from job import Job, OddValue, new_id
 from protocol import PREEMPTED, SUCCESS, USER_ERROR
 from queued import STARTUP_SCRIPT, QueuedResource, Request, State, TpuState
 from shell import CommandFailed
+from watcher import TakenOver, Watcher
 
-MAX_DELAY_SECONDS = 300.0  # between two attempts to create or delete a TPU, and to call gcloud
+MAX_DELAY_SECONDS = 300.0  # between two attempts to create or delete a TPU, and to call the API
+ABSENT_SECONDS = 180.0  # between two answers that a TPU which existed is absent
+QUIET_SECONDS = 120.0  # without a heartbeat, before a TPU is deleted; after so long, another start takes the run over
 # A slice that the platform has not recovered after this time is not waited for any longer.
 REPAIR_SECONDS = 2 * 3600.0
 # Without a heartbeat for this long on a TPU that is ready, its VMs are broken. It is longer than an installation, a
 # compilation, and the hour after which the processes of a run end a hang.
 SILENT_SECONDS = 2 * 3600.0
-ENDING_SECONDS = 900.0  # for workers that have not ended when others have
+ENDING_SECONDS = 900.0  # for workers that have not ended when others have, and for their last heartbeat
 REPORT_SECONDS = 600.0  # between two lines on the progress of the run
+PROGRESS_SECONDS = 3600.0  # of a ready TPU: progress of a command that does not write a run
+
+
+class StopRequested(Exception):
+    """`tpu.py stop` or `tpu.py delete` was called while the TPU did not exist."""
 
 
 class Watch:
@@ -41,44 +52,83 @@ class Watch:
       request: How to create it.
       job: The directory of the job.
       contents: The contents of its job.json.
+      watcher: The claim to watch it.
       options: The parsed command line of `tpu.py train`.
+      log: Logs.
+      clock: Has `monotonic` and `sleep`.
     """
 
-    def __init__(self, tpu: QueuedResource, request: Request, job: Job, contents: dict, options: argparse.Namespace):
+    def __init__(
+        self,
+        tpu: QueuedResource,
+        request: Request,
+        job: Job,
+        contents: dict,
+        watcher: Watcher,
+        options: argparse.Namespace,
+        log: Callable[[str], None],
+        clock: Any = time,
+    ):
         self.tpu, self.request, self.job, self.contents, self.options = tpu, request, job, contents, options
-        self.recreations, self.delay = 0, options.poll_seconds
-        self.has_answered = False  # gcloud: its errors are then no longer errors of the options
-        self.exists = False
-        self.workers = 0  # when it was ready last
-        self.heartbeat = self.logged = None
-        self.since = dict.fromkeys(("state", "heartbeat", "ending", "report"), time.monotonic())
+        self.watcher, self.clock, self._log_line = watcher, clock, log
+        # A run on a mounted file store cannot be read from here.
+        self.run_directory = contents["run"] if (contents["run"] or "").startswith("gs://") else None
+        self.heartbeat = Heartbeat(job.bucket, self.run_directory, clock)
+        self.recreations, self.delay, self.progress = 0, options.poll_seconds, -1
+        self.has_answered = False  # the API: its errors are then no longer errors of the options
+        self.exists = self.was_ready = False
+        self.workers, self.ready_seconds = 0, 0.0  # when it was ready last
+        self.logged: set[str] = set()  # odd values
+        self.last_detail = None
+        self.since = dict.fromkeys(("state", "ready", "ending", "report"), clock.monotonic())
 
     def run(self) -> int:
         """Watches until the job has ended on all workers or failed on one, and returns its exit code.
 
         Raises:
-          CommandFailed: A request is refused permanently, or the limit of recreations is reached.
+          CommandFailed: A request is refused permanently, the limit of recreations is reached, or another watcher has
+            taken over.
         """
-        while True:
-            state = self._retry(self.tpu.state)
-            self._log_state(state)
-            self.exists = self.exists or state.kind != TpuState.ABSENT
-            if state.kind == TpuState.READY:
-                self.workers, self.delay = state.workers, self.options.poll_seconds
-            if self.workers and (code := self._check(state)) is not None:
-                return code
-            if state.kind == TpuState.ABSENT and not self.exists:
-                self._create()
-            elif reason := self._reason_to_recreate(state):
-                if self.is_stop_requested():
-                    self._log(f"{reason}; not created again, because a stop was requested")
-                    return PREEMPTED
-                self._recreate(reason)
-            time.sleep(self.options.poll_seconds)
+        self.progress = self._retry(self._newest_progress)
+        try:
+            while True:
+                self._refresh()
+                state = self._retry(self.tpu.state)
+                self._note(state)
+                if self.was_ready and (code := self._check(state)) is not None:
+                    return code
+                if state.kind == TpuState.ABSENT and not self.exists:
+                    self._create()
+                elif reason := self._reason_to_recreate(state):
+                    self._recreate(reason)
+                self.clock.sleep(self.options.poll_seconds)
+        except StopRequested as error:
+            self._alert(f"{error}; not created again, because a stop was requested")
+            return PREEMPTED
+
+    def _note(self, state: State) -> None:
+        """Notes what a poll has found."""
+        now = self.clock.monotonic()
+        if state.detail != self.last_detail:
+            self._log(state.detail)
+            self.last_detail, self.since["state"] = state.detail, now
+        self.exists = self.exists or state.kind != TpuState.ABSENT
+        if state.kind == TpuState.READY:
+            self.was_ready, self.workers = True, state.workers or self.workers
+            self.ready_seconds = now - self.since["ready"]
+        else:
+            self.since["ready"] = now
+        if (problem := self.heartbeat.read()) and problem not in self.logged:
+            self.logged.add(problem)
+            self._log(f"the heartbeat is not known: {problem}")
 
     def _check(self, state: State) -> int | None:
         """Returns the exit code of the job if it has ended, and otherwise reports the progress of the run."""
-        ends = self._retry(lambda: self.job.ends(self.contents["id"]))
+        ends, odd = self._retry(lambda: self.job.ends(self.contents["id"]))
+        for problem in set(odd) - self.logged:
+            self.logged.add(problem)
+            self._log(problem)
+        now = self.clock.monotonic()
         failed = [end for end in ends if end["exit_code"] not in (SUCCESS, PREEMPTED)]
         if failed:
             codes = [end["exit_code"] for end in failed]
@@ -86,28 +136,18 @@ class Watch:
             self._alert(f"the job failed: {names}. `tpu.py logs` shows the output")
             return USER_ERROR if USER_ERROR in codes else codes[0]
         if not ends:
-            self.since["ending"] = time.monotonic()
-        late = state.kind == TpuState.READY and time.monotonic() - self.since["ending"] > ENDING_SECONDS
-        if ends and (late or len(ends) >= self.workers):
+            self.since["ending"] = now
+        late = state.kind == TpuState.READY and now - self.since["ending"] > ENDING_SECONDS
+        if ends and (late or len(ends) >= self.workers > 0):
             stopped = any(end["exit_code"] == PREEMPTED for end in ends)
-            missing = f"; {self.workers - len(ends)} workers did not end in time" if len(ends) < self.workers else ""
+            missing = self.workers - len(ends)
             cause = "was stopped, on request or after --max_run_duration" if stopped else "is done"
-            self._alert(f"the job {cause}{missing}")
+            self._alert(f"the job {cause}{f'; {missing} workers did not end in time' if missing > 0 else ''}")
             return PREEMPTED if stopped else SUCCESS
-        if state.kind == TpuState.READY:
-            self._report()
+        if state.kind == TpuState.READY and self.run_directory and now - self.since["report"] > REPORT_SECONDS:
+            self.since["report"] = now
+            self._log(self._try(lambda: run_report.report(self.job.bucket, self.run_directory)))
         return None
-
-    def _report(self) -> None:
-        """Notes the heartbeat of the run, and logs its progress from time to time."""
-        if not self.contents["run"]:
-            return
-        heartbeat = run_report.heartbeat(self.tpu.shell, self.contents["run"])
-        if heartbeat is not None and heartbeat != self.heartbeat:
-            self.heartbeat, self.since["heartbeat"] = heartbeat, time.monotonic()
-        if time.monotonic() - self.since["report"] > REPORT_SECONDS:
-            self.since["report"] = time.monotonic()
-            self._log(run_report.report(self.tpu.shell, self.contents["run"]))
 
     def _reason_to_recreate(self, state: State) -> str | None:
         """Returns why the TPU must be deleted and created again, or None.
@@ -115,101 +155,188 @@ class Watch:
         Raises:
           CommandFailed: The request is refused permanently, or was deleted while it was queued.
         """
-        if state.kind == TpuState.ABSENT and not self.workers:
-            raise CommandFailed(f"{self.tpu.name} not found: it was deleted while it was being created")
+        now = self.clock.monotonic()
+        waited = now - self.since["state"]
+        if state.kind in (TpuState.ABSENT, TpuState.LOST, TpuState.DELETING):
+            self._stop_if_requested(state.detail)
+        reason = None
         if state.kind == TpuState.FAILED:
-            error = gcloud.failure(f"{self.tpu.name} was refused", self._retry(self.tpu.failure_reason))
-            if self.request.valid_until or not isinstance(error, TransientFailure):
-                raise error
-            return str(error)
-        if state.kind in (TpuState.ABSENT, TpuState.LOST) or (state.is_gone and self.request.spot):
-            return state.detail
-        now = time.monotonic()
-        if state.kind == TpuState.PENDING:
-            self.since["heartbeat"] = now
-            waited = now - self.since["state"]
-            return f"{state.detail} for {waited:.0f} s" if self.workers and waited > REPAIR_SECONDS else None
-        silent = now - self.since["heartbeat"]
-        if self.contents["run"] and silent > SILENT_SECONDS:
-            return f"no heartbeat of the run for {silent:.0f} s"
-        return None
+            if self.request.valid_until_seconds or not isinstance(state.error, TransientFailure):
+                raise state.error
+            reason = str(state.error)
+        elif state.kind == TpuState.ABSENT:
+            reason = state.detail if waited >= ABSENT_SECONDS else None
+        elif state.kind in (TpuState.LOST, TpuState.DELETING) or (state.is_gone and self.request.spot):
+            reason = state.detail
+        elif state.kind == TpuState.PENDING and self.was_ready and waited > REPAIR_SECONDS:
+            reason = f"{state.detail} for {waited:.0f} s"
+        elif state.kind == TpuState.READY and self.run_directory:
+            silent = min(now - self.since["ready"], self.heartbeat.silent_seconds())
+            if silent > SILENT_SECONDS:
+                reason = f"no heartbeat of the run for {silent:.0f} s"
+        if reason and not self.heartbeat.is_silent(QUIET_SECONDS):
+            if state.detail not in self.logged:
+                self.logged.add(state.detail)
+                self._log(f"{reason}; waiting for {QUIET_SECONDS:g} s without a heartbeat of the run")
+            return None
+        if reason and state.kind == TpuState.ABSENT and not self.was_ready:
+            raise CommandFailed(f"{self.tpu.name} not found: it was deleted while it was being created.")
+        return reason
 
     def _recreate(self, reason: str) -> None:
+        """Deletes the TPU and creates it again, unless it is back after the wait before that."""
         self._count(reason)
-        self.delete()
+        state = self._retry(self.tpu.state)
+        self._note(state)
+        if self._reason_to_recreate(state) is None or not self.delete():
+            self._log("not deleted: it is back")
+            return
         # A new job for the workers: how an earlier one ended does not count. Its code stays the same.
-        self.contents = {**self.contents, "id": new_id()}
-        self._retry(lambda: self.job.write(self.contents))
+        known, fresh = self.contents["id"], new_id()
+
+        def renew(contents: dict) -> dict | None:
+            """Also meets its own write, if the answer to it was lost."""
+            mine = contents["id"] in (known, fresh) and not contents.get("stop")
+            return {**contents, "id": fresh} if mine else None
+
+        changed = self._retry(lambda: self.job.change(renew))
+        if changed is None:
+            self._stop_if_requested(reason)
+            raise TakenOver(f"{self.job.directory}/job.json has another job. This watcher ends.")
+        self.contents = changed
         self._create()
 
     def _count(self, reason: str) -> None:
-        """Counts an attempt to create the TPU again, and waits before it, longer after each failure."""
+        """Counts an attempt to create the TPU again, and waits before it, longer after each without progress."""
         reason = reason.rstrip(".")
+        self._stop_if_requested(reason)
+        progress = self._retry(self._newest_progress)
+        if progress > self.progress:
+            self.progress, self.recreations, self.delay = progress, 0, self.options.poll_seconds
         if self.recreations == self.options.max_recreations:
             raise CommandFailed(
-                f"{self.tpu.name}: {reason}. Stopped after {self.recreations} recreations (--max_recreations). Raise "
-                "the limit, or choose another zone."
+                f"{self.tpu.name}: {reason}. Stopped after {self.recreations} recreations without a new checkpoint "
+                "(--max_recreations). Raise the limit, or choose another zone."
             )
         self.recreations += 1
         count = f"{self.recreations} of {self.options.max_recreations}"
         self._alert(f"{reason}; creating it again in {self.delay:g} s ({count})")
-        time.sleep(self.delay)
+        self._wait(self.delay)
         self.delay = longer(self.delay)
+        self._stop_if_requested(reason)
+
+    def _newest_progress(self) -> int:
+        """Returns a number that is higher after progress."""
+        if self.run_directory:
+            return run_report.newest_checkpoint(self.job.bucket, self.run_directory)
+        return self.progress + (self.ready_seconds > PROGRESS_SECONDS)
 
     def _create(self) -> None:
-        """Requests the TPU, and retries after an outage."""
+        """Requests the TPU, and retries after an outage and while an older one of its name is being deleted."""
         count = f"{self.tpu.num_slices} slices of " if self.tpu.num_slices > 1 else ""
         self._log(f"requesting {count}{self.request.slice}")
-        self.workers, self.exists = 0, True
+        script = (jobs.ROOT / STARTUP_SCRIPT).read_text()
         while True:
+            self._stop_if_requested("not requested yet")
+            self._refresh()
             try:
-                self.tpu.create(self.request, str(jobs.ROOT / STARTUP_SCRIPT), self.job.directory)
-            except TransientFailure as error:  # the cloud may have accepted the request nevertheless
-                if self._retry(self.tpu.state).kind == TpuState.ABSENT:
+                self.tpu.create(self.request, script, self.job.directory)
+            except (AlreadyExists, TransientFailure) as error:  # the cloud may have accepted a request nevertheless
+                state = self._retry(self.tpu.state)
+                if state.kind in (TpuState.ABSENT, TpuState.DELETING):
                     self._count(str(error))
                     continue
-            self.since = dict.fromkeys(self.since, time.monotonic())
+                if state.job != self.job.directory:
+                    raise
+            self.exists, self.was_ready, self.last_detail = True, False, None
+            self.workers, self.ready_seconds = 0, 0.0
+            self.since = dict.fromkeys(self.since, self.clock.monotonic())
+            self.heartbeat.restart()
             return
 
     def is_stop_requested(self) -> bool:
         """Returns whether `tpu.py stop` or `tpu.py delete` was called for the job."""
-        return bool((self._retry(self.job.read) or {}).get("stop"))
+        return bool((self._retry(self.job.read)[0] or {}).get("stop"))
 
-    def delete(self) -> None:
-        """Deletes the TPU and waits until it is absent, because only then can its name be reused."""
-        delay = self.options.poll_seconds
-        while (state := self._retry(self.tpu.state)).kind != TpuState.ABSENT:
-            if not state.detail.endswith("DELETING"):
-                self._retry(self.tpu.delete)
-            time.sleep(delay)
+    def _stop_if_requested(self, reason: str) -> None:
+        if self.is_stop_requested():
+            raise StopRequested(reason)
+
+    def delete(self, is_ended: bool = False) -> bool:
+        """Deletes the TPU and waits until it is absent, because only then can its name be reused.
+
+        Args:
+          is_ended: The job has ended: the TPU is deleted even if the API does not find it, because it would incur costs
+            if that is wrong.
+
+        Returns:
+          Whether it is absent. Otherwise it was not deleted, because its run is not known to be silent.
+        """
+        delay, is_asked = self.options.poll_seconds, not is_ended
+        while (state := self._retry(self.tpu.state)).kind != TpuState.ABSENT or not is_asked:
+            if state.kind != TpuState.DELETING:
+                if self.heartbeat.read() or not self.heartbeat.is_silent(QUIET_SECONDS):
+                    return False
+                self._refresh()
+                try:
+                    self.tpu.delete()
+                    is_asked = True
+                except CommandFailed as error:
+                    self._log(f"{error} Trying again in {delay:g} s")
+            self.clock.sleep(delay)
             delay = longer(delay)
+        return True
+
+    def wait_for_silence(self) -> bool:
+        """Waits for the last heartbeat of a run whose job has ended, and returns whether it came."""
+        deadline = self.clock.monotonic() + ENDING_SECONDS
+        while self.heartbeat.read() or not self.heartbeat.is_silent(QUIET_SECONDS):
+            if self.clock.monotonic() > deadline:
+                return False
+            self.clock.sleep(min(self.options.poll_seconds, QUIET_SECONDS))
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        """Waits, and shows that this watcher is active."""
+        while seconds > 0:
+            self.clock.sleep(min(seconds, self.options.poll_seconds))
+            seconds -= self.options.poll_seconds
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self._retry(self.watcher.refresh)
 
     def _retry(self, call: Callable[[], Any]) -> Any:
-        """Retries a call of gcloud. After the first answer, no error ends the watch, because the job continues."""
+        """Retries a call of the API. After the first answer, no error ends the watch, because the job continues."""
         delay = self.options.poll_seconds
         while True:
             try:
                 result = call()
+            except TakenOver:
+                raise
             except CommandFailed as error:
                 needs_login = isinstance(error, LoginExpired)
-                if not self.has_answered and (needs_login or not isinstance(error, TransientFailure)):
+                transient = isinstance(error, TransientFailure | OddValue)
+                if not self.has_answered and (needs_login or not transient):
                     raise
                 text = str(error).rstrip(".")
                 report = self._alert if needs_login and delay == self.options.poll_seconds else self._log
                 report(f"{text}. The job does not depend on this command, which retries in {delay:g} s")
-                time.sleep(delay)
+                self.clock.sleep(delay)
                 delay = longer(delay)
             else:
                 self.has_answered = True
                 return result
 
-    def _log_state(self, state: State) -> None:
-        if state.detail != self.logged:
-            self._log(state.detail)
-            self.logged, self.since["state"] = state.detail, time.monotonic()
+    def _try(self, call: Callable[[], str]) -> str:
+        """Returns the result of a call, or its error."""
+        try:
+            return call()
+        except CommandFailed as error:
+            return str(error)
 
     def _log(self, text: str) -> None:
-        self.tpu.shell.log(f"{self.tpu.name}: {text}")
+        self._log_line(f"{self.tpu.name}: {text}")
 
     def _alert(self, text: str) -> None:
         self._log(text)
@@ -221,30 +348,34 @@ def longer(delay: float) -> float:
     return min(2 * delay, max(MAX_DELAY_SECONDS, delay))
 
 
-def finish(watch: Watch, code: int) -> int:
+def finish(watch: Watch, code: int, log: Callable[[str], None]) -> int:
     """Says what the TPU costs after the end of its job, or deletes it if requested. Returns the exit code."""
     tpu, options = watch.tpu, watch.options
-    tpu.shell.log(f"the output of all workers is in {watch.job.directory}/logs")
+    log(f"the output of all workers is in {watch.job.directory}/logs")
     is_over_time = code == PREEMPTED and not watch.is_stop_requested()  # `tpu.py stop` keeps the TPU
-    if is_over_time or (options.delete_when_done and code != PREEMPTED):
-        watch.delete()
-        tpu.shell.log(f"{tpu.name} is deleted and incurs no more costs")
-    else:
-        tpu.shell.log(f"{tpu.name} still exists and incurs costs. `{delete_command(options)}` deletes it")
+    wanted = is_over_time or (options.delete_when_done and code != PREEMPTED)
+    if wanted and watch.wait_for_silence() and watch.delete(is_ended=True):
+        log(f"{tpu.name} is deleted and incurs no more costs")
+        return code
+    if wanted:
+        log(f"{tpu.name} is not deleted, because its run still sends heartbeats")
+    log_remaining(tpu, options, log)
     return code
 
 
-def log_remaining(tpu: QueuedResource, options: argparse.Namespace) -> None:
-    """Logs after a failure whether a TPU exists, and the command that deletes it."""
+def log_remaining(tpu: QueuedResource, options: argparse.Namespace, log: Callable[[str], None]) -> None:
+    """Logs whether a TPU exists, and the command that deletes it."""
     try:
-        absent = tpu.state().kind == TpuState.ABSENT
+        state = tpu.state()
     except CommandFailed as error:
-        tpu.shell.log(f"{tpu.name} may exist and incur costs ({error}). `{delete_command(options)}` deletes it")
+        log(f"{tpu.name} may exist and incur costs ({error}). `{delete_command(options)}` deletes it")
         return
-    if absent:
-        tpu.shell.log(f"nothing remains of {tpu.name}, so it incurs no costs")
+    if state.kind == TpuState.ABSENT:
+        log(f"nothing remains of {tpu.name}, so it incurs no costs")
     else:
-        tpu.shell.log(f"what remains: {tpu.name}. VMs incur costs until `{delete_command(options)}` deletes them")
+        log(
+            f"what remains: {tpu.name} ({state.detail}). VMs incur costs until `{delete_command(options)}` deletes them"
+        )
 
 
 def delete_command(options: argparse.Namespace) -> str:

@@ -15,6 +15,7 @@ Requires Python 3.10 and only its standard library, gcloud and curl.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -25,7 +26,7 @@ import time
 from pathlib import Path
 
 import protocol
-from job import parse_lines
+from job import END_FIELDS, JOB_FIELDS, OddValue, parse
 
 CODE = Path(__file__).resolve().parent.parent
 GCLOUD_SECONDS = 120  # of a copy
@@ -48,17 +49,18 @@ class Worker:
     def __init__(self, options: argparse.Namespace, home: Path):
         self.directory, self.home = options.directory.rstrip("/"), home
         self.name, self.project = f"{options.slice}-{options.worker}", options.project
-        self.job = json.loads((home / "t5x_like_job.json").read_text())
+        self.job = parse("t5x_like_job.json", (home / "t5x_like_job.json").read_bytes(), JOB_FIELDS)
         self.log = home / f"t5x_like-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.log"
         self.copied, self.first_end = 0, time.monotonic()
         self.command: subprocess.Popen | None = None
         self.is_asked = self.shutting_down = False
+        self.is_latest, self.odd = False, ""  # whether job.json could be read, and what was odd about it
         signal.signal(signal.SIGTERM, self._shut_down)
 
     def run(self) -> int:
         """Runs the job, and returns when another one replaces it or the machine is shut down."""
         ends = f"{self.directory}/ends/{self.job['id']}"
-        if self._read(f"{ends}/{self.name}.json") is None:
+        if not self._has_ended(f"{ends}/{self.name}.json"):
             code = self._run_job(ends)
             self._copy_log()
             killed = code < 0  # the supervisor, because memory ran out: startup.sh starts it again
@@ -73,6 +75,18 @@ class Worker:
                 ended = time.monotonic()
             time.sleep(self.job["poll_seconds"])
         return 0
+
+    def _has_ended(self, end: str) -> bool:
+        """Returns whether this worker has run the job to its end: the VM may have rebooted after that.
+
+        Only a list that has job.json says that something does not exist: an error of gcloud has many reasons.
+        """
+        while not self.shutting_down:
+            names = (self._gcloud("ls", f"{self.directory}/**") or "").split("\n")
+            if f"{self.directory}/job.json" in names:
+                return end in names
+            time.sleep(self.job["poll_seconds"])
+        return True
 
     def _run_job(self, ends: str) -> int:
         """Installs, and runs the command to its end. Returns the exit code."""
@@ -132,7 +146,7 @@ class Worker:
             return "another job or a stop was requested", protocol.PREEMPTED
         if self._is_over_time():
             return f"the limit of {self.job['max_run_seconds']} s (--max_run_duration)", protocol.PREEMPTED
-        found = parse_lines(self._read(f"{ends}/*.json") or "")
+        found = _ends(self._read(f"{ends}/*.json") or "")
         for end in found:
             if end["exit_code"] not in (protocol.SUCCESS, protocol.PREEMPTED):
                 return f"worker {end['worker']} has failed", end["exit_code"]
@@ -150,9 +164,9 @@ class Worker:
         return bool(limit) and time.time() - first_boot.stat().st_mtime > limit
 
     def _may_delete(self, seconds: float) -> bool:
-        """Whether this worker deletes the TPU, `seconds` after its job has ended."""
+        """Whether this worker deletes the TPU, `seconds` after its job has ended, as far as job.json can be read."""
         latest = self._latest()
-        done = latest["delete_when_done"] and not latest.get("stop")  # `tpu.py stop` keeps the TPU
+        done = latest["delete_when_done"] and not latest.get("stop") and self.is_latest  # `tpu.py stop` keeps the TPU
         late = seconds > latest.get("delete_seconds", DELETE_SECONDS)
         return self.name == FIRST and late and (done or self._is_over_time())
 
@@ -163,11 +177,21 @@ class Worker:
         self._copy_log()
 
     def _latest(self) -> dict:
-        """Returns job.json of the bucket, or the known one if it cannot be read."""
-        try:
-            return json.loads(self._read(f"{self.directory}/job.json") or "")
-        except ValueError:
+        """Returns job.json of the bucket, or the known one if it cannot be read or has odd values."""
+        path = f"{self.directory}/job.json"
+        text = self._read(path)
+        self.is_latest = False
+        if text is None:
             return self.job
+        try:
+            latest = parse(path, text.encode(), JOB_FIELDS)
+        except OddValue as error:
+            if str(error) != self.odd:
+                self.odd = str(error)
+                self._say(self.odd)
+            return self.job
+        self.is_latest = True
+        return latest
 
     def _copy_log(self) -> None:
         """Copies the log if it has grown. Objects cannot be appended to, so all of it is copied."""
@@ -209,6 +233,15 @@ class Worker:
         if self.command is not None and self.command.returncode is None and not self.is_asked:
             self.is_asked = True
             self.command.terminate()
+
+
+def _ends(text: str) -> list[dict]:
+    """Parses how a job ended on workers, one object per line, without objects that are odd or being written."""
+    found = []
+    for line in text.splitlines():
+        with contextlib.suppress(OddValue):
+            found.append(parse("ends", line.encode(), END_FIELDS))
+    return found
 
 
 def make_parser() -> argparse.ArgumentParser:

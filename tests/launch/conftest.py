@@ -1,9 +1,10 @@
-"""A fake of Google Cloud: a `gcloud` on PATH that keeps its state in a directory, and boots workers as processes.
+"""A fake of Google Cloud: a server with its APIs that boots workers as processes, and their `gcloud` on PATH.
 
-Each worker is a home directory that exists as long as its TPU, in which the start-up script of the request runs. All
-calls are logged. No worker accepts SSH.
+Each worker is a home directory that exists as long as its TPU, in which the start-up script of the request runs.
+Buckets are directories. No worker accepts SSH.
 """
 
+import ast
 import contextlib
 import json
 import os
@@ -13,116 +14,51 @@ import subprocess
 import sys
 from pathlib import Path
 
+import google_cloud
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
 GCLOUD = """#!{python} -SE
-import glob, json, os, pathlib, shutil, signal, subprocess, sys
+import glob, os, pathlib, sys, urllib.request
 
 CLOUD = pathlib.Path(os.environ["CLOUD"])
-words = sys.argv[1:]
-on_worker = "WORKER" in os.environ
-if not on_worker:
+words = [word for word in sys.argv[1:] if word != "--quiet"]
+if "WORKER" not in os.environ:
     with open(CLOUD / "calls.jsonl", "a") as file:
-        file.write(json.dumps(words) + "\\n")
-state = json.loads((CLOUD / "state.json").read_text())
-
-
-def flag(name, default=None):
-    return next((word.partition("=")[2] for word in words if word.startswith(f"--{{name}}=")), default)
-
-
-def fail(text, code=1):
-    sys.exit(print(text, file=sys.stderr) or code)
-
-
-def save_state():
-    (CLOUD / "draft.json").write_text(json.dumps(state))
-    (CLOUD / "draft.json").replace(CLOUD / "state.json")
+        file.write(repr(words) + "\\n")
 
 
 def local(path):
     return str(CLOUD / "buckets" / path[len("gs://"):]) if path.startswith("gs://") else path
 
 
-def boot(home):
-    environment = {{**os.environ, "HOME": str(home), "WORKER": home.name}}
-    script = [str(home / "startup.sh")]
-    quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=(home / "boot").open("a"))
-    process = subprocess.Popen(script, env=environment, cwd=home, start_new_session=True, **quiet)
-    (home / "pid").write_text(str(process.pid))
+def fail(text):
+    sys.exit(print(text, file=sys.stderr) or 1)
 
 
-def shut_down(home):
-    pid = int((home / "pid").read_text())
-    os.killpg(pid, signal.SIGKILL)
-
-
-if not on_worker and state["failures"]:
-    failure = state["failures"].pop(0)
-    save_state()
-    if failure:
-        fail(failure)
-words = [word for word in words if word not in ("alpha", "--quiet")]
 if words[:2] == ["storage", "cp"]:
     source, target = pathlib.Path(local(words[2])), pathlib.Path(local(words[3]))
     if not source.exists():
         fail("ERROR: The following URLs matched no objects or files")
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = pathlib.Path(f"{{target}}.{{os.getpid()}}")
+    draft = pathlib.Path(f"{{target}}.{{os.getpid()}}.draft")
     draft.write_bytes(source.read_bytes())
     draft.replace(target)
-    sys.exit(0)
-if words[:2] in (["storage", "ls"], ["storage", "cat"]):
-    found = sorted(map(pathlib.Path, glob.glob(local(words[-1]))))
+elif words[:2] in (["storage", "ls"], ["storage", "cat"]):
+    found = [pathlib.Path(name) for name in sorted(glob.glob(local(words[-1]), recursive=True))]
+    found = [path for path in found if path.is_file()]
     if not found:
         fail("ERROR: The following URLs matched no objects or files")
     if words[1] == "ls":
-        sys.exit(print("\\n".join(f"gs://{{path.relative_to(CLOUD / 'buckets')}}" for path in found)))
-    sys.exit(print("".join(path.read_text() for path in found), end=""))
-if words[0] == "storage":
-    sys.exit(0)
-if "ssh" in words or "scp" in words:
-    fail("ssh: connect to host port 22: Connection timed out", 255)
-resources = state["resources"]
-action, name = words[3:5]
-if action == "create":
-    count = int(flag("node-count", "1"))
-    nodes = [name] if count == 1 else [f"{{flag('node-prefix')}}-{{index}}" for index in range(count)]
-    resources[name] = {{"states": state["plan"].pop(0), "nodes": nodes, "job": flag("metadata").partition("=")[2]}}
-    save_state()
-    for index, node in enumerate(nodes):
-        for worker in range(state["workers"]):
-            home = CLOUD / "homes" / f"{{node}}-w{{worker}}"
-            home.mkdir(parents=True)
-            shutil.copy(flag("metadata-from-file").partition("=")[2], home / "startup.sh")
-            (home / "t5x-like-job").write_text(resources[name]["job"])
-            (home / "tpu-env").write_text(f"WORKER_ID: '{{worker}}'\\nMEGASCALE_SLICE_ID: '{{index}}'\\n")
-            boot(home)
-    sys.exit(0)
-owner = next((key for key, value in resources.items() if key == name or name in value["nodes"]), None)
-if owner is None:
-    fail(f"ERROR: (gcloud.compute.{{action}}) NOT_FOUND: Resource {{name}} was not found")
-resource = resources[owner]
-if action == "describe" and words[2] == "tpu-vm":
-    node = {{"state": state["nodes"].get(name, "READY"), "networkEndpoints": [{{}}] * state["workers"]}}
-    sys.exit(print(json.dumps(node)))
-if action == "describe":
-    states = resource["states"]
-    failed = {{"failedData": {{"error": {{"message": "no quota for these chips"}}}}}}
-    spec = {{"nodeSpec": [{{"node": {{"metadata": {{"t5x-like-job": resource["job"]}}}}}}]}}
-    described = {{"state": {{"state": states[0], **(failed if states[0] == "FAILED" else {{}})}}, "tpu": spec}}
-    print(json.dumps(described))
-    resource["states"] = states[1:] or states
-    save_state()
-elif action == "delete":
-    del resources[name]
-    save_state()
-    for node in resource["nodes"]:
-        for home in (CLOUD / "homes").glob(f"{{node}}-w*"):
-            shut_down(home)
-            shutil.rmtree(home)
+        print("\\n".join(f"gs://{{path.relative_to(CLOUD / 'buckets')}}" for path in found))
+    else:
+        print("".join(path.read_text() for path in found), end="")
+elif words[:4] == ["compute", "tpus", "queued-resources", "delete"]:
+    url = os.environ["TPU"] + "/v2/projects/my-project/locations/us-west4-a/queuedResources/" + words[4]
+    urllib.request.urlopen(urllib.request.Request(url + "?force=true", method="DELETE")).close()
+elif words[0] != "storage":
+    fail("ssh: connect to host port 22: Connection timed out")
 """
 # Starts the unit again whenever it ends.
 SYSTEMD_RUN = """#!/usr/bin/env bash
@@ -166,20 +102,56 @@ if outcome == "kill":
     os.kill(os.getppid(), signal.SIGKILL)  # its child dies with it
     time.sleep(60)
 if outcome == "preempt":
-    state = json.loads((CLOUD / "state.json").read_text())
-    for resource in state["resources"].values():
-        resource["states"] = ["SUSPENDING", "SUSPENDED"]
-    (CLOUD / "state.json").write_text(json.dumps(state))
+    (CLOUD / "preempted").touch()
     time.sleep(60)
 sys.exit(outcome)
 """
 
 
-class Cloud:
+# launch/tpu.py with a clock in which minutes are tenths of a second.
+TPU = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import cloud, tpu, watch
+watch.QUIET_SECONDS = watch.ABSENT_SECONDS = 0.3
+try:
+    sys.exit(tpu.main(sys.argv[1:]))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+class DirectoryObjects:
+    """Objects as files, which the workers copy. The time of a file is its generation."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+
+    def names(self, bucket: str) -> list[str]:
+        root = self.directory / bucket
+        files = [path for path in root.rglob("*") if path.is_file() and path.suffix != ".draft"]
+        return sorted(path.relative_to(root).as_posix() for path in files)
+
+    def get(self, bucket: str, name: str) -> tuple[bytes, int] | None:
+        path = self.directory / bucket / name
+        return (path.read_bytes(), path.stat().st_mtime_ns) if path.is_file() else None
+
+    def put(self, bucket: str, name: str, data: bytes) -> int:
+        path = self.directory / bucket / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{path.name}.server.draft")
+        draft.write_bytes(data)
+        draft.replace(path)
+        return path.stat().st_mtime_ns
+
+
+class Cloud(google_cloud.GoogleCloud):
     """The fake cloud, and a checkout to launch from."""
 
     def __init__(self, directory: Path):
+        super().__init__(DirectoryObjects(directory / "buckets"))
         self.directory, self.checkout = directory, directory / "a checkout"
+        self.plan, self.workers, self.url = [], 1, None
         (directory / "bin").mkdir()
         for name, text in (("gcloud", GCLOUD), ("fake_t5x_like", T5X_LIKE)):
             self.add(name, text.format(python=sys.executable))
@@ -191,46 +163,91 @@ class Cloud:
             shutil.copy(path, self.checkout / path.relative_to(ROOT))
         (self.checkout / "gin_configs").symlink_to(ROOT / "gin_configs")
         subprocess.run(["git", "init", "--quiet", str(self.checkout)], check=True)
-        self.set(plan=[], resources={}, nodes={}, workers=1, failures=[])
 
     def add(self, name: str, text: str) -> None:
         path = self.directory / "bin" / name
         path.write_text(text)
         path.chmod(0o755)
 
-    def state(self) -> dict:
-        return json.loads((self.directory / "state.json").read_text())
+    def set(self, outcomes: list | None = None, plan: list | None = None, workers: int = 1) -> None:
+        """Sets what happens.
 
-    def set(self, outcomes: list | None = None, **changes) -> None:
-        if outcomes is not None:
-            (self.directory / "outcomes.json").write_text(json.dumps(outcomes))
-        path = self.directory / "state.json"
-        path.write_text(json.dumps({**(self.state() if path.exists() else {}), **changes}))
+        Args:
+          outcomes: Outcomes of the starts of the command on the first worker.
+          plan: States of each TPU at each poll, the last one repeatedly.
+          workers: Number of workers per slice.
+        """
+        (self.directory / "outcomes.json").write_text(json.dumps(outcomes or []))
+        self.plan, self.workers = plan or [], workers
 
-    def start(self, *words: str, **environment: str) -> subprocess.Popen:
-        """Starts launch/tpu.py."""
+    def state(self, name: str) -> str:
+        if (self.directory / "preempted").exists():
+            return "SUSPENDED"
+        states = self.states
+        return states.pop(0) if len(states) > 1 else states[0]
+
+    def nodes(self, name: str) -> dict[str, dict]:
+        return {node: {"networkEndpoints": [{}] * self.workers} for node in self.node_names(name)}
+
+    def created(self, name: str) -> None:
+        self.states = list(self.plan.pop(0))
+
+    def accepted(self, name: str) -> None:
+        (spec,) = self.resources[name]["tpu"]["nodeSpec"]
+        metadata = spec["node"]["metadata"]
+        for index, node in enumerate(self.node_names(name)):
+            for worker in range(self.workers):
+                home = self.home(f"{node}-w{worker}")
+                home.mkdir(parents=True)
+                (home / "startup.sh").write_text(metadata["startup-script"])
+                (home / "startup.sh").chmod(0o755)
+                (home / "t5x-like-job").write_text(metadata["t5x-like-job"])
+                (home / "tpu-env").write_text(f"WORKER_ID: '{worker}'\nMEGASCALE_SLICE_ID: '{index}'\n")
+                quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": (home / "boot").open("a")}
+                environment = {**self.environment(), "HOME": str(home), "WORKER": home.name}
+                script = [str(home / "startup.sh")]
+                process = subprocess.Popen(script, env=environment, cwd=home, start_new_session=True, **quiet)
+                (home / "pid").write_text(str(process.pid))
+
+    def deleted(self, name: str) -> None:
+        nodes = self.node_names(name)
+        super().deleted(name)
+        (self.directory / "preempted").unlink(missing_ok=True)
+        for node in nodes:
+            for home in (self.directory / "homes").glob(f"{node}-w*"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(int((home / "pid").read_text()), signal.SIGKILL)
+                shutil.rmtree(home, ignore_errors=True)
+
+    def environment(self) -> dict[str, str]:
         path = f"{self.directory / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        url = {name: self.url for name in ("TPU", "STORAGE_EMULATOR_HOST", "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU")}
+        project = {"GOOGLE_CLOUD_PROJECT": google_cloud.PROJECT, "NO_PROXY": "127.0.0.1"}
+        return {"PATH": path, "CLOUD": str(self.directory), "HOME": str(self.directory), **url, **project}
+
+    def start(self, *words: str) -> subprocess.Popen:
+        """Starts launch/tpu.py."""
         return subprocess.Popen(
-            [sys.executable, "-SE", self.checkout / "launch/tpu.py", *words],
-            env={"PATH": path, "CLOUD": str(self.directory), "HOME": str(self.directory), **environment},
+            [sys.executable, "-c", TPU, self.checkout / "launch", *words],
+            env={**self.environment(), "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
             **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True},
         )
 
-    def tpu(self, *words: str, code: int = 0, **environment: str) -> subprocess.CompletedProcess:
+    def tpu(self, *words: str, code: int = 0) -> subprocess.CompletedProcess:
         """Runs launch/tpu.py and asserts its exit code."""
-        return self.wait(self.start(*words, **environment), code)
+        return self.wait(self.start(*words), code)
 
     @staticmethod
     def wait(process: subprocess.Popen, code: int = 0) -> subprocess.CompletedProcess:
         """Waits for launch/tpu.py and asserts its exit code."""
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=60)
         assert process.returncode == code, f"exit code {process.returncode}\n{output}\n{errors}"
         return subprocess.CompletedProcess(process.args, code, output, errors)
 
     def calls(self) -> list[list[str]]:
         """Returns the arguments of all calls of gcloud by tpu.py since the previous call of this method."""
         path = self.directory / "calls.jsonl"
-        calls = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        calls = list(map(ast.literal_eval, path.read_text().splitlines())) if path.exists() else []
         path.unlink(missing_ok=True)
         return calls
 
@@ -255,5 +272,6 @@ class Cloud:
 @pytest.fixture
 def cloud(tmp_path):
     made = Cloud(tmp_path)
-    yield made
-    made.close()
+    with google_cloud.serve(made) as made.url:
+        yield made
+        made.close()

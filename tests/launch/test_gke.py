@@ -86,7 +86,12 @@ def test_nodes_prints_commands_and_calls_nothing(programs):
 
 
 def test_dry_run_prints_command_with_manifest():
-    lines = gke("apply", "first", IMAGE, "--topology=v5e:4x4", "--dry_run", *COMMAND).stdout.splitlines()
+    words = ["--topology=v5e:4x4", "--num_slices=2", "--dry_run"]
+    command = [*COMMAND, "--gin.DCN={'data': 2}"]
+    cost, run, *lines = gke("apply", "first", IMAGE, *words, "--hours=2", *command).stdout.splitlines()
+    assert cost.startswith("# cost per hour: 38.40 USD (32 v5e at 1.20 USD") and run.startswith(
+        "# cost of the run: 76.80"
+    )
     assert lines[0] == "kubectl apply --filename=- <<'JSON'" and lines[-1] == "JSON"
     assert json.loads("\n".join(lines[1:-1]))["kind"] == "JobSet"
 

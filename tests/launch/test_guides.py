@@ -1,4 +1,4 @@
-"""Tests that the commands in docs/gke.md and docs/slurm.md are valid, and the commands of gcloud in docs/tpu_vm.md."""
+"""Tests that the commands in docs/gke.md, slurm.md and skypilot.md are valid, and those of gcloud in docs/tpu_vm.md."""
 
 import ast
 import re
@@ -14,14 +14,14 @@ import pytest
 from t5x_like import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXTS = {page: (ROOT / "docs" / page).read_text() for page in ("gke.md", "slurm.md")}
+TEXTS = {page: (ROOT / "docs" / page).read_text() for page in ("gke.md", "slurm.md", "skypilot.md")}
 TPU_VM = (ROOT / "docs/tpu_vm.md").read_text()
 
 
 def commands(page: str) -> list[list[str]]:
     """Returns the commands in the indented blocks of a page. A backslash at the end of a line continues it."""
     lines = re.sub(r"\\\n\s*", "", TEXTS.get(page, TPU_VM)).splitlines()
-    shown = [re.sub(r"\s# .*| \| bash.*", "", line) for line in lines if re.match(r" {4}[a-z.]", line)]
+    shown = [re.sub(r"\s# .*| \| bash.*| >\S+$", "", line) for line in lines if re.match(r" {4}[a-z.]", line)]
     return list(map(shlex.split, shown))
 
 
@@ -38,6 +38,7 @@ def test_programs_are_known():
     installed = {".venv/bin/pip", ".venv/bin/t5x_like"}
     local = {"python3", "export", "apptainer", "squeue", "tail", "scancel", "gcloud", "rm"}
     assert used["slurm.md"] == {*installed, *local, "launch/slurm.sh", "launch/docker.sh"}
+    assert used["skypilot.md"] == {"pip", "sky", "launch/skypilot.py"}
     assert {words[0] for words in commands("tpu_vm.md")} == {"gcloud", *planning, "launch/tpu.py"}
 
 
@@ -51,7 +52,7 @@ def test_guides_prepare_the_project_before_anything_is_created(page):
         "gcloud storage buckets create",
         "pip install -e .[plan]",
         "t5x_like plan",
-        "launch/gke.py nodes" if page == "gke.md" else "launch/tpu.py train",
+        "launch/gke.py nodes" if page == "gke.md" else "launch/tpu.py train first",
     ]
     positions = [next(i for i, line in enumerate(shown) if line.startswith(start)) for start in starts]
     assert positions == sorted(positions)
@@ -91,7 +92,11 @@ def test_launch_commands_support_dry_run(words):
         timeout=30,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(("kubectl ", "gcloud ", "docker ", "env "))
+    comments = [line for line in result.stdout.splitlines() if line.startswith("#")]
+    called = result.stdout.splitlines()[len(comments)]
+    assert called.startswith(("kubectl ", "gcloud ", "docker ", "env ", "{"))
+    is_request = words[0] in ("launch/slurm.sh", "launch/skypilot.py") or (words[1] in ("apply", "nodes"))
+    assert [line.partition(":")[0] for line in comments] == ["# cost per hour", "# cost of the run"] * is_request
 
 
 @pytest.mark.parametrize("words", T5X_LIKE, ids=" ".join)
@@ -114,6 +119,7 @@ def test_gcloud_accepts_the_commands_of_the_guides(tmp_path):
         for line in subprocess.run(
             [sys.executable, ROOT / words[0], *words[1:], "--dry_run"], capture_output=True, text=True, check=True
         ).stdout.splitlines()
+        if not line.startswith("#")
     ]
     assert len(shown) > 25 and len(calls) > 5
     assert gcloud_linter.errors([*shown, *calls], tmp_path) == {}

@@ -1,9 +1,9 @@
 """Tests for launch/run_report.py with files as t5x_like writes them."""
 
 import json
-import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -15,27 +15,31 @@ from t5x_like.training.runs import run_directory, run_lock
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 try:
     import run_report
-    import shell
 finally:
     sys.path.pop(0)
 
 RUN = "gs://my-bucket/run"
 
 
-class LocalBucket(shell.Shell):
-    """Reads the directory `root` instead of gs://my-bucket."""
+class LocalBucket:
+    """Reads the directory `root` instead of gs://my-bucket, as launch/bucket.py does."""
 
     def __init__(self, root: Path):
-        super().__init__(dry_run=False)
         self.root = root
 
-    def run(self, *words, **options):
-        pattern = words[-1].removeprefix("gs://my-bucket/")
-        found = sorted(self.root.glob(pattern))
-        text = "\n".join(f"gs://my-bucket/{path.relative_to(self.root)}" for path in found)
-        if words[2] == "cat":
-            text = "".join(path.read_text() for path in found)
-        return subprocess.CompletedProcess(words, int(not found), text, "")
+    def read(self, path: str, last_bytes: int | None = None):
+        file = self.root / path.removeprefix("gs://my-bucket/")
+        return types.SimpleNamespace(data=file.read_bytes()[-(last_bytes or 0) :]) if file.exists() else None
+
+    def generations(self, prefix: str) -> dict[str, int]:
+        directory = self.root / prefix.removeprefix("gs://my-bucket/")
+        return {f"{prefix}{path.name}": path.stat().st_mtime_ns for path in sorted(directory.glob("*"))}
+
+    def generation(self, path: str) -> int | None:
+        return self.generations(f"{path.rpartition('/')[0]}/").get(path)
+
+    def directories(self, directory: str) -> list[str]:
+        return [path.name for path in (self.root / directory.removeprefix("gs://my-bucket/")).glob("*/")]
 
 
 @pytest.fixture
@@ -74,3 +78,20 @@ def test_failed_run_shows_its_reason(bucket):
 
 def test_run_outside_of_a_bucket_is_not_read(bucket):
     assert "not in a bucket" in run_report.report(bucket, "/mnt/run")
+
+
+def test_heartbeat_is_the_generation_of_the_lock(bucket):
+    directory = str(bucket.root / "run")
+    assert run_report.heartbeat(bucket, RUN) is None
+    with run_lock.RunLock(directory) as lock:
+        first = run_report.heartbeat(bucket, RUN)
+        lock._send_heartbeat()
+        assert run_report.heartbeat(bucket, RUN) not in (first, None)
+    assert run_report.heartbeat(bucket, RUN) is None
+
+
+def test_newest_checkpoint_is_a_number(bucket):
+    assert run_report.newest_checkpoint(bucket, RUN) == -1
+    for name in ("5", "17", "20.orbax-checkpoint-tmp"):
+        (bucket.root / "run" / run_report.CHECKPOINTS / name).mkdir(parents=True)
+    assert run_report.newest_checkpoint(bucket, RUN) == 17

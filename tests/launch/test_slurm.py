@@ -107,6 +107,20 @@ def test_submits_one_process_per_gpu_with_signal_and_requeue():
     assert flags[flags.index(str(ROOT / "launch/slurm.sbatch")) + 1 :] == COMMAND[1:]
 
 
+@pytest.mark.parametrize(
+    ("options", "hourly", "run"),
+    [
+        ([], "unknown (add --price, of one of 16 GPUs)", "unknown"),
+        (["--price=2.5"], "40.00 (16 GPUs at 2.50; --price)", "unknown (add --hours)"),
+        (["--price=2.5", "--hours=10"], "40.00 (16 GPUs at 2.50; --price)", "400.00 (--hours=10)"),
+    ],
+)
+def test_dry_run_prints_the_cost(options, hourly, run):
+    lines = submit("--nodes=2", *options, "--dry_run", *COMMAND).stdout.splitlines()
+    assert lines[:2] == [f"# cost per hour: {hourly}", f"# cost of the run: {run}"]
+    assert "not numbers" in submit("--price=much", "--dry_run", *COMMAND).stderr
+
+
 def test_other_options_are_passed_to_sbatch():
     given = ["--reservation=team", "--exclude=node-[1-3]", "--exclusive", "--cpus_per_task=12", "--mail-user=a@b.c"]
     result = submit(*given, "--dry_run", *COMMAND)

@@ -1,12 +1,13 @@
 """Tests for launch/tpu.py with a fake cloud: whole runs on workers that boot, install and end by themselves."""
 
 import json
-import shlex
+import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from google.cloud import tpu_v2
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 try:
@@ -30,11 +31,6 @@ def until(condition) -> None:
         time.sleep(0.05)
 
 
-def actions(cloud) -> list[str]:
-    """Returns the changes that tpu.py has requested."""
-    return [words[3] for words in cloud.calls() if words[3:4] and words[3] in ("create", "delete")]
-
-
 def test_request_carries_the_job_and_the_workers_run_it_without_ssh(cloud):
     cloud.set(plan=[["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]], outcomes=[0], workers=2)
     (cloud.checkout / "notes.txt").write_text("not committed")
@@ -44,9 +40,9 @@ def test_request_carries_the_job_and_the_workers_run_it_without_ssh(cloud):
     environment = {"LIBTPU_INIT_ARGS": "--xla_a=true --xla_b='x y'", "HF_HOME": '$HOME/a "b"; exit 9', "EMPTY": ""}
     variables = [f"--env={name}={value}" for name, value in environment.items()]
     result = cloud.tpu("train", "first", *SLICE, "--spot", QUICK, *variables, *COMMAND)
-    assert "first: the job is done" in result.stderr and "still exists and incurs costs" in result.stderr
+    assert "first: the job is done" in result.stderr and "VMs incur costs until" in result.stderr
     states = [line.split(": ")[-1] for line in result.stderr.splitlines() if line.startswith("tpu.py: first: ")]
-    assert "ready" in states and not any("ssh" in words or "scp" in words for words in cloud.calls())
+    assert "ready" in states and cloud.calls() == [], "no call of gcloud, and so no SSH"
     assert sorted(run[0] for run in cloud.runs()) == ["first-w0", "first-w1"]
     for worker, directory, arguments, seen in cloud.runs():
         assert directory == str(cloud.home(worker) / "t5x_like") and arguments == COMMAND[2:]
@@ -71,11 +67,12 @@ def test_every_generation_of_the_api_is_requested(cloud, generation):
     found = GENERATIONS[generation]
     topology = f"--topology={generation}:{'x'.join(map(str, found.shapes[-1]))}"
     words = ["train", "first", topology, f"--zone={found.zones[0]}", "--dry_run", *COMMAND]
-    creates = [line for line in cloud.tpu(*words).stdout.splitlines() if " create " in line]
-    assert len(creates) == 2 and cloud.calls() == [], "the first request, and the one after a preemption"
-    for line in creates:
-        assert f"--runtime-version={found.runtime_version}" in shlex.split(line)
-        assert f"--metadata=t5x-like-job={JOB}" in line and "=startup-script=launch/startup.sh" in line
+    shown = cloud.tpu(*words).stdout
+    request = json.loads(shown[shown.index("\n{") : shown.index("\n}") + 2])
+    (spec,) = request["tpu"]["nodeSpec"]
+    assert spec["node"]["runtimeVersion"] == found.runtime_version and cloud.requests == 0
+    assert spec["node"]["metadata"]["t5x-like-job"] == JOB
+    assert tpu_v2.QueuedResource.from_json(json.dumps(request)).tpu.node_spec[0].node_id == "first"
 
 
 def test_edited_checkout_is_not_shipped_by_a_recovery(cloud):
@@ -87,9 +84,9 @@ def test_edited_checkout_is_not_shipped_by_a_recovery(cloud):
     until(lambda: len(cloud.runs()) == 2)
     assert (cloud.home("first-w0") / "t5x_like/version.py").read_text() == "1"
     log = cloud.wait(process).stderr
-    assert "first: SUSPENDING; creating it again in 0.2 s (1 of 100)" in log
-    assert "first is deleted and incurs no more costs" in log and cloud.state()["resources"] == {}
-    assert actions(cloud) == ["create", "delete", "create", "delete"]
+    assert "first: SUSPENDED; creating it again in 0.2 s (1 of 100)" in log
+    assert "first is deleted and incurs no more costs" in log and cloud.resources == {}
+    assert cloud.changes == ["create", "delete", "create", "delete"]
     assert len(list((cloud.bucket(JOB)).glob("code-*"))) == 1
 
 
@@ -112,8 +109,8 @@ def test_second_call_continues_with_the_stored_code_unless_told_to_repack(cloud)
     assert (cloud.home("first-w0") / "t5x_like/version.py").exists()
     cloud.tpu("stop", "first", *ZONE)
     log = cloud.wait(third, code=75).stderr
-    assert "first: the job was stopped, on request or" in log and "first still exists and incurs costs" in log
-    assert len(cloud.state()["resources"]) == 1
+    assert "first: the job was stopped, on request or" in log and "what remains: first" in log
+    assert len(cloud.resources) == 1
 
 
 def test_failure_on_one_worker_ends_the_others_and_deletes_on_request(cloud):
@@ -122,7 +119,7 @@ def test_failure_on_one_worker_ends_the_others_and_deletes_on_request(cloud):
     worker.write_text(worker.read_text().replace("outcome = 0\n", "outcome = 'wait'\n", 1))
     result = cloud.tpu("train", "first", *SLICE, "--delete_when_done", QUICK, *COMMAND, code=2)
     assert "the job failed: exit code 2 on worker 0-0" in result.stderr
-    assert "first is deleted" in result.stderr and cloud.state()["resources"] == {}
+    assert "first is deleted" in result.stderr and cloud.resources == {}
     (log,) = (cloud.bucket(JOB) / "logs/0-0").glob("*.log")
     assert "training: 2" in log.read_text()
 
@@ -142,7 +139,7 @@ def test_workers_end_an_unattended_job_and_delete_the_tpu(cloud):
     ends = cloud.bucket(JOB) / "ends" / stored["id"]
     ends.mkdir(parents=True)
     (ends / "0-1.json").write_text(json.dumps({"worker": "0-1", "exit_code": 1}) + "\n")
-    until(lambda: cloud.state()["resources"] == {})
+    until(lambda: cloud.resources == {})
     assert json.loads((ends / "0-0.json").read_text())["exit_code"] == 1
 
 
@@ -150,7 +147,7 @@ def test_tpu_over_its_time_is_deleted(cloud):
     cloud.set(plan=[["ACTIVE"]], outcomes=["wait"])
     result = cloud.tpu("train", "first", *SLICE, "--spot", "--max_run_duration=1s", QUICK, *COMMAND, code=75)
     assert "the job was stopped, on request or after --max_run_duration" in result.stderr
-    assert "first is deleted" in result.stderr and cloud.state()["resources"] == {}
+    assert "first is deleted" in result.stderr and cloud.resources == {}
 
 
 def test_killed_supervisor_is_started_again(cloud):
@@ -188,8 +185,8 @@ def test_deletion_ends_a_watching_call(cloud):
     until(cloud.runs)
     cloud.tpu("delete", "first", *ZONE)
     cloud.wait(process, code=75)
-    assert actions(cloud) == ["create", "delete"]
-    assert cloud.tpu("status", "first", *ZONE).stdout.startswith("first: absent\n")
+    assert cloud.changes == ["create", "delete"]
+    until(lambda: cloud.tpu("status", "first", *ZONE).stdout.startswith("first: absent\n"))
     absent = cloud.tpu("delete", "first", *ZONE, code=1).stderr
     assert "first not found. Check --zone and --project." in absent
 
@@ -197,8 +194,18 @@ def test_deletion_ends_a_watching_call(cloud):
 @pytest.mark.parametrize("action", ["status", "logs", "stop", "delete"])
 def test_every_action_supports_dry_run(cloud, action):
     result = cloud.tpu(action, "first", *ZONE, "--dry_run")
-    assert "gcloud compute tpus queued-resources" in result.stdout
-    assert cloud.calls() == []
+    assert "GET https://tpu.googleapis.com/v2/projects/PROJECT/locations/us-west4-a/queuedRes" in result.stdout
+    assert cloud.requests == 0
+
+
+def test_interrupted_watcher_leaves_the_job_to_the_next_one_at_once(cloud):
+    cloud.set(plan=[["ACTIVE"]], outcomes=["wait"])
+    process = cloud.start("train", "first", *SLICE, QUICK, *COMMAND)
+    until(cloud.runs)
+    process.send_signal(signal.SIGINT)
+    cloud.wait(process, code=130)
+    claim = json.loads((cloud.bucket(JOB) / "watcher.json").read_text())
+    assert claim["count"] == -1 and len(cloud.resources) == 1
 
 
 def test_fetch_excludes_checkpoints_by_default(cloud, tmp_path):

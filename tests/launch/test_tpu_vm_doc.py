@@ -32,8 +32,9 @@ def test_guide_covers_all_actions():
 def test_launcher_commands_support_dry_run(cloud, words):
     separator = words.index("--") if "--" in words else len(words)
     result = cloud.tpu(*words[1:separator], "--dry_run", *words[separator:])
-    assert "gcloud " in result.stdout
-    assert cloud.calls() == []
+    assert ("gcloud storage rsync" if words[1] == "fetch" else "https://tpu.googleapis.com/v2/") in result.stdout
+    assert ("# cost per hour: " in result.stdout) == (words[1] == "train")
+    assert cloud.calls() == [] and cloud.requests == 0
 
 
 @pytest.mark.parametrize(
@@ -47,8 +48,15 @@ def test_t5x_like_commands_parse_and_gin_files_exist(words):
     assert all((root / "gin_configs" / name).is_file() for name in arguments.gin_files)
 
 
+def test_first_command_is_a_run_of_five_minutes():
+    first = next(line for line in TEXT.splitlines() if line.startswith("    "))
+    assert first.startswith("    launch/tpu.py train hello --topology=v5e:1x1 ")
+    assert {"--delete_when_done", "--spot", "--gin.TRAIN_STEPS=100"} <= set(LAUNCHER_COMMANDS[0])
+
+
 def test_plan_and_train_commands_set_hardware_file_and_train_steps():
-    with_topology = [words for words in COMMANDS if any(word.startswith("--topology=") for word in words)]
+    long = [words for words in COMMANDS if "hello" not in words]
+    with_topology = [words for words in long if any(word.startswith("--topology=") for word in words)]
     assert len(with_topology) == 4
     for words in with_topology:
         chip = re.search(r"--topology=(\w+):", " ".join(words))[1]

@@ -18,18 +18,24 @@ try:
 finally:
     sys.path.pop(0)
 
-JOB = {"id": "1", "poll_seconds": 30, "delete_when_done": False, "max_run_seconds": 0, "delete": ["gcloud", "delete"]}
+JOB = {
+    **{"id": "1", "code": "code-0", "commit": "0", "command": ["t5x_like"], "env": {}, "run": None, "num_slices": 1},
+    **{"poll_seconds": 30, "max_restarts": 3, "max_run_seconds": 0},
+    **{"delete_when_done": False, "delete": ["gcloud", "delete"]},
+}
 
 
 class Bucket:
     """Answers `gcloud storage cat`: job.json, and how the job has ended on other workers."""
 
     def __init__(self):
-        self.job, self.ends = dict(JOB), {}
+        self.job, self.ends, self.listed = dict(JOB), {}, None
 
     def __call__(self, verb: str, path: str) -> str | None:
+        if verb == "ls":
+            return self.listed
         if path.endswith("job.json"):
-            return self.job and json.dumps(self.job)
+            return None if self.job is None else json.dumps(self.job)
         ends = [json.dumps({"worker": name, "exit_code": code}) for name, code in self.ends.items()]
         return "\n".join(ends) or None
 
@@ -60,6 +66,9 @@ def make(tmp_path, monkeypatch):
         ({**JOB, "id": "2"}, {}, ("another job or a stop was requested", 75)),
         (JOB, {"0-1": 0, "0-2": 75}, None),
         (JOB, {"0-1": 0, "0-2": 2}, ("worker 0-2 has failed", 2)),
+        (JOB, {"0-1": "2"}, None),  # odd values
+        ({"id": "2"}, {}, None),
+        ([], {}, None),
     ],
 )
 def test_worker_stops_its_command_for_a_reason(make, job, ends, reason):
@@ -99,3 +108,24 @@ def test_time_of_a_tpu_counts_from_its_first_boot(make, tmp_path):
 def test_first_worker_deletes_the_tpu_only_if_told(make, name, changes, seconds, deletes):
     worker, _ = make(name, **changes)
     assert worker._may_delete(seconds) == deletes
+
+
+def test_unreadable_job_json_does_not_delete_the_tpu(make):
+    worker, bucket = make(delete_when_done=True)
+    assert worker._may_delete(3600)
+    bucket.job = None
+    assert not worker._may_delete(3600), "somebody may have stopped the job, which keeps the TPU"
+    bucket.job = {"id": "1"}
+    assert not worker._may_delete(3600)
+    assert "job.json: code missing, not str" in worker.log.read_text()
+
+
+def test_job_that_has_ended_is_not_run_again_while_the_bucket_cannot_be_read(make, monkeypatch):
+    worker, bucket = make()
+    end = "gs://b/launch/ends/1/0-0.json"
+    answers = iter([None, "", f"gs://b/launch/job.json\n{end}\n"])  # two errors, and a list
+    monkeypatch.setattr(workers.Worker, "_gcloud", staticmethod(lambda *words: next(answers)))
+    monkeypatch.setattr(workers, "time", SimpleNamespace(sleep=lambda seconds: None))
+    assert worker._has_ended(end)
+    answers = iter(["gs://b/launch/job.json"])
+    assert not worker._has_ended(end)
