@@ -88,6 +88,7 @@ def test_wheel_declares_entry_point_and_python_versions(wheel):
             "parity",
             "wandb",
             "mlflow",
+            "launch",
         )
     }
 
