@@ -8,9 +8,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from t5x_like import cli, config, paths
+from t5x_like import cli, config, interop, paths
 from t5x_like.cli import execute
 from t5x_like.cli.derivations import epochs
+from t5x_like.config import description
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "launch" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -72,6 +73,26 @@ def huggingface(tmp_path_factory):
     return directory
 
 
+# Recipes that are shown with a run to start from, which describes the model -> its directory in `MODELS`.
+OWN_RUNS = {"--gin_file=runs/finetune.gin": "t5", "--gin_file=runs/finetune_classification.gin": "bert"}
+
+
+@pytest.fixture(scope="module")
+def own_run(tmp_path_factory, huggingface):
+    """Returns a function that replaces the run that a command starts from by one with a configuration."""
+
+    def replace(words):
+        files = [word for word in words if word.startswith(("--gin_file", "--gin.HF_PATH"))]
+        if len(files) != 1 or files[0] not in OWN_RUNS:
+            return words
+        directory = tmp_path_factory.mktemp("own_run")
+        model = interop.config_from_huggingface(str(huggingface / OWN_RUNS[files[0]]))
+        (directory / "config.gin").write_text(description.describe(model))
+        return [re.sub("(--gin.INITIAL_CHECKPOINT_PATH=).*", rf"\g<1>{directory}", word) for word in words]
+
+    return replace
+
+
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
     """Returns a directory with the modules of docs/new_task.md."""
@@ -88,11 +109,12 @@ def test_documentation_shows_every_command():
 
 
 @pytest.mark.parametrize("words", SHOWN)
-def test_shown_command_resolves(words, run_directory, huggingface, modules, monkeypatch, tmp_path):
+def test_shown_command_resolves(words, run_directory, huggingface, own_run, modules, monkeypatch, tmp_path):
     if "…" in words:  # stands for the gin files and settings of a run
         words = [word for word in words if word != "…"] + RUN.split()
     names = re.compile(f"--gin.HF_PATH=({'|'.join(MODELS)}).*")
     words = [names.sub(lambda match: f"--gin.HF_PATH={huggingface / match[1]}", word) for word in words]
+    words = own_run(words)
     monkeypatch.syspath_prepend(modules)
     monkeypatch.setattr(epochs, "_rows", lambda settings: 1000)  # the data of the commands is not here
     # The buckets are empty. Without access to the network, each request for them would be repeated for half a minute.
