@@ -90,6 +90,7 @@ def test_edited_checkout_is_not_shipped_by_a_recovery(cloud):
     assert len(list((cloud.bucket(JOB)).glob("code-*"))) == 1
 
 
+@pytest.mark.full
 def test_second_call_continues_with_the_stored_code_unless_told_to_repack(cloud):
     cloud.set(plan=[["ACTIVE"]], outcomes=["wait", "wait"])
     first = cloud.start("train", "first", *SLICE, QUICK, *COMMAND)
@@ -124,6 +125,7 @@ def test_failure_on_one_worker_ends_the_others_and_deletes_on_request(cloud):
     assert "training: 2" in log.read_text()
 
 
+@pytest.mark.full
 def test_workers_end_an_unattended_job_and_delete_the_tpu(cloud):
     """The watcher is gone when the job fails: the other worker stops by itself, and the first one deletes the TPU."""
     cloud.set(plan=[["ACTIVE"]], outcomes=["wait"], workers=2)
@@ -143,6 +145,7 @@ def test_workers_end_an_unattended_job_and_delete_the_tpu(cloud):
     assert json.loads((ends / "0-0.json").read_text())["exit_code"] == 1
 
 
+@pytest.mark.full
 def test_tpu_over_its_time_is_deleted(cloud):
     cloud.set(plan=[["ACTIVE"]], outcomes=["wait"])
     result = cloud.tpu("train", "first", *SLICE, "--spot", "--max_run_duration=1s", QUICK, *COMMAND, code=75)
@@ -150,12 +153,14 @@ def test_tpu_over_its_time_is_deleted(cloud):
     assert "first is deleted" in result.stderr and cloud.resources == {}
 
 
+@pytest.mark.full
 def test_killed_supervisor_is_started_again(cloud):
     cloud.set(plan=[["ACTIVE"]], outcomes=["kill", 0])
     result = cloud.tpu("train", "first", *SLICE, QUICK, *COMMAND)
     assert "the job is done" in result.stderr and len(cloud.runs()) == 2
 
 
+@pytest.mark.full
 def test_worker_that_cannot_install_ends_the_job(cloud):
     cloud.set(plan=[["ACTIVE"]])
     script = cloud.checkout / "launch/install_worker.sh"
@@ -165,6 +170,7 @@ def test_worker_that_cannot_install_ends_the_job(cloud):
     assert "No space left on device" in cloud.tpu("logs", "first", *ZONE).stdout
 
 
+@pytest.mark.full
 def test_damaged_archive_is_not_run(cloud):
     cloud.set(plan=[["ACTIVE"]])
     process = cloud.start("train", "first", *SLICE, QUICK, *COMMAND)
@@ -198,6 +204,7 @@ def test_every_action_supports_dry_run(cloud, action):
     assert cloud.requests == 0
 
 
+@pytest.mark.full
 def test_interrupted_watcher_leaves_the_job_to_the_next_one_at_once(cloud):
     cloud.set(plan=[["ACTIVE"]], outcomes=["wait"])
     process = cloud.start("train", "first", *SLICE, QUICK, *COMMAND)

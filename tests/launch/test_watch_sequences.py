@@ -242,7 +242,7 @@ def test_random_sequences():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("first", range(0, 1000, 100))
+@pytest.mark.parametrize("first", range(0, 1000, 50))
 def test_a_thousand_random_sequences(first):
-    for seed in range(first, first + 100):
+    for seed in range(first, first + 50):
         run(1000 + seed)
