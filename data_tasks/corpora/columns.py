@@ -89,7 +89,7 @@ class Label:
         text = str(value).strip()
         if text in self.names:
             return self.names.index(text)
-        if re.fullmatch(r"-1|\d+", text) and int(text) < len(self.names):
+        if re.fullmatch(r"-1|\d{1,9}", text) and int(text) < len(self.names):
             return int(text)
         if text.isdigit():
             raise ValueError(

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import fsspec
 import numpy as np
 import tensorflow as tf
 
@@ -23,6 +22,7 @@ from data_tasks.corpora.documents import TRAIN, VALIDATION, Corpus, split_by_has
 from data_tasks.corpora.text_lines import lines
 from data_tasks.pretraining.sentences import Split
 from t5x_like import paths
+from t5x_like.data import npy_files
 from t5x_like.data.records import read_bytes
 from t5x_like.errors import UserError
 
@@ -143,8 +143,7 @@ def read_vectors(path: str, entities: int) -> np.ndarray:
         raise UserError("TASK_ARGUMENTS has no 'vectors_path': a .npy file with a row per entity. Give a path.")
     if not paths.is_file(path):
         raise UserError(f"vectors_path={path!r}: file not found. Give a .npy file with a row per entity.")
-    with fsspec.open(path, "rb") as file:
-        vectors = np.load(file, allow_pickle=False)
+    vectors = npy_files.parse(path, paths.read_bytes(path))
     if vectors.ndim != 2 or len(vectors) != entities:
         raise UserError(
             f"vectors_path={path!r}: shape {vectors.shape}, but entities_path has {entities} names. Give one row per "

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+from t5x_like import limits
 from t5x_like.analysis.files import files_of
 from t5x_like.data.records import decode, read_bytes
 from t5x_like.errors import UserError
@@ -69,10 +70,10 @@ def _columns(where: str, line: str) -> list[str]:
 
 
 def _sentence(where: str, rows: Sequence[Sequence[str]]) -> Sentence:
-    rows = [row for row in rows if row[0].isdecimal()]
+    rows = [row for row in rows if limits.is_count(row[0])]
     heads = []
     for number, row in enumerate(rows, 1):
-        if int(row[0]) != number or not row[_HEAD].isdecimal() or int(row[_HEAD]) > len(rows):
+        if int(row[0]) != number or not limits.is_count(row[_HEAD]) or int(row[_HEAD]) > len(rows):
             raise UserError(
                 f"{where}: word {row[0]} ({row[_FORM]!r:.40}) has the head {row[_HEAD]!r:.20}. Words are numbered from "
                 f"1, and a head is one of the {len(rows)} words, or 0 for the root."

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64
 
-from t5x_like import paths
+from t5x_like import limits, paths
 from t5x_like.data import tokenizer_files
 from t5x_like.data.tokenizer_files import VocabularyNotSet
 from t5x_like.errors import UserError
@@ -55,7 +55,7 @@ def find(path: str) -> str | None:
     if found is None or not found.endswith(tokenizer_files.WORDPIECE) or not paths.is_file(found):
         return None
     word, _, count = paths.read_text(found).partition("\n")[0].rpartition(" ")
-    return found if word and count.strip().isdecimal() else None
+    return found if word and limits.is_count(count.strip()) else None
 
 
 @functools.lru_cache(maxsize=4)
@@ -80,7 +80,7 @@ def read(path: str | None) -> WordCounts:
     text = paths.read_text(found).removeprefix("\N{BYTE ORDER MARK}").removesuffix("\n")
     for number, line in enumerate(text.split("\n"), 1):
         word, _, count = line.rstrip("\r").rpartition(" ")
-        if not word or not count.isdecimal():
+        if not word or not limits.is_count(count):
             raise UserError(f"{found}:{number}: {line!r:.60} is not a word and its count. Give a file of such lines.")
         if word in counts:
             raise UserError(f"{found}:{number}: {word!r} occurs twice. Remove one of the lines.")

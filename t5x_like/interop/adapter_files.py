@@ -1,7 +1,6 @@
 """Adapters in files of peft, adapters, microsoft/LoRA and google-research/prompt-tuning."""
 
 import dataclasses
-import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from t5x_like import paths
 from t5x_like.adapters.base import ADAPTER, Adapter
 from t5x_like.adapters.lora import LoRA
 from t5x_like.adapters.prompt import Prompt
+from t5x_like.data import npy_files
 from t5x_like.errors import UserError
 from t5x_like.interop import adapter_hub, loralib, peft, tables
 from t5x_like.interop.head_classes import TaskHead
@@ -69,10 +69,7 @@ def _read_prompt(path: str, kernels: Mapping[str, Any]) -> tuple[tuple[Prompt, .
     """Returns a prompt of an array `[tokens, width]`, and its parameter."""
     (table,) = (name for name in kernels if name.startswith(tables.MODEL) and name.endswith(_TABLE))
     width = kernels[table].shape[1]
-    try:
-        rows = np.load(io.BytesIO(paths.read_bytes(path)), allow_pickle=False).astype(np.float32)
-    except ValueError as error:
-        raise UserError(f"{path}: not an array in the format of numpy ({error}). Save it with numpy.save.") from error
+    rows = npy_files.parse(path, paths.read_bytes(path)).astype(np.float32)
     if rows.ndim != 2 or rows.shape[1] != width:
         raise UserError(
             f"{path}: shape {rows.shape}, not [tokens, {width}]. Give an array with one vector per token of the prompt "

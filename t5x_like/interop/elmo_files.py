@@ -7,8 +7,8 @@ output, and its columns are the gates i, j, f, o, as here; 1 is added to f when 
 
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -16,9 +16,9 @@ import numpy as np
 from absl import logging
 from jaxtyping import Float
 
-from t5x_like import parameters, paths
+from t5x_like import limits, parameters, paths
 from t5x_like.errors import UserError
-from t5x_like.interop import json_files
+from t5x_like.interop import fields, hdf5_files, json_files
 from t5x_like.interop.formats import Format
 from t5x_like.interop.registry import file_in_errors
 from t5x_like.models.elmo import DIRECTIONS, ElmoConfig
@@ -29,6 +29,8 @@ _ENCODER, _MODEL = "character_encoder", "model/"
 # Bytes, the special characters and the padding of words; the id of the padding of rows is not stored.
 _CHARACTERS = 261
 _VOCAB_SIZE = 793471
+# Numbers of layers in options.json.
+_LAYERS = ("char_cnn.n_highway", "lstm.n_layers")
 
 
 def is_input(path: str) -> bool:
@@ -49,30 +51,16 @@ def read(path: str) -> tuple[ElmoConfig, dict[str, Float[np.ndarray, "..."]], tu
     options = json_files.read(file := paths.join(path, options_name))
     with file_in_errors(file):
         config = config_from_options(options)
-    h5py, stored = _h5py(path), {}
-    file = paths.join(path, weights_name)
-    try:
-        with h5py.File(io.BytesIO(paths.read_bytes(file)), "r") as contents:
-            contents.visititems(lambda name, item: stored.update({name: item[...]} if hasattr(item, "shape") else {}))
-    except OSError as error:
-        raise UserError(f"{file}: not an HDF5 file, or truncated ({error}). Copy it again.") from error
+        characters = _size(options, "char_cnn.max_characters_per_token", 50)
     leaves, shapes = {}, parameters.named_leaves(jax.eval_shape(config.make, jax.random.key(0)))
+    contents = paths.read_bytes(weights := paths.join(path, weights_name))
+    values = sum(math.prod(leaf.shape) for leaf in shapes.values())
+    limits.check_expansion(f"{weights}, {OPTIONS}", values, len(contents))
     expected = {name: array.shape for name, array in _arrays(config, _zeros(shapes))}
-    if unexpected := sorted(stored.keys() - expected.keys()):
-        raise UserError(
-            f"{file}: unexpected array {unexpected[0]!r}. Give the {OPTIONS} that belongs to these weights."
-        )
-    for name, shape in expected.items():
-        if name not in stored or stored[name].shape != shape:
-            problem = f"has shape {stored[name].shape}" if name in stored else "is missing"
-            raise UserError(
-                f"{file}: array {name!r} {problem}, but {OPTIONS} needs shape {shape}. Give the {OPTIONS} that belongs "
-                "to these weights."
-            )
+    stored = hdf5_files.read(weights, contents, expected, OPTIONS)
     for name, leaf in shapes.items():
         leaves[_MODEL + name] = _parameter(config, name, stored).astype(np.float32).reshape(leaf.shape)
-    settings = {"max_characters": _field(options, "char_cnn.max_characters_per_token", 50)}
-    return config, leaves, (BidirectionalLM, settings)
+    return config, leaves, (BidirectionalLM, {"max_characters": characters})
 
 
 def write(config: ElmoConfig, leaves: Mapping[str, Any], path: str) -> None:
@@ -86,7 +74,7 @@ def write(config: ElmoConfig, leaves: Mapping[str, Any], path: str) -> None:
     Raises:
       UserError: the format cannot hold the model.
     """
-    h5py = _h5py(path)
+    h5py = hdf5_files.h5py(path)
     if heads := sorted({name.split("/")[1] for name in leaves if not name.startswith(_MODEL)}):
         logging.warning("%s has no heads: written without %s", WEIGHTS, ", ".join(heads))
     model = {name.removeprefix(_MODEL): np.asarray(x, np.float32) for name, x in leaves.items()}
@@ -111,23 +99,23 @@ def config_from_options(options: Mapping[str, Any]) -> ElmoConfig:
         raise UserError(
             f"char_cnn.n_characters={characters!r}: must be {_CHARACTERS}, or {_CHARACTERS + 1} with padding"
         )
-    filters = tuple(map(tuple, _field(options, "char_cnn.filters")))
-    size = _field(options, "lstm.projection_dim")
+    filters = _filters(options)
+    size = _size(options, "lstm.projection_dim")
     if size == sum(number for _, number in filters):
         raise UserError(f"lstm.projection_dim={size}: the number of filters, so that words have no projection")
     return ElmoConfig(
-        vocab_size=_field(options, "n_tokens_vocab", _VOCAB_SIZE),
+        vocab_size=_size(options, "n_tokens_vocab", _VOCAB_SIZE),
         num_characters=_CHARACTERS + 1,
-        character_dim=_field(options, "char_cnn.embedding.dim"),
+        character_dim=_size(options, "char_cnn.embedding.dim"),
         filters=filters,
-        highway_layers=_field(options, "char_cnn.n_highway", 0),
-        cell_dim=_field(options, "lstm.dim"),
+        highway_layers=_size(options, "char_cnn.n_highway", 0),
+        cell_dim=_size(options, "lstm.dim"),
         projection_dim=size,
-        num_layers=_field(options, "lstm.n_layers", 1),
-        cell_clip=_field(options, "lstm.cell_clip", None),
-        projection_clip=_field(options, "lstm.proj_clip", None),
+        num_layers=_size(options, "lstm.n_layers", 1),
+        cell_clip=_number(options, "lstm.cell_clip", None),
+        projection_clip=_number(options, "lstm.proj_clip", None),
         residual=bool(_field(options, "lstm.use_skip_connections", False)),
-        dropout_rate=_field(options, "dropout", 0.0),
+        dropout_rate=_number(options, "dropout", 0.0),
     )
 
 
@@ -183,6 +171,28 @@ def _field(options: Mapping[str, Any], name: str, default: Any = _REQUIRED) -> A
             return default
         found = found[key]
     return found
+
+
+def _size(options: Mapping[str, Any], name: str, default: Any = _REQUIRED) -> int:
+    """Returns a positive integer, or the default; see `_field`."""
+    value, largest = _field(options, name, default), limits.UNROLLED_LAYERS if name in _LAYERS else None
+    return value if type(value) is type(default) and value == default else fields.size({name: value}, name, largest)
+
+
+def _number(options: Mapping[str, Any], name: str, default: float | None) -> float | None:
+    """Returns a number, or the default; see `_field`."""
+    value = _field(options, name, default)
+    return value if value == default else fields.number({name: value}, name)
+
+
+def _filters(options: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Returns pairs of the width and the number of filters."""
+    pairs = _field(options, name := "char_cnn.filters")
+    if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise UserError(f"{name}={pairs!r:.80}: must be a list of pairs, such as [[1, 32], [2, 32]]")
+    if len(pairs) > limits.UNROLLED_LAYERS:
+        raise UserError(f"{name}: {len(pairs):,} pairs, more than {limits.UNROLLED_LAYERS}")
+    return tuple((fields.size({name: width}, name), fields.size({name: number}, name)) for width, number in pairs)
 
 
 def _zeros(shapes: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -242,16 +252,6 @@ def _parameter(config: ElmoConfig, name: str, stored: Mapping[str, np.ndarray]) 
     layer, part, _ = name.rsplit("/", 2)
     kernel = stored[f"{dict(_cells(config))[layer]}/W_0"]
     return np.split(kernel, len(_PARTS))[_PARTS.index(part)]
-
-
-def _h5py(path: str) -> ModuleType:
-    try:
-        import h5py
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{path}: {WEIGHTS} needs h5py, which is not installed. Run `pip install -e '.[hdf5]' -c constraints.txt`."
-        ) from error
-    return h5py
 
 
 FORMAT = Format(ElmoConfig, is_input, read, write)

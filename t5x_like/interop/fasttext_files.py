@@ -67,6 +67,8 @@ class _Reader:
         self._path, self._contents, self._at = path, contents, 0
 
     def take(self, size: int) -> bytes:
+        if size < 0:
+            raise UserError(f"{self._path}: a size below 0 before byte {self._at:,}. Download it again.")
         found = self._contents[self._at : self._at + size]
         if len(found) < size:
             raise UserError(
@@ -90,6 +92,8 @@ class _Reader:
         if quantized:
             raise UserError(f"{self._path}: a quantized model. Give the model before its quantization.")
         rows, columns = self.values("<qq")
+        if rows < 0 or columns < 1:
+            raise UserError(f"{self._path}: a matrix of {rows} × {columns}. Download the file again.")
         return np.frombuffer(self.take(4 * rows * columns), "<f4").reshape(rows, columns)
 
 
@@ -114,6 +118,8 @@ def read(path: str, contents: bytes) -> FastTextModel:
     if kind == CLASSIFIER and loss not in (TREE, SOFTMAX):
         raise UserError(f"{path}: a classifier with loss {loss}. Give one with softmax or hierarchical softmax.")
     size, number, _, _, pruned = reader.values("<iiiqq")
+    if not 0 <= number <= size or buckets < 0:
+        raise UserError(f"{path}: {number} words of {size}, and {buckets} buckets. Download the file again.")
     if pruned >= 0 or (kind != CLASSIFIER and size != number):
         raise UserError(f"{path}: its n-grams are pruned, or vectors have labels. Give the model before quantization.")
     names, counts = [], []

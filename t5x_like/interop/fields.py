@@ -1,13 +1,15 @@
 """Reads typed values from the contents of config.json. Errors name the key; the caller adds the file."""
 
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from t5x_like import limits
 from t5x_like.errors import UserError
 
-# Largest accepted size. Larger values would exhaust memory before another check rejects them.
-_LARGEST = 2**31 - 1
+# Keys of numbers of modules, which a model has one by one.
+_MODULES = re.compile("layer|group|networks|highway|blocks")
 
 
 def with_defaults(hf_config: Mapping[str, Any], *defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,15 +51,20 @@ def _typed(hf_config: Mapping[str, Any], name: str, field_type: Any) -> Any:
     return number(hf_config, name) if field_type is float else size(hf_config, name)
 
 
-def size(hf_config: Mapping[str, Any], name: str) -> int:
+def size(hf_config: Mapping[str, Any], name: str, largest: int | None = None) -> int:
     """Reads a positive integer.
 
+    Args:
+      hf_config: Contents of config.json.
+      name: The key.
+      largest: The largest value; by default `limits.LAYERS` or `limits.SIZE`.
+
     Raises:
-      UserError: the value is not a positive integer below 2^31.
+      UserError: the value is not a positive integer, or too large.
     """
-    value = hf_config[name]
-    if type(value) is not int or not 1 <= value <= _LARGEST:
-        raise UserError(f"{name} {_shown(value)}: must be a positive integer below 2^31")
+    value, largest = hf_config[name], largest or (limits.LAYERS if _MODULES.search(name) else limits.SIZE)
+    if type(value) is not int or not 1 <= value <= largest:
+        raise UserError(f"{name} {_shown(value)}: must be a positive integer, at most {largest:,}")
     return value
 
 

@@ -11,14 +11,14 @@ Source: `word2vec.c` of Mikolov et al. (2013).
 
 import codecs
 import itertools
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO, NamedTuple
 
 import fsspec
 import numpy as np
 from jaxtyping import Float32
 
-from t5x_like import paths
+from t5x_like import limits, paths
 from t5x_like.data.vector_text import format_vector
 from t5x_like.errors import UserError
 
@@ -63,7 +63,7 @@ def read(
             found = _from_binary(path, paths.read_bytes(path), limit)
         else:
             with fsspec.open(path, "rb", compression="infer") as file:
-                found = _from_text(path, file, limit)
+                found = _from_text(path, _lines(path, file), limit)
     first: dict[str, int] = {}
     for index, word in enumerate(found.words):
         first.setdefault(word, index)
@@ -81,7 +81,7 @@ def read(
 def _header(path: str, line: bytes) -> tuple[int, int]:
     """Returns the number of words and of features in the first line."""
     fields = line.split()
-    if len(fields) != 2 or not all(field.isdigit() for field in fields) or int(fields[1]) < 1:
+    if len(fields) != 2 or not all(map(limits.is_count, fields)) or int(fields[1]) < 1:
         raise UserError(f"{path}: the first line {line[:40]!r} is not the number of words and of features.")
     return int(fields[0]), int(fields[1])
 
@@ -107,6 +107,18 @@ def _from_binary(path: str, contents: bytes, limit: int | None) -> Vectors:
         vectors[index] = np.frombuffer(contents, "<f4", dim, space + 1)
         at = stop
     return Vectors(tuple(words), vectors)
+
+
+def _lines(path: str, file: BinaryIO) -> Iterator[bytes]:
+    """Yields the lines of a file.
+
+    Raises:
+      UserError: A line is longer than `limits.VECTOR_BYTES`.
+    """
+    while line := file.readline(limits.VECTOR_BYTES):
+        if len(line) == limits.VECTOR_BYTES:
+            raise UserError(f"{path}: a line of {len(line):,} bytes or more, not a word and its vector. Correct it.")
+        yield line
 
 
 def _from_text(path: str, file: Iterable[bytes], limit: int | None) -> Vectors:

@@ -102,7 +102,7 @@ def test_array_is_a_prompt(tmp_path):
     with pytest.raises(UserError, match=r"prompt.npy: shape \(3, 5\), not \[tokens, \d+\]. Give an array"):
         adapter_files.read(path, config, bare(leaves), NO_SETTINGS)
     (tmp_path / "prompt.npy").write_text("text")
-    with pytest.raises(UserError, match="prompt.npy: not an array in the format of numpy"):
+    with pytest.raises(UserError, match="prompt.npy: not an array in the format of NumPy"):
         adapter_files.read(path, config, bare(leaves), NO_SETTINGS)
 
 

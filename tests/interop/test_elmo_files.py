@@ -161,6 +161,11 @@ def test_round_trip_keeps_all_arrays(directory, tmp_path):
         (lambda arrays, options: options["char_cnn"].pop("filters"), "options.json: char_cnn.filters: missing"),
         (lambda arrays, options: options["char_cnn"].update(activation="tanh"), "activation='tanh': not supported"),
         (lambda arrays, options: options.update(bidirectional=False), "bidirectional=False: not supported"),
+        (lambda arrays, options: options["lstm"].update(n_layers=10**7), "lstm.n_layers 10000000: .* at most 64"),
+        (lambda arrays, options: options["lstm"].update(dim=[4]), "options.json: lstm.dim .4.: must be a positive int"),
+        (lambda arrays, options: options["lstm"].update(dim=2**31 - 1), "bytes of arrays in a file of"),
+        (lambda arrays, options: options["char_cnn"].update(filters=[1, 2]), "char_cnn.filters=.1, 2.: must be a list"),
+        (lambda arrays, options: arrays.update(char_embed=np.zeros((261, DIM), np.int32)), "has dtype int32"),
     ],
 )
 def test_invalid_files_raise(tmp_path, change, message):
@@ -171,10 +176,48 @@ def test_invalid_files_raise(tmp_path, change, message):
         elmo_files.read(str(tmp_path / "published"))
 
 
+def replace(directory, name, create):
+    with h5py.File(directory / "weights.hdf5", "a") as file:
+        shape, dtype = file[name].shape, file[name].dtype
+        del file[name]
+        create(file, shape, dtype)
+
+
+def external(file, shape, dtype):
+    secret = file.filename.replace("weights.hdf5", "secret")
+    file.create_dataset("char_embed", shape, dtype, external=[(secret, 0, h5py.h5f.UNLIMITED)])
+
+
+def virtual(file, shape, dtype):
+    layout = h5py.VirtualLayout(shape, dtype)
+    layout[:] = h5py.VirtualSource(file.filename.replace("weights.hdf5", "other.hdf5"), "secret", shape)
+    file.create_virtual_dataset("char_embed", layout)
+
+
+@pytest.mark.parametrize("create", [external, virtual])
+def test_values_in_other_files_are_not_read(directory, create):
+    """Otherwise the weights of a stranger would copy a file of this machine into a model."""
+    values = np.full((261, DIM), 7, np.float32)
+    (directory / "secret").write_bytes(values.tobytes())
+    with h5py.File(directory / "other.hdf5", "w") as file:
+        file["secret"] = values
+    replace(directory, "char_embed", create)
+    with h5py.File(directory / "weights.hdf5") as file:
+        np.testing.assert_array_equal(file["char_embed"], values)  # h5py follows the reference
+    with pytest.raises(UserError, match="weights.hdf5: array 'char_embed' is stored in other files of this machine"):
+        elmo_files.read(str(directory))
+
+
+def test_values_that_are_not_stored_raise(directory):
+    replace(directory, "char_embed", lambda file, *rest: file.create_dataset("char_embed", *rest, chunks=(9, DIM)))
+    with pytest.raises(UserError, match="weights.hdf5: the file does not have the values of array 'char_embed'"):
+        elmo_files.read(str(directory))
+
+
 def test_truncated_file_raises(directory):
     file = directory / "weights.hdf5"
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(UserError, match="weights.hdf5: not an HDF5 file, or truncated"):
+    with pytest.raises(UserError, match="weights.hdf5: not an HDF5 file, or damaged"):
         elmo_files.read(str(directory))
 
 

@@ -9,10 +9,11 @@ import fsspec
 
 from data_tasks.corpora import text_lines
 from data_tasks.corpora.compression import decompress, is_damage
-from data_tasks.corpora.formats import http_responses
+from data_tasks.corpora.formats import http_responses, warc_headers
 from data_tasks.corpora.formats.base import BadRecord, Cursor, OtherRecord, Reading, Record, require
 from data_tasks.corpora.formats.http_responses import HTML, PLAIN, Head
 from data_tasks.corpora.text_lines import DamagedFile
+from t5x_like import limits
 from t5x_like.data import skipped_records
 
 # Plain text: conversions, such as in WET files, and resources. Crawlers also store their logs and settings as
@@ -64,6 +65,7 @@ class WebArchive:
         try:
             with file as stored:
                 archive = warcio.ArchiveIterator(_Stream(decompress(stored, file.path)), no_record_parse=True)
+                warc_headers.limit(archive)
                 for record in archive:
                     raw = _read(archive, record)
                     position = stored.tell()
@@ -140,8 +142,8 @@ def _read(archive: Any, record: Any) -> ArchiveRecord:
       EOFError: the file ends before the record does, or its length is not known or wrong.
     """
     length = record.rec_headers.get_header("Content-Length")
-    if not (length or "").strip().isdecimal():
-        raise EOFError(f"Content-Length {length!r} of the record is not a number")
+    if not limits.is_count((length or "").strip()):
+        raise EOFError(f"Content-Length {length!r:.80} of the record is not a number")
     media_type, head = _media_type(record)
     stream, content = record.raw_stream, None
     if media_type is not None and stream.limit <= text_lines.MAX_LINE_BYTES:

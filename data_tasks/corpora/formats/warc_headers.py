@@ -1,0 +1,29 @@
+"""Limits the headers of web archives, whose lines warcio joins piece by piece, in quadratic time."""
+
+from typing import Any
+
+from data_tasks.corpora.formats.base import require
+from t5x_like import limits
+
+_FIRST_LINE = b"WARC/"
+
+
+def limit(archive: Any) -> None:
+    """Limits the lines between the contents of two records to `limits.HEADER_BYTES`.
+
+    Args:
+      archive: A `warcio.ArchiveIterator`, which then raises `ArchiveLoadFailed` for longer ones.
+    """
+    failures = require("warcio.exceptions", "WARC")
+    read, size = archive.reader.readline, 0
+
+    def readline(length: int | None = None) -> bytes:
+        nonlocal size
+        line = read(length or limits.HEADER_BYTES)
+        if length is None:  # otherwise a line of the content
+            size = len(line) + (0 if line.startswith(_FIRST_LINE) else size)
+            if size >= limits.HEADER_BYTES:
+                raise failures.ArchiveLoadFailed(f"headers of more than {limits.HEADER_BYTES:,} bytes")
+        return line
+
+    archive.reader.readline = readline
