@@ -6,8 +6,8 @@ memory or computes. A file below 1 MB is then read, or refused, within seconds a
 
 from t5x_like.errors import UserError
 
-# Layers of a stack, groups of layers, or networks of a layer. The deepest published Transformer has 1,000 layers (Wang et
-# al. 2022, arXiv:2203.00555).
+# Layers of a stack, groups of layers, or networks of a layer. The deepest published Transformer has 1,000 layers (Wang
+# et al. 2022, arXiv:2203.00555).
 LAYERS = 1024
 # Layers of LSTMs and highways, and convolutions, which are made one by one. ELMo has 2, 2 and 7.
 UNROLLED_LAYERS = 64
@@ -38,8 +38,8 @@ def check_expansion(subject: str, claimed: int, stored: int) -> None:
     """
     if claimed > EXPANSION * stored:
         raise UserError(
-            f"{subject}: {claimed:,} bytes of arrays in a file of {stored:,} bytes, more than {EXPANSION} times as many. "
-            "Copy the file again."
+            f"{subject}: {claimed:,} bytes of arrays in a file of {stored:,} bytes, more than {EXPANSION} times as "
+            "many. Copy the file again."
         )
 
 
