@@ -11,11 +11,11 @@
 #
 # The processes find each other through T5X_LIKE_COORDINATOR, T5X_LIKE_NUM_PROCESSES and T5X_LIKE_PROCESS_ID. The output
 # of process 0 is also shown here. If a process fails, the others get SIGTERM, then SIGKILL; the exit code comes from
-# the first process that failed; otherwise it is 0, or 130 after Ctrl-C. Ctrl-C and SIGTERM are forwarded to all
-# processes as SIGTERM.
+# the first process that failed, not from one that has only lost another (69); otherwise it is 0, or 130 after Ctrl-C.
+# Ctrl-C and SIGTERM are forwarded to all processes as SIGTERM.
 set -euo pipefail
 
-preempted=75 interrupted=130 # exit codes, see launch/protocol.py
+lost_peer=69 preempted=75 interrupted=130 # exit codes, see launch/protocol.py
 
 log() { printf 'local_multiprocess.sh: %s\n' "$*" >&2; }
 usage_error() {
@@ -112,8 +112,9 @@ ctrl_c=
 trap stop TERM
 trap 'ctrl_c=1; stop' INT
 
-running=("${!pids[@]}") code=0 failed=0
+running=("${!pids[@]}") code=0 failed=0 round=0 failed_in=0
 while ((${#running[@]})); do
+  round=$((round + 1))
   alive=()
   for id in "${running[@]}"; do
     if kill -0 "${pids[id]}" 2>/dev/null; then
@@ -124,8 +125,9 @@ while ((${#running[@]})); do
     wait "${pids[id]}" || status=$?
     ((status)) || continue
     log "process $id ended with exit code $status; its output is in $log_dir/$id.log"
-    if ((code == 0)); then
-      code=$status failed=$id
+    # Of processes that ended at almost the same time, one that has lost another is not the first.
+    if ((code == 0 || (code == lost_peer && round == failed_in))); then
+      code=$status failed=$id failed_in=$round
       stop
     fi
   done

@@ -141,7 +141,9 @@ def convert(
         return output_path
 
     # ---- a run: word vectors, a quantized run, its adapters ----------------------------------------------------------
-    weights = sources.read_run(checkpoint_path, model, network, averaged)
+    checkpoint_path, weights = checkpoint_choice.read(
+        given, checkpoint, lambda path: sources.read_run(path, model, network, averaged)
+    )
     if writes_vectors:
         tokenizer = tokenizers.find_for_export(checkpoint_path, vocabulary_path)
         objective = RunModel.read(checkpoint_path).objective

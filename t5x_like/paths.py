@@ -16,10 +16,9 @@ import pathlib
 import shutil
 from collections.abc import Iterator, Sequence
 
+from t5x_like import own_files
 from t5x_like.errors import RunFailed, UserError
 
-# Orbax interprets the whole path as a glob pattern, and a backslash in it as a separator.
-_PATTERN_CHARACTERS = "*?[\\"
 # Directory of devices, and the part of it that is for files.
 _DEVICES, _MEMORY = "/dev", "/dev/shm"
 # Error messages of storage that cannot be written; libraries include them in messages of their own.
@@ -175,9 +174,8 @@ def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.tmp")  # a fixed name, so that killed runs leave at most one
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
+        with own_files.open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+            own_files.write(file, data)
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except OSError:  # on a full disk, the partial file would use the last space
@@ -237,8 +235,8 @@ def write_despite_full_disk(path: str | os.PathLike, contents: str) -> None:
     except OSError:
         if not is_local(path) or not is_file(path):
             raise
-        with open(local(path), "r+b", buffering=0) as file:
-            file.write(contents.encode())
+        with own_files.open_own(local(path), os.O_RDWR) as file:
+            own_files.write(file, contents.encode())
             file.truncate()
             os.fsync(file.fileno())
 
@@ -393,28 +391,6 @@ def check_output_file(setting: str, path: str | os.PathLike, *, overwrite: bool 
         raise UserError(f"{setting}={os.fspath(path)}: exists. Give --overwrite to replace it, or another path.")
     if not exists(path):
         check_writable(setting, path)
-
-
-def check_checkpoint_directory(setting: str, directory: str) -> None:
-    """Checks that Orbax can write checkpoints to a directory.
-
-    Args:
-      setting: name of the setting, such as `MODEL_DIR`.
-      directory: its value, a local path or URL.
-
-    Raises:
-      UserError: the path is not valid UTF-8, or contains pattern characters.
-    """
-    path = str(local(directory).absolute()) if is_local(directory) else directory
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{setting}={directory!a}: the path is not valid UTF-8. Rename it.") from None
-    if found := [character for character in _PATTERN_CHARACTERS if character in path]:
-        raise UserError(
-            f"{setting}={directory}: checkpoints cannot be written to a path that contains {' or '.join(found)}. "
-            "Rename it, or give another path."
-        )
 
 
 def sync_directory(directory: pathlib.Path) -> None:

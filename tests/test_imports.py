@@ -16,7 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # From low to high. A module may import modules of its own and lower levels. All other modules are commands: they may
 # import everything, and only commands may import them.
 LEVELS = (
-    {"axis_rules", "errors", "mesh", "packages", "parameters", "partitioning", "paths", "recorded", "runtime"},
+    {
+        *("axis_rules", "checkpoint_paths", "errors", "limits", "mesh", "own_files", "packages", "parameters"),
+        *("partitioning", "paths", "recorded", "runtime"),
+    },
     {"data", "optimizers", "metrics"},
     {"kernels"},
     {"layers"},

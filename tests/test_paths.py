@@ -9,6 +9,7 @@ import pytest
 
 from t5x_like import paths
 from t5x_like.errors import RunFailed, UserError
+from t5x_like.metrics import line_files
 
 
 @pytest.fixture(params=["local", "file", "store"])
@@ -186,3 +187,23 @@ def test_url_without_a_package_is_a_user_error(url, monkeypatch):
         UserError, match=f"{url} cannot be opened: (Protocol not known|Install s3fs).* Give a local path"
     ):
         paths.exists(url)
+
+
+def test_writing_does_not_follow_links(tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    other.write_text("of the user")
+    for planted in (".file.tmp", "appended", "status"):
+        (tmp_path / planted).symlink_to(other)
+    with pytest.raises(OSError, match="symbolic link"):
+        paths.write_atomic(str(tmp_path / "file"), "text")
+    paths.write_atomic(str(tmp_path / "file"), "text")  # the link has been removed
+    with pytest.raises(OSError, match="symbolic link"):
+        line_files.AppendedFile(str(tmp_path / "appended")).append("line")
+
+    def fail(path, contents):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(paths, "write_atomic", fail)
+    with pytest.raises(OSError, match="symbolic link"):
+        paths.write_despite_full_disk(str(tmp_path / "status"), "text")
+    assert other.read_text() == "of the user" and (tmp_path / "file").read_text() == "text"

@@ -50,11 +50,11 @@ def run(arguments: Arguments) -> int:
 def _run(arguments: Arguments) -> int:
     command = COMMANDS[arguments.command]
     prepare(arguments)
-    check_paths(command.paths, given_macros(arguments), command.files)
-    if command.multi_process and not arguments.dry_run:
+    if command.multi_process and not arguments.dry_run:  # first, so that the others learn of an error on this machine
         from t5x_like.runtime import distributed
 
         distributed.join(arguments.coordinator_address, arguments.num_processes, arguments.process_id)
+    check_paths(command.paths, given_macros(arguments), command.files)
     run_directory = find_run(arguments) if command.needs_run and not arguments.gin_files else None
     resolved = resolve(arguments, run_directory)
     with stop_signals.watched() as signals:

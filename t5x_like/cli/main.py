@@ -84,7 +84,7 @@ def _run(argv: list[str], *, may_restart: bool) -> int:
     except KeyboardInterrupt as error:
         print(f"\nt5x_like {arguments.command}: {error or 'interrupted'}", file=sys.stderr)
         code = protocol.PREEMPTED if execute.is_supervised() else getattr(error, "exit_code", protocol.INTERRUPTED)
-        _leave_others(code)
+        _leave_others(code, error, has_trace=False)
         return code
     except (UserError, RunFailed) as error:
         code = protocol.USER_ERROR if isinstance(error, UserError) else error.exit_code
@@ -93,7 +93,7 @@ def _run(argv: list[str], *, may_restart: bool) -> int:
         if arguments.log_level == "debug":
             terminal.print_exception(error)
         print(terminal.visible(f"t5x_like {arguments.command}: {_without_gin_trail(error)}"), file=sys.stderr)
-        _leave_others(code)
+        _leave_others(code, error, has_trace=False)
         return code
     except Exception as error:
         _leave_others(protocol.FAILURE, error)
@@ -130,7 +130,7 @@ def _without_flag(argv: Sequence[str], flag: str) -> list[str]:
     return kept
 
 
-def _leave_others(code: int, error: Exception | None = None) -> None:
+def _leave_others(code: int, error: BaseException, *, has_trace: bool = True) -> None:
     """Exits a process of a multi-process run by `distributed.exit_without_waiting`; returns in a single-process run."""
     if distributed := sys.modules.get("t5x_like.runtime.distributed"):
-        distributed.exit_without_waiting(code, error)
+        distributed.exit_without_waiting(code, error, has_trace=has_trace)

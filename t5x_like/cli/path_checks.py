@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from t5x_like import paths
+from t5x_like import checkpoint_paths, paths
 from t5x_like.errors import UserError
 from t5x_like.training import weight_files
 
@@ -39,7 +39,7 @@ def check_paths(names: Sequence[str], macros: Mapping[str, Any], files: Sequence
         elif name not in CHECKPOINTS:
             paths.check_writable(name, path)
             if name == "MODEL_DIR":
-                paths.check_checkpoint_directory(name, path)
+                checkpoint_paths.check_checkpoint_directory(name, path)
         elif name != "INITIAL_CHECKPOINT_PATH" or not _may_resume(given.get("MODEL_DIR")):
             _check_checkpoint(name, path)
 

@@ -102,18 +102,33 @@ class Loaded:
         stored = self.shapes
         if self.prompts is not None:
             stored = build.params_shapes(self._stored, self.objective, self.partitioner)
-        return self._load(stored, checkpoint_path or self.checkpoint_path)
+        return self._load(stored, checkpoint_path)
 
     def read_model(self) -> Model:
         """Reads the parameters of the model alone; see `read`."""
-        return self._load({"model": build.shapes(self._stored, self.partitioner)}, self.checkpoint_path)["model"]
+        return self._load({"model": build.shapes(self._stored, self.partitioner)})["model"]
 
     @functools.cached_property
     def params(self) -> dict[str, Any]:
         """The parameters that `read` returns, which stay in memory."""
         return self.read()
 
-    def _load(self, shapes: Mapping[str, Any], path: str) -> dict[str, Any]:
+    def _load(self, shapes: Mapping[str, Any], path: str | None = None) -> dict[str, Any]:
+        """Reads parameters of a checkpoint; None: the chosen one, or another one if its run deletes it meanwhile."""
+        if path is not None:
+            return self._load_from(shapes, path)
+        attempts = 0
+        while True:
+            chosen, attempts = self.checkpoint_path, attempts + 1
+            try:
+                return self._load_from(shapes, chosen)
+            except Exception:
+                is_last = attempts == checkpoint_choice.ATTEMPTS
+                if is_last or not checkpoint_choice.is_replaced(self.path, self.checkpoint, chosen):
+                    raise
+                del self.__dict__["checkpoint_path"]
+
+    def _load_from(self, shapes: Mapping[str, Any], path: str) -> dict[str, Any]:
         distributed.heartbeat(f"the parameters of {path}")
         source = InitialWeights(path=path, network=self.network, averaged=self.averaged)
         params = warm_start.load(source, shapes, self._stored, self.partitioner)

@@ -21,7 +21,7 @@ from t5x_like.models import build
 from t5x_like.models.base import ModelConfig
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import run_files
-from t5x_like.training import frozen_base, weight_digest, weight_files, weight_source
+from t5x_like.training import frozen_base, weight_agreement, weight_digest, weight_files, weight_source
 from t5x_like.training.network_weights import RunModel
 
 # Field of a record that names its prompt.
@@ -105,6 +105,7 @@ def _base_digest(path: str) -> str | None:
 def _vectors(path: str, partitioner: Partitioner) -> Float[np.ndarray, "length embed"]:
     """Returns the vectors of the prompt of a run."""
     own = prompt.find(RunModel.read(path).model)
+    weight_agreement.check(path)
     with weight_source.open_run(path) as weights:
         names = [name for name in weights.shapes if name.startswith(weight_source.MODEL)]
         rows, table = (next(name for name in names if name.endswith(end)) for end in (_ROWS, _TABLE))

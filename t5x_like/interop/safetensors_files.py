@@ -145,6 +145,19 @@ class Tensors(Mapping[str, np.ndarray]):
         return len(self._entries)
 
 
+def tensor_ranges(path: str) -> tuple[int, list[tuple[int, int]]]:
+    """Returns the offset of the data in a file, and the first and last byte of each tensor in the data.
+
+    Args:
+      path: the file, local or in a bucket.
+
+    Raises:
+      UserError: the file is not valid.
+    """
+    start, header = _header(path)
+    return start, sorted((entry.first, entry.last) for entry in header.values())
+
+
 def write(
     directory: str, tensors: Mapping[str, np.ndarray], *, shard_bytes: int = SHARD_BYTES, file: str = SINGLE
 ) -> None:

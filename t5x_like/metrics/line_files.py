@@ -5,7 +5,7 @@ import os
 import time
 from typing import Any, Protocol
 
-from t5x_like import paths
+from t5x_like import own_files, paths
 from t5x_like.errors import UserError
 
 # An object in a store can only be replaced as a whole, so lines are uploaded at most this often.
@@ -66,10 +66,8 @@ class AppendedFile:
         """Adds a line, which ends with a newline."""
         if self._file is None:
             # Unbuffered, so that a failed write is not retried when the file is closed.
-            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
-        data = line.encode()
-        while data:  # a write to a filling disk may be partial
-            data = data[self._file.write(data) :]
+            self._file = own_files.open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        own_files.write(self._file, line.encode())
 
     def flush(self) -> None:
         """Blocks until all lines are durable."""

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterable, Sequence
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+from t5x_like.runtime import terminal
+
+_CONTROL = re.compile(rf"[\x00-\x1f\x7f-\x9f\u2028\u2029{terminal.BIDIRECTIONAL}]")
 
 
 def code(text: object) -> str:

@@ -132,8 +132,10 @@ def _finite(value: int) -> int | float:
 
 
 def _read_text(model_dir: str, name: str) -> str:
-    file = paths.join(model_dir, name)
-    return paths.read_text(file) if paths.exists(file) else ""
+    try:
+        return paths.read_text(paths.join(model_dir, name))
+    except FileNotFoundError:  # not written, or a live run has deleted it
+        return ""
 
 
 def _comparison(model_dir: str) -> Comparison | None:

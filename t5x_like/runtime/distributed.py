@@ -103,6 +103,7 @@ def join(
         return 1
     if jax.process_count() > 1:
         logging.info("process %d of %d", jax.process_index(), jax.process_count())
+        failures.watch()
     return jax.process_count()
 
 
@@ -185,7 +186,7 @@ def compute_everywhere(compute: Callable[[], Any]) -> list[Any]:
       The values by the index of the process.
 
     Raises:
-      RunFailed: if the function has raised an error in other processes. A process whose function has raised an error
+      ProcessLost: if the function has raised an error in other processes. A process whose function has raised an error
         raises that error.
     """
     if jax.process_count() == 1:
@@ -194,7 +195,7 @@ def compute_everywhere(compute: Callable[[], Any]) -> list[Any]:
     try:
         outcome = {"value": compute()}
     except Exception as error:
-        outcome, failure = {"error": str(error) or type(error).__name__}, error
+        outcome, failure = _outcome(error, str(error) or type(error).__name__), error
     text = np.frombuffer(json.dumps(outcome).encode(), np.uint8)
     lengths = multihost_utils.process_allgather(np.int32(len(text))).ravel()
     padded = np.zeros(lengths.max(), np.uint8)
@@ -205,7 +206,7 @@ def compute_everywhere(compute: Callable[[], Any]) -> list[Any]:
         raise failure
     for process, each in enumerate(outcomes):
         if "error" in each:
-            raise RunFailed(f"process {process} of {len(outcomes)} has failed: {each['error']}")
+            raise ProcessLost(f"process {process} of {len(outcomes)} has failed: {each['error']}", each["exit_code"])
     return [each["value"] for each in outcomes]
 
 
@@ -219,7 +220,7 @@ def compute_in_main(compute: Callable[[], Any]) -> Any:
       The value.
 
     Raises:
-      RunFailed: in all other processes, if the function has raised an error in process 0, which raises that error.
+      ProcessLost: in all other processes, if the function has raised an error in process 0, which raises that error.
     """
     if jax.process_count() == 1:
         return compute()
@@ -228,7 +229,9 @@ def compute_in_main(compute: Callable[[], Any]) -> Any:
         try:
             outcome = {"value": compute()}
         except Exception as error:
-            outcome, failure = {"error": f"{type(error).__name__}: {error}"}, error
+            is_explained = isinstance(error, UserError | RunFailed)
+            outcome = _outcome(error, str(error) if is_explained else f"{type(error).__name__}: {error}")
+            failure = error
     text = np.frombuffer(json.dumps(outcome).encode(), np.uint8)
     length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
     padded = np.zeros(length, np.uint8)
@@ -237,8 +240,12 @@ def compute_in_main(compute: Callable[[], Any]) -> Any:
     if failure is not None:
         raise failure
     if "error" in outcome:
-        raise RunFailed(f"process 0 has failed: {outcome['error']}")
+        raise ProcessLost(f"process 0 of {jax.process_count()} has failed: {outcome['error']}", outcome["exit_code"])
     return outcome["value"]
+
+
+def _outcome(error: Exception, message: str) -> dict[str, Any]:
+    return {"error": message, "exit_code": failures.exit_code_of(error)}
 
 
 def disconnect() -> None:
@@ -250,20 +257,23 @@ def disconnect() -> None:
         jax.distributed.shutdown()
 
 
-def exit_without_waiting(code: int, error: BaseException | None = None) -> None:
+def exit_without_waiting(code: int, error: BaseException | None = None, *, has_trace: bool = True) -> None:
     """Exits a failed process of a multi-process run immediately. Returns in a single-process run.
 
     A normal exit would first wait for the other processes, which may wait for this one in the middle of a step. They
-    detect the missing heartbeat and exit, too.
+    read why it has failed, and exit with the same code.
 
     Args:
       code: the exit code.
-      error: an error to print with its traceback, or None.
+      error: the error that ends the process; None if the others have no need to know it.
+      has_trace: whether to print the error with its traceback.
     """
     if not jax.distributed.is_initialized():
         return
-    if error is not None:
+    if error is not None and has_trace:
         terminal.print_exception(error)
+    if error is not None:
+        failures.publish_exit(error, code)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)
@@ -306,11 +316,8 @@ def explain_lost_process() -> Iterator[None]:
             raise
         if jax.process_count() == 1:
             raise
-        if known := failures.published():
-            # A process that has lost this one, too, does not know the reason.
-            process, failure = min(known.items(), key=lambda item: (item[1].exit_code == LOST_PEER, item[0]))
-            message = f"process {process} of {jax.process_count()} has failed: {failure.reason}"
-            raise ProcessLost(message, failure.exit_code) from error
+        if (known := failures.of_another()) is not None:
+            raise ProcessLost(*known) from error
         raise ProcessLost(
             f"process {jax.process_index()} of {jax.process_count()} has lost another process, which has exited, "
             f"hangs, or is too slow; see its own output. JAX reports: {message[:300]}. To resume from the "

@@ -1,15 +1,36 @@
-"""Why processes of a run have failed; each tells the others through JAX's coordination service before it exits."""
+"""Why processes of a run have failed; each tells the others through JAX's coordination service before it exits.
+
+A process that learns of another's failure exits with its exit code and its message. Otherwise its supervisor would
+restart it, and wait for a process that does not come back.
+"""
 
 import dataclasses
 import json
+import os
+import sys
+import threading
+import time
 
 import jax
 from absl import logging
 
 from t5x_like.errors import RunFailed, UserError
-from t5x_like.runtime import protocol
+from t5x_like.runtime import protocol, terminal, watchdog
 
-_DIRECTORY = "t5x_like/failures"
+# Keys: the failure of a function, which its caller may handle; the failure that a process exits with; who has read it.
+_FAILURES, _EXITS, _SEEN = "t5x_like/failures", "t5x_like/exits", "t5x_like/exits_seen"
+_POLL_SECONDS = 1.0
+# How long a process may take to exit by itself after the failure of another one: a failed collective ends it, too.
+_GRACE_SECONDS = 10.0
+# How long it may take to clean up once JAX aborts it, in a thread.
+_ABORT_SECONDS = 3.0
+# How long process 0, whose memory holds the reasons, waits for the others to read them.
+_SEEN_SECONDS = 5.0
+_REASON_CHARACTERS = 10_000
+# The failures that this process has read, for when process 0 has exited.
+_known: dict[int, "Failure"] = {}
+# Set once JAX aborts this process: its client no longer answers then, and may hold locks.
+_aborts = threading.Event()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,35 +46,136 @@ class Failure:
     exit_code: int
 
 
+def exit_code_of(error: BaseException) -> int:
+    """Returns the exit code of a command that an error ends."""
+    if isinstance(error, UserError):
+        return protocol.USER_ERROR
+    return error.exit_code if isinstance(error, RunFailed) else protocol.FAILURE
+
+
 def publish(error: Exception) -> None:
     """Tells the other processes of the run why this one fails. Does nothing in a run of one process."""
-    if not jax.distributed.is_initialized():
-        return
-    code = error.exit_code if isinstance(error, RunFailed) else protocol.FAILURE
-    failure = Failure(str(error) or type(error).__name__, protocol.USER_ERROR if isinstance(error, UserError) else code)
-    try:
-        _client().key_value_set(f"{_DIRECTORY}/{jax.process_index()}", json.dumps(dataclasses.asdict(failure)))
-    except Exception as unreachable:  # process 0, which holds the reasons, may have ended
-        logging.debug("the reason of the failure is not published: %s", unreachable)
+    if jax.distributed.is_initialized():
+        _publish(_FAILURES, error, exit_code_of(error))
+
+
+def publish_exit(error: BaseException, exit_code: int) -> None:
+    """Tells the other processes that this one exits, and waits until they know: process 0 has the reasons in memory.
+
+    Args:
+      error: why it exits.
+      exit_code: its exit code.
+    """
+    _publish(_EXITS, error, exit_code)
+    if exit_code != protocol.LOST_PEER:
+        _wait_until_seen()
+
+
+def _publish(directory: str, error: BaseException, exit_code: int) -> None:
+    failure = Failure((str(error) or type(error).__name__)[:_REASON_CHARACTERS], exit_code)
+    _set(f"{directory}/{jax.process_index()}", json.dumps(dataclasses.asdict(failure)))
 
 
 def published() -> dict[int, Failure]:
     """Returns the failure of each process that has failed, by its index."""
-    try:
-        found = _client().key_value_dir_get(_DIRECTORY)
-    except Exception as unreachable:
-        logging.debug("the reasons of other processes are not known: %s", unreachable)
-        return {}
-    return {int(name.rsplit("/", 1)[-1]): Failure(**json.loads(text)) for name, text in sorted(found)}
+    found = [entry for directory in (_FAILURES, _EXITS) for entry in _list(directory)]
+    _known.update({int(name.rsplit("/", 1)[-1]): Failure(**json.loads(text)) for name, text in found})
+    return dict(_known)
+
+
+def of_another() -> tuple[str, int] | None:
+    """Returns the message and the exit code of the failure of another process, or None if none has failed."""
+    known = {process: failure for process, failure in published().items() if process != jax.process_index()}
+    if not known:
+        return None
+    # A process that has lost another one, too, does not know the reason.
+    process, failure = min(known.items(), key=lambda item: (item[1].exit_code == protocol.LOST_PEER, item[0]))
+    prefix = f"process {process} of {jax.process_count()} has failed: "
+    # The reason may be that of a third process, which this one has read.
+    return failure.reason if " has failed: " in failure.reason else prefix + failure.reason, failure.exit_code
+
+
+def watch() -> None:
+    """Ends this process soon after another one has told why it fails. Call it once all processes have joined."""
+    threading.Thread(target=_watch, name="failures", daemon=True).start()
+
+
+def _watch() -> None:
+    while not _list(_EXITS):
+        time.sleep(_POLL_SECONDS)
+        if not jax.distributed.is_initialized():
+            return
+    published()  # while process 0 answers
+    _acknowledge()
+    time.sleep(_GRACE_SECONDS)
+    if (known := of_another()) is None:  # this process exits for a reason of its own
+        return
+    _wait_until_seen()
+    exit_because(*known)
+
+
+def exit_because(message: str, exit_code: int) -> None:
+    """Exits at once, with the message and the exit code of another process, and reports them in the status of the run.
+
+    Args:
+      message: the message; see `of_another`.
+      exit_code: the exit code.
+    """
+    print(f"t5x_like: {terminal.visible(message)}", file=sys.stderr, flush=True)
+    reporting = threading.Thread(target=watchdog.report, args=(message,), daemon=True)  # a store may not answer
+    reporting.start()
+    reporting.join(_SEEN_SECONDS)
+    os._exit(exit_code)
+
+
+def on_abort() -> None:
+    """Exits a process that JAX aborts, if another one has told why it fails. Otherwise it returns."""
+    _aborts.set()
+    if (known := of_another()) is not None:
+        time.sleep(_ABORT_SECONDS)
+        exit_because(*known)
+
+
+def _acknowledge() -> None:
+    """Tells process 0 that this process knows that one exits."""
+    _set(f"{_SEEN}/{jax.process_index()}", "1")
+
+
+def _wait_until_seen() -> None:
+    """Waits in process 0 until all processes know that one exits, or have not answered for a while."""
+    deadline = time.monotonic() + _SEEN_SECONDS
+    _acknowledge()
+    while jax.process_index() == 0 and time.monotonic() < deadline and len(_list(_SEEN)) < jax.process_count():
+        time.sleep(_POLL_SECONDS / 10)
 
 
 def is_connected() -> bool:
     """Returns whether the coordination service answers this process. It does not after the loss of a process."""
     try:
-        _client().key_value_dir_get(_DIRECTORY)
+        _client().key_value_dir_get(_EXITS)
     except Exception:
         return False
     return True
+
+
+def _list(directory: str) -> list[tuple[str, str]]:
+    """Returns the keys and values of a directory; none if process 0 does not answer."""
+    if _aborts.is_set():
+        return []
+    try:
+        return _client().key_value_dir_get(directory)
+    except Exception as unreachable:
+        logging.debug("%s is not known: %s", directory, unreachable)
+        return []
+
+
+def _set(key: str, value: str) -> None:
+    if _aborts.is_set():
+        return
+    try:
+        _client().key_value_set(key, value)
+    except Exception as error:  # the key is set already, or process 0, which holds the values, has ended
+        logging.debug("%s is not set: %s", key, error)
 
 
 def _client():

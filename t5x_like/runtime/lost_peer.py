@@ -19,6 +19,7 @@ _ANSWER_SECONDS = 5.0
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _on_abort(number: int) -> None:
+    failures.on_abort()
     # In a thread of its own: the aborting thread may hold locks of the client.
     answered = threading.Event()
     threading.Thread(target=lambda: failures.is_connected() and answered.set(), daemon=True).start()

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-# The control characters of ASCII and Latin-1, such as ESC, except for tabs and the ends of lines.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# The characters of Unicode that change the direction of the text after them, so that it is shown in another order.
+BIDIRECTIONAL = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+# These, and the control characters of ASCII and Latin-1, such as ESC, except for tabs and the ends of lines.
+_CONTROL = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{BIDIRECTIONAL}]")
 
 
 def visible(text: str) -> str:
     r"""Returns a text whose control characters, except for tabs and ends of lines, are written as in Python: `\x1b`."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL.sub(
+        lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\u0100" else f"\\u{ord(found[0]):04x}", text
+    )
 
 
 def print_exception(error: BaseException) -> None:

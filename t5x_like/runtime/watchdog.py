@@ -97,6 +97,11 @@ class Watchdog:
         """Sets where the processes report a hang; see `HangReport`. None: nowhere."""
         self._report_to = None if model_dir is None else (model_dir, on_report)
 
+    def report_failure(self, reason: str) -> None:
+        """Reports why another process has failed where a hang would be reported, before this process exits."""
+        if self._report_to is not None:
+            self._report_to[1](reason)
+
     def _watch(self) -> None:
         while not self._ended.wait(min(1.0, self.limit / 4)):
             limit, waited = self.limit, time.monotonic() - self._last_heartbeat
@@ -131,14 +136,21 @@ def heartbeat(activity: str, *, is_step: bool = False) -> None:
         watchdog.heartbeat(activity, is_step=is_step)
 
 
+def report(reason: str) -> None:
+    """Reports why another process has failed in all active watchdogs; see `Watchdog.report_failure`."""
+    for watchdog in _watching:
+        watchdog.report_failure(reason)
+
+
 @contextlib.contextmanager
 def reports_hangs(model_dir: str, on_report: Callable[[str], None]) -> Iterator[None]:
-    """Within the context, a hang is reported to `MODEL_DIR/hang`, and `on_report` is called with the report."""
+    """Within the context, a hang is reported to `MODEL_DIR/hang`, and `on_report` is called with the report.
+
+    After an error in the context, it still is, because a process may hang while it cleans up.
+    """
     watching = list(_watching)
     for watchdog in watching:
         watchdog.report_to(model_dir, on_report)
-    try:
-        yield
-    finally:
-        for watchdog in watching:
-            watchdog.report_to(None, on_report)
+    yield
+    for watchdog in watching:
+        watchdog.report_to(None, on_report)

@@ -14,7 +14,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import t5x
 from t5x_like.models import build, construct, networks
 from t5x_like.models.base import ModelConfig
-from t5x_like.training import frozen_base, layer_choice, network_weights, weight_files
+from t5x_like.training import frozen_base, layer_choice, network_weights, weight_agreement, weight_files
 from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.checkpoints.manager import Checkpoints
 from t5x_like.training.frozen_base import FrozenBase
@@ -142,8 +142,9 @@ def open_source(source: InitialWeights, config: ModelConfig, wanted: Collection[
       The weights.
 
     Raises:
-      UserError: the source is not found, does not agree, or cannot be read.
+      UserError: the source is not found, does not agree, cannot be read, or differs between processes.
     """
+    weight_agreement.check(source.path)
     bare = construct.without_adapters(config)
     if (other := _of_other_library(source)) is None:
         with open_run(source.path, network=source.network, wanted=wanted, averaged=source.averaged) as weights:

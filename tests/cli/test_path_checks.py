@@ -1,5 +1,9 @@
 """Paths are checked before anything is imported or built."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from t5x_like.cli.commands import COMMANDS
@@ -92,3 +96,14 @@ def test_shell_metacharacters_in_paths_are_accepted(tmp_path):
 def test_too_long_checkpoint_path_raises_not_found():
     with pytest.raises(UserError, match="CHECKPOINT_PATH=.*: not found"):
         check_paths(("CHECKPOINT_PATH",), {"CHECKPOINT_PATH": "x" * 300})
+
+
+def test_path_in_the_encoding_of_another_locale_raises(tmp_path):
+    code = "import os, sys; from t5x_like.checkpoint_paths import check_checkpoint_directory as check;"
+    code += "check('MODEL_DIR', sys.argv[1])"
+    environment = os.environ | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    words = [sys.executable, "-c", code, f"{tmp_path}/r\xfcn"]
+    result = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert "the locale has the encoding ascii, in which Orbax does not find this path. Set PYTHON" in result.stderr
+    assert subprocess.run(words, env=environment | {"PYTHONUTF8": "1"}).returncode == 0

@@ -39,6 +39,17 @@ def test_failure_terminates_all_processes_and_returns_exit_code(tmp_path):
     assert time.monotonic() - start < 15  # less than the grace period of 20 s
 
 
+def test_exit_code_is_that_of_the_cause(tmp_path):
+    """Process 0 exits at almost the same time, because it has lost process 1. The script sees both at once."""
+    command = (
+        'if [ "$T5X_LIKE_PROCESS_ID" = 1 ]; then kill -STOP $PPID; exit 7; fi; '
+        "(sleep 1; kill -CONT $PPID) & sleep 0.5; exit 69"
+    )
+    result = run("--num_processes=2", f"--log_dir={tmp_path}", "--", "bash", "-c", command, cwd=tmp_path)
+    assert result.returncode == 7, result.stderr
+    assert "process 0 ended with exit code 69" in result.stderr
+
+
 def test_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path):
     stubborn = FAIL + f"trap '' TERM; (trap '' TERM; sleep 60) & echo $! >{tmp_path}/pid; touch ready; wait; sleep 60"
     result = run("--grace=1", f"--log_dir={tmp_path}", "--", "bash", "-c", stubborn, cwd=tmp_path)

@@ -1,5 +1,6 @@
 """Metrics: rows survive kills and restarts, TensorBoard files, rates, and progress output."""
 
+import errno
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from t5x_like import metrics, paths
+from t5x_like import metrics, own_files, paths
 from t5x_like.errors import RunFailed, UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -237,11 +238,13 @@ def test_tensorboard_records_have_valid_checksums(tmp_path):
     assert int.from_bytes(data[12 + size : 16 + size], "little") == masked_crc32c(data[12 : 12 + size])
 
 
-def test_unwritable_metrics_file_raises_run_failed(tmp_path):
+def test_unwritable_metrics_file_raises_run_failed(tmp_path, monkeypatch):
+    def fill(file, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     writer = metrics.MetricsWriter(str(tmp_path))
     writer.rewind(0)
-    (tmp_path / "metrics.jsonl").unlink()
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    monkeypatch.setattr(own_files, "write", fill)
     with pytest.raises(
         RunFailed, match=r"metrics.jsonl cannot be written: No space left on device.*checkpoints .* inta"
     ):

@@ -1,11 +1,13 @@
 """Synthetic rows for runs of one or several processes. They depend only on the number of the batch."""
 
 import dataclasses
+import os
 
 import numpy as np
 
 from t5x_like.data import batches, specs
 from t5x_like.data.vocabulary_digest import TextVocabulary
+from t5x_like.errors import UserError
 
 
 @dataclasses.dataclass
@@ -53,6 +55,8 @@ class Rows:
 
     def check(self, spec):
         assert spec == specs.ENCODER_DECODER
+        if message := os.environ.get("SYNTHETIC_USER_ERROR"):
+            raise UserError(message)
 
     def vocabulary_kind(self, spec):
         return None

@@ -7,6 +7,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
+from t5x_like.reporting import html_document, markdown
 from t5x_like.runtime import console_log, terminal
 
 pytestmark = pytest.mark.notf
@@ -44,3 +45,13 @@ def test_log_lines_and_errors_are_visible(capsys, monkeypatch):
 def test_errors_of_commands_are_visible(run_command):
     code, output = run_command(["infer", f"--input={CLEAR}"])
     assert code and "\x1b" not in output and "\\x1b" in output
+
+
+def test_direction_of_text_is_shown():
+    """Otherwise a name from a file could be shown as another one."""
+    for character in "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069":
+        shown = f"evil\\u{ord(character):04x}txt.exe"
+        assert terminal.visible(f"evil{character}txt.exe") == shown
+        assert html_document.text(f"evil{character}txt.exe") == shown
+        assert markdown.code(f"evil{character}txt.exe") == f"`{shown}`"
+    assert terminal.visible("שלום مرحبا") == "שלום مرحبا"

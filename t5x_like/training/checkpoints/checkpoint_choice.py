@@ -4,6 +4,11 @@ A path is a run directory, its directory `checkpoints`, one checkpoint in it (`c
 (`checkpoints/best`), a Hugging Face directory, or a T5X checkpoint.
 """
 
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
 from absl import logging
 
 from t5x_like import paths
@@ -13,7 +18,12 @@ from t5x_like.runtime.run_files import CHECKPOINTS
 from t5x_like.training import weight_files
 from t5x_like.training.checkpoints.stored_checkpoints import StoredCheckpoints
 
+T = TypeVar("T")
 LATEST, BEST, ALL = "latest", "best", "all"
+# How often a checkpoint is chosen again because its run has deleted the last one.
+ATTEMPTS = 5
+# How long the deletion of a checkpoint may take, whose first files are missing.
+_DELETION_SECONDS, _POLL_SECONDS = 1.0, 0.1
 
 
 def locate(path: str) -> tuple[str, int | None]:
@@ -89,6 +99,59 @@ def choose_together(path: str, checkpoint: str | int = LATEST) -> str:
     """
     (chosen,) = distributed.compute_in_main(lambda: choose(path, checkpoint))
     return chosen
+
+
+def is_replaced(path: str, checkpoint: str | int, chosen: str) -> bool:
+    """Returns whether the run has deleted a chosen checkpoint, in whose place another one can be chosen.
+
+    Runs of several processes do not choose again, because the others may be reading it.
+
+    Args:
+      path: see the description of this module.
+      checkpoint: `latest`, `best`, or a step; see `choose`.
+      chosen: the path of the checkpoint, which could not be read.
+    """
+    if checkpoint not in (LATEST, BEST) or chosen.rstrip("/") == path.rstrip("/") or jax.process_count() > 1:
+        return False
+    if not is_deleted(chosen):
+        return False
+    logging.warning("%s has been deleted by its run, choosing again", chosen)
+    return True
+
+
+def is_deleted(chosen: str) -> bool:
+    """Returns whether a checkpoint is missing, or a run deletes it now."""
+    deadline = time.monotonic() + _DELETION_SECONDS
+    while paths.exists(chosen):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def read(path: str, checkpoint: str | int, function: Callable[[str], T]) -> tuple[str, T]:
+    """Chooses a checkpoint, and reads it. Chooses again if its run deletes it in the meantime.
+
+    Args:
+      path: see the description of this module.
+      checkpoint: `latest`, `best`, or a step; see `choose`.
+      function: reads the checkpoint at a path.
+
+    Returns:
+      The path of the checkpoint, and the result of the function.
+
+    Raises:
+      UserError: the checkpoint is not found.
+    """
+    attempts = 0
+    while True:
+        (chosen,) = choose(path, checkpoint)
+        attempts += 1
+        try:
+            return chosen, function(chosen)
+        except Exception:
+            if attempts == ATTEMPTS or not is_replaced(path, checkpoint, chosen):
+                raise
 
 
 def check_is_run(path: str, checkpoint: str | int) -> None:

@@ -11,7 +11,7 @@ import jax
 from absl import logging
 from etils import epath
 
-from t5x_like import paths
+from t5x_like import checkpoint_paths, paths
 from t5x_like.errors import UserError
 from t5x_like.training.checkpoints import checksums
 from t5x_like.training.checkpoints.checkpoint_store import ITEMS, CheckpointStore
@@ -49,7 +49,7 @@ class LocalTier:
                 f"LOCAL_DIRECTORY={directory} is not a local path. Give a directory of each host, such as a ramdisk; "
                 "MODEL_DIR is the place for a bucket."
             )
-        paths.check_checkpoint_directory("LOCAL_DIRECTORY", str(directory))
+        checkpoint_paths.check_checkpoint_directory("LOCAL_DIRECTORY", str(directory))
         absolute = os.path.abspath(paths.local(directory))
         if isinstance(model_dir, str | os.PathLike) and paths.is_local(model_dir):
             run = os.path.abspath(paths.local(model_dir))

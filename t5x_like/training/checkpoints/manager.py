@@ -24,7 +24,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
-from t5x_like import parameters, partitioning, paths
+from t5x_like import checkpoint_paths, parameters, partitioning
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.metrics.best import BestMetric
 from t5x_like.metrics.checkpoint_evaluations import Best, CheckpointEvaluations
@@ -87,7 +87,7 @@ class Checkpoints:
         read_only: bool = False,
     ):
         if not read_only:
-            paths.check_checkpoint_directory("directory", directory)
+            checkpoint_paths.check_checkpoint_directory("directory", directory)
         if keep_latest < 1:
             raise UserError(f"KEEP_CHECKPOINTS={keep_latest} is not positive. Give a positive integer.")
         if keep_best < 0:

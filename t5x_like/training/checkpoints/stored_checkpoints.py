@@ -62,7 +62,9 @@ class StoredCheckpoints:
             about = epath.Path(self.directory) / str(step) / "about"
             try:
                 checksums.verify(about)
-            except checksums.DamagedFile as error:
+            except (checksums.DamagedFile, FileNotFoundError) as error:
+                if step not in self.steps():  # the run has deleted it
+                    continue
                 raise UserError(
                     f"checkpoint {self.directory}/{step} is damaged, so the best checkpoint is not known: {error}. "
                     "Restore the file from a copy, or give the step of a checkpoint instead of `best`."

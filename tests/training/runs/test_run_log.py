@@ -1,14 +1,16 @@
 """The log of a run as a file."""
 
 import contextlib
+import errno
 import logging
+import os
 import threading
 import uuid
 
 import pytest
 from absl import logging as absl_logging
 
-from t5x_like import paths
+from t5x_like import own_files, paths
 from t5x_like.errors import UserError
 from t5x_like.training.runs import run_log
 from t5x_like.training.runs.run_log import RunLog
@@ -60,8 +62,11 @@ def test_other_processes_write_no_log(model_dir):
     assert not paths.exists(f"{model_dir}/log.txt")
 
 
-def test_unwritable_log_does_not_end_the_run(tmp_path, caplog):
-    (tmp_path / "log.txt").symlink_to("/dev/full")
+def test_unwritable_log_does_not_end_the_run(tmp_path, caplog, monkeypatch):
+    def fill(file, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(own_files, "write", fill)
     with logged(str(tmp_path), "first"):
         absl_logging.warning("in first")
     assert caplog.messages.count("in first") == 1
@@ -96,3 +101,15 @@ def test_slow_store_delays_no_line_and_is_tried_again(monkeypatch, caplog):
         "log.txt cannot be uploaded: no network. The next upload includes its lines" in message
         for message in caplog.messages
     )
+
+
+def test_link_to_another_file_is_not_followed(tmp_path, caplog):
+    """The directory of a run may belong to somebody else, who plants the link."""
+    other = tmp_path / "other"
+    other.write_text("of the user")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.txt").symlink_to(other)
+    with logged(str(tmp_path / "run"), "first"):
+        absl_logging.error("in the run")
+    assert other.read_text() == "of the user"
+    assert "log.txt cannot be written" in caplog.text
