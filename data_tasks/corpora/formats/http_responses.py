@@ -5,6 +5,8 @@ import io
 import zlib
 from typing import Any, BinaryIO, NamedTuple
 
+from data_tasks.corpora import text_lines
+from data_tasks.corpora.formats import warc_headers
 from data_tasks.corpora.formats.base import BadRecord, require
 
 HTML, PLAIN = "text/html", "text/plain"
@@ -32,7 +34,7 @@ def read_head(stream: BinaryIO) -> Head:
     """Reads the headers of a response, and leaves the stream at its body."""
     parser = require("warcio.statusandheaders", "WARC").StatusAndHeadersParser(["HTTP/"], verify=False)
     try:
-        headers = parser.parse(stream)
+        headers = parser.parse(warc_headers.Lines(stream))
     except EOFError:
         return Head(None, None, None)
     media_type, _, parameters = headers.get_header("Content-Type", "").partition(";")
@@ -62,12 +64,22 @@ def body(head: Head, content: bytes) -> bytes:
         raise BadRecord(f"the response is compressed by {encoding!r}, which is not read")
     for window in (zlib.MAX_WBITS | 32, -zlib.MAX_WBITS):  # with a header of gzip or zlib, and without one
         try:
-            return zlib.decompress(content, window)
+            return _decompress(content, window)
         except zlib.error as error:
             reason = error
     if _is_text(content):
         return content
     raise BadRecord(f"the compressed response is damaged ({reason})")
+
+
+def _decompress(content: bytes, window: int) -> bytes:
+    stream = zlib.decompressobj(window)
+    found = stream.decompress(content, text_lines.MAX_LINE_BYTES)
+    if stream.unconsumed_tail:
+        raise BadRecord(text_lines.too_long("response"))
+    if not stream.eof:
+        raise zlib.error("incomplete")
+    return found
 
 
 def decode(charset: str | None, content: bytes) -> str | bytes:
