@@ -4,55 +4,37 @@
 `T5X_LIKE_FUZZ_SEED` is the seed of the first case of each test.
 """
 
-import hashlib
 import json
 import os
 
 import copying_run
 import jax
-import numpy as np
 import pytest
 import small_models
-from damage import Artefact, check
-from families import random_model
-from t5x_layouts import LAYOUTS, to_t5x
+from damage import Artefact, check, digest, safetensors_payload
 
 from data_tasks.vocabularies.from_folder import from_folder
 from t5x_like import config, interop, train
 from t5x_like.config.stored import StoredSettings
 from t5x_like.data import specs
 from t5x_like.data.cached import CachedSource
-from t5x_like.errors import UserError
-from t5x_like.interop import t5x
 from t5x_like.loading import open_model
-from t5x_like.models.t5 import T5Config
 from t5x_like.partitioning import Partitioner
 from t5x_like.report import report
 from t5x_like.runtime import run_files
-from t5x_like.training import loop, program, weight_files
+from t5x_like.training import loop, program
 from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.runs import run_vocabulary
 
 CASES = int(os.environ.get("T5X_LIKE_FUZZ_CASES", "200"))
 SEED = int(os.environ.get("T5X_LIKE_FUZZ_SEED", "0"))
 # Part of the cases of each test.
-SHARES = {"resume": 5, "load": 5, "report": 1, "cache": 9, "huggingface": 20, "t5x": 15}
+SHARES = {"resume": 5, "load": 5, "report": 1, "cache": 9, "huggingface": 20}
 HUGGING_FACE = ("bert", "gpt2", "bart", "t5", "llama")
-SMALL_T5 = T5Config(
-    vocab_size=12, embed_dim=4, mlp_dim=6, num_heads=2, head_dim=2, encoder_layers=1, decoder_layers=1, relpos_buckets=4
-)
 
 
 def cases(name, tests=1):
     return max(1, CASES * SHARES[name] // sum(SHARES.values()) // tests)
-
-
-def digest(tree):
-    """Returns a hash of all values of a tree."""
-    found = hashlib.sha256()
-    for leaf in map(np.asarray, jax.tree.leaves(jax.device_get(tree))):
-        found.update(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
-    return found.hexdigest()
 
 
 # ---- run directories -------------------------------------------------------------------------------------------------
@@ -155,13 +137,6 @@ def test_cache(write_cache, tmp_path, verify_checksums):
 # ---- published models ------------------------------------------------------------------------------------------------
 
 
-def safetensors_payload(path):
-    """Returns the tensors of a safetensors file, which have no checksums."""
-    contents = path.read_bytes()
-    is_weights = path.suffix == ".safetensors"
-    return [range(8 + int.from_bytes(contents[:8], "little"), len(contents))] if is_weights else []
-
-
 @pytest.mark.parametrize("family", HUGGING_FACE)
 def test_hugging_face(family, tmp_path):
     getattr(small_models, f"write_{family}")(tmp_path / family)
@@ -178,25 +153,3 @@ def test_hugging_face(family, tmp_path):
     texts = {path.name for path in (tmp_path / family).iterdir()} - {"model.safetensors"}
     artefact = Artefact(tmp_path / family, read, texts, payload=safetensors_payload)
     check(artefact, cases("huggingface", len(HUGGING_FACE)), SEED, tmp_path)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_t5x_checkpoint(layout, tmp_path):
-    tensors = to_t5x(random_model(SMALL_T5))
-    LAYOUTS[layout](tmp_path / "t5x", tensors)
-
-    def payload(path):
-        """Returns the arrays of a msgpack file, and the files of arrays."""
-        if path.name.startswith("checkpoint"):
-            contents, values = path.read_bytes(), [array.tobytes() for array in tensors.values()]
-            starts = [contents.find(each) for each in values]
-            return [range(start, start + len(each)) for start, each in zip(starts, values, strict=True) if start >= 0]
-        is_index = path.name.startswith((".z", "_", "manifest"))
-        return [] if is_index else [range(path.stat().st_size)]
-
-    def read(directory):
-        if (index := weight_files.find_t5x(str(directory))) is None:
-            raise UserError(weight_files.explain_missing(str(directory)))
-        return digest(t5x.read(index, SMALL_T5))
-
-    check(Artefact(tmp_path / "t5x", read, payload=payload), cases("t5x", len(LAYOUTS)), SEED, tmp_path)

@@ -1,6 +1,5 @@
 """All processes read the same weights: the sample of files, and two processes with other copies on their machines."""
 
-import json
 import os
 import sys
 
@@ -54,7 +53,7 @@ def test_sample_of_other_formats(tmp_path):
             path = tmp_path / f"{layout}{value}"
             write(path, {"encoder/encoder_norm/scale": np.full(4, value, np.float32)})
             samples.append(weight_agreement.sample(str(path)))
-        assert samples[0].keys() == samples[1].keys() and samples[0] != samples[1]
+        assert samples[0] != samples[1] and len(samples[0]) > 0, layout
 
 
 # ---- two processes ---------------------------------------------------------------------------------------------------
@@ -95,15 +94,12 @@ def test_training_from_other_copies_raises(machines, command):
 
 
 @pytest.mark.full
-def test_evaluating_other_copies_raises(machines):
-    words = ["-m", "t5x_like", "eval", f"--gin_search_paths={CONFIGS}", "--gin.MODEL_DIR=base", "--cpu_devices=1"]
-    check_refused(machines, "eval", start(machines, "eval", *words), 2)
-
-
-@pytest.mark.full
-def test_predicting_with_other_copies_raises(machines):
-    for machine in range(2):
-        (machines / str(machine) / "in.jsonl").write_text(json.dumps({"inputs": [3, 4, 1]}) + "\n")
-    words = ["-m", "t5x_like", "infer", "--gin.MODEL_DIR=base", f"--gin_search_paths={CONFIGS}"]
-    words += ["--input=in.jsonl", f"--output={machines}/out.jsonl", "--cpu_devices=1"]
-    check_refused(machines, "infer", start(machines, "infer", *words), 2)
+def test_opening_other_copies_raises(machines):
+    """As `eval`, `infer` and the other commands that read a model do."""
+    code = (
+        "from t5x_like.runtime import distributed; distributed.join()\n"
+        "from t5x_like.loading import open_model; from t5x_like.models.t5 import T5Config\n"
+        f"try: open_model('base', model={MODEL!r}).read()\n"
+        "except Exception as error: distributed.exit_without_waiting(3, error)\n"
+    )
+    check_refused(machines, "open", start(machines, "open", "-c", code), 3)

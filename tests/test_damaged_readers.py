@@ -1,0 +1,63 @@
+"""All readers of files that others write, on damaged files, for two minutes: an error with the file, or its result.
+
+`T5X_LIKE_FUZZ_SECONDS=3600 T5X_LIKE_FUZZ_SEED=7 pytest tests/test_damaged_readers.py -m full -n 0 -s` tests longer,
+from another seed. A failure shows its seed.
+"""
+
+import inspect
+import os
+import sys
+import types
+
+import pytest
+from damage import check
+from file_formats import WRITERS
+from readers import READERS, package_of
+
+from data_tasks.corpora.formats import FORMATS, format_of
+from t5x_like import convert_vectors, interop
+
+pytestmark = [pytest.mark.full, pytest.mark.parity]
+
+SECONDS = float(os.environ.get("T5X_LIKE_FUZZ_SECONDS", "120"))
+SEED = int(os.environ.get("T5X_LIKE_FUZZ_SEED", "0"))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_damaged_file(name, tmp_path):
+    if (package := package_of(name)) is not None:
+        pytest.importorskip(package)
+    artefact = READERS[name](tmp_path / "intact")
+    cases = check(artefact, None, SEED, tmp_path, seconds=SECONDS / len(READERS))
+    print(f"{name}: {cases} cases from seed {SEED}")
+
+
+def test_every_reader_is_damaged(tmp_path):
+    """The functions that read files are found in the modules; the intact files call all of them."""
+    for package in ("h5py", "tensorflow", "pyarrow", "warcio"):
+        pytest.importorskip(package)
+    modules = [getattr(interop, name) for name in dir(interop)]
+    modules = [*filter(inspect.ismodule, modules), convert_vectors]
+    expected = {
+        function.__code__: f"{module.__name__}.{name}"
+        for module in modules
+        for name, function in vars(module).items()
+        if isinstance(function, types.FunctionType)
+        and function.__module__ == module.__name__
+        and (name in ("read", "parse") or name.startswith("read_"))
+    }
+    called = set()
+
+    def record(frame, event, argument):
+        if event == "call" and frame.f_code in expected:
+            called.add(frame.f_code)
+
+    for number, make in enumerate(READERS.values()):
+        artefact = make(tmp_path / str(number))
+        sys.setprofile(record)
+        try:
+            artefact.read(artefact.directory)
+        finally:
+            sys.setprofile(None)
+    assert sorted(name for code, name in expected.items() if code not in called) == []
+    assert {type(format_of(name)) for name in WRITERS} == set(map(type, FORMATS))
