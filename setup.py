@@ -33,6 +33,7 @@ CORE = [
     "numpy>=2.0",
     "optax>=0.2.6",
     "orbax-checkpoint>=0.12.0",
+    "regex>=2024.4.28",  # has a limit of time for the expressions of files
     "rich>=13.7",
     "safetensors>=0.5",
     "sentencepiece>=0.2.1",

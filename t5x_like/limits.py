@@ -22,7 +22,7 @@ VECTOR_BYTES = 1 << 20
 # Digits of a number of bytes, of rows or of examples. `int` refuses more than 4,300, and 19 exceed int64.
 DIGITS = 18
 # Characters of a regular expression, and the seconds that a search with it may take.
-PATTERN_CHARACTERS, PATTERN_SECONDS = 10_000, 1.0
+PATTERN_CHARACTERS, PATTERN_SECONDS = 10_000, 0.5
 
 
 def check_expansion(subject: str, claimed: int, stored: int) -> None:

@@ -26,6 +26,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import adapted_matrices as matrices
 from t5x_like.interop import (
     json_files,
+    patterns,
     peft_embeddings,
     peft_ia3,
     peft_prefix,
@@ -405,7 +406,7 @@ class _Reader:
     def _scale(self, module: str | None, rank: int, root: bool) -> float:
         alpha = self.settings["lora_alpha"]
         for pattern, value in (self.settings.get("alpha_pattern") or {}).items():
-            if module is not None and re.match(rf"(.*\.)?({pattern})$", module):
+            if module is not None and patterns.match(rf"(.*\.)?({pattern})$", module):
                 alpha = value
                 break
         return alpha / (math.sqrt(rank) if root else rank)
