@@ -49,7 +49,7 @@ _TEXTS = ["the first text", "another text", "", "a third"] * 3
 _WITH_CHECKSUMS = (".gz", ".bz2", ".xz", "tfrecord-00000-of-00001", ".array_record")
 
 
-def _config(config_class, describe=None):
+def small_config(config_class, describe=None):
     """Returns a small configuration of a family, which a format can describe."""
     if config_class is ElmoConfig:
         return SMALL_ELMO
@@ -65,7 +65,7 @@ def _config(config_class, describe=None):
 
 def _hugging_face(family) -> Make:
     def make(directory):
-        config = _config(family.config_class, family.config_to_json)
+        config = small_config(family.config_class, family.config_to_json)
         interop.to_huggingface({"model": random_model(config)}, config, str(directory))
 
         def read(path):
@@ -85,7 +85,7 @@ def _hugging_face(family) -> Make:
 
 def _published(published) -> Make:
     def make(directory):
-        config = _config(published.config_class)
+        config = small_config(published.config_class)
         published.write(config, leaves_of({"model": random_model(config)}), str(directory))
         # The names of arrays and their chunks have no checksums; the values are most of the file.
         texts = {
