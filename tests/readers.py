@@ -42,7 +42,8 @@ SMALL_ELMO = ElmoConfig(
 # Sizes that the classes of transformers have.
 CHANGES = {AlbertConfig: {"embedding_dim": 6}, BartConfig: {"head_dim": 6}, GPTConfig: {"mlp_dim": 48}}
 # transformers cannot hold this family, which is read by the code of BERT.
-NOT_WRITTEN = ("unilm",)
+NOT_WRITTEN = ("unilm",)  # Corpora that can end after any record.
+_ENDLESS = ("tfrecord-00000-of-00001", ".warc.wet.gz")
 Make = Callable[[Path], Artefact]
 _TEXTS = ["the first text", "another text", "", "a third"] * 3
 # Corpora with checksums: a change is an error.
@@ -228,7 +229,8 @@ def _corpus(name) -> Make:
                     raise UserError(f"{file}: {error}") from error
             return texts
 
-        return Artefact(directory, read, texts=() if name.endswith(_WITH_CHECKSUMS) else (name,))
+        texts, endless = () if name.endswith(_WITH_CHECKSUMS) else (name,), (name,) if name.endswith(_ENDLESS) else ()
+        return Artefact(directory, read, texts=texts, endless=endless)
 
     return make
 

@@ -77,7 +77,8 @@ def start(machines, name, *words):
 def check_refused(machines, name, processes, code):
     assert finish(processes) == [code] * 2, output(machines / name, 0)[-3000:]
     for process in range(2):
-        assert f"{BASE}: process 1 of 2 has other weights than process 0" in output(machines / name, process)
+        message = f"{BASE}: process 1 of 2 has other weights than process 0"
+        assert message in output(machines / name, process), output(machines / name, process)[-3000:]
 
 
 @pytest.mark.full
@@ -99,7 +100,7 @@ def test_opening_other_copies_raises(machines):
     code = (
         "from t5x_like.runtime import distributed; distributed.join()\n"
         "from t5x_like.loading import open_model; from t5x_like.models.t5 import T5Config\n"
-        f"try: open_model('base', model={MODEL!r}).read()\n"
+        f"try: open_model('base', model={MODEL!r}).read_model()\n"
         "except Exception as error: distributed.exit_without_waiting(3, error)\n"
     )
     check_refused(machines, "open", start(machines, "open", "-c", code), 3)

@@ -97,7 +97,7 @@ class Parquet(_Table):
                     skipped = min(max(start.record - number, 0), len(batch))
                     yield from self._values(batch, reading, number + skipped, skipped)
                     number += len(batch)
-        except (require("pyarrow", "Parquet").ArrowException, OSError) as error:
+        except (require("pyarrow", "Parquet").ArrowException, OSError, MemoryError) as error:
             raise _damaged(file.path, error, number) from error
 
 
@@ -114,11 +114,12 @@ class Arrow(_Table):
         try:
             with file as stored:
                 for batch in self._batches(pyarrow, stored, file.path, column):
+                    batch.validate(full=True)  # pyarrow would read outside of a damaged batch
                     if number + len(batch) > start.record:
                         skipped = max(start.record - number, 0)
                         yield from self._values(batch, reading, number + skipped, skipped)
                     number += len(batch)
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, MemoryError) as error:  # a length may be damaged
             raise _damaged(file.path, error, number) from error
 
     def _batches(self, pyarrow: Any, stored: Any, path: str, column: str) -> Iterator[Any]:
@@ -135,7 +136,7 @@ def _damaged(path: str, error: Exception, number: int) -> Exception:
     """Returns the error of a file that pyarrow cannot read; errors of the storage have a number."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
+    reason = " ".join(str(error).split()) or type(error).__name__
     return DamagedFile(
-        f"{path}: the file is damaged or not complete after row {number:,} ({' '.join(str(error).split())}). Copy the "
-        "file again."
+        f"{path}: the file is damaged or not complete after row {number:,} ({reason}). Copy the file again."
     )
