@@ -13,6 +13,8 @@ LAYERS = 1024
 UNROLLED_LAYERS = 64
 # Any other size of a model.
 SIZE = 2**31 - 1
+# Values of a table that is computed when a model is made, such as sinusoids of positions. DistilBERT has 393,216.
+TABLE = 1 << 24
 # Bytes of arrays per byte of the file that stores them compressed. Trained weights compress to nine tenths or so.
 EXPANSION = 100
 # Bytes of the headers of one record of a web archive. Browsers and servers limit headers to 64 KiB or less.

@@ -19,6 +19,8 @@ from t5x_like import convert_vectors, interop
 
 pytestmark = [pytest.mark.full, pytest.mark.parity]
 
+# Read tokenizers, which test_damaged_files damages.
+TOKENIZERS = {"t5x_like.interop.sentencepiece_tokenizers.parse"}
 SECONDS = float(os.environ.get("T5X_LIKE_FUZZ_SECONDS", "120"))
 SEED = int(os.environ.get("T5X_LIKE_FUZZ_SEED", "0"))
 
@@ -37,7 +39,8 @@ def test_every_reader_is_damaged(tmp_path):
     for package in ("h5py", "tensorflow", "pyarrow", "warcio"):
         pytest.importorskip(package)
     modules = [getattr(interop, name) for name in dir(interop)]
-    modules = [*filter(inspect.ismodule, modules), convert_vectors]
+    modules = [each for each in modules if inspect.ismodule(each) and each.__name__.startswith(interop.__name__)]
+    modules.append(convert_vectors)
     expected = {
         function.__code__: f"{module.__name__}.{name}"
         for module in modules
@@ -59,5 +62,5 @@ def test_every_reader_is_damaged(tmp_path):
             artefact.read(artefact.directory)
         finally:
             sys.setprofile(None)
-    assert sorted(name for code, name in expected.items() if code not in called) == []
+    assert {name for code, name in expected.items() if code not in called} == TOKENIZERS
     assert {type(format_of(name)) for name in WRITERS} == set(map(type, FORMATS))

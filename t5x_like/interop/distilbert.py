@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from t5x_like import limits
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, special_tokens
@@ -56,6 +57,11 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> DistilBertConfig:
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     found = fields.values(hf_config, _NAMES, DistilBertConfig)
     fields.check_fixed(hf_config, _FIXED)
+    if found.get("sinusoidal_positions") and found["max_length"] * hf_config["dim"] > limits.TABLE:
+        raise UserError(
+            f"max_position_embeddings {found['max_length']:,} of {hf_config['dim']:,} features: more than "
+            f"{limits.TABLE:,} sinusoids. Give the file that was published with the weights."
+        )
     return DistilBertConfig(
         head_dim=fields.head_dim(hf_config, "dim", "n_heads"),
         padding_id=hf_config["pad_token_id"],

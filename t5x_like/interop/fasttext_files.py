@@ -115,6 +115,8 @@ def read(path: str, contents: bytes) -> FastTextModel:
     window, negatives, word_ngrams, loss, kind, buckets, shortest, longest, subsampling = (
         found[at] for at in (1, 4, 5, 6, 7, 8, 9, 10, 12)
     )
+    if kind not in (CBOW, SKIP_GRAM, CLASSIFIER) or loss not in (TREE, NEGATIVE_SAMPLING, SOFTMAX):
+        raise UserError(f"{path}: a model of kind {kind} with loss {loss}. Give a model of fastText.")
     if kind == CLASSIFIER and loss not in (TREE, SOFTMAX):
         raise UserError(f"{path}: a classifier with loss {loss}. Give one with softmax or hierarchical softmax.")
     size, number, _, _, pruned = reader.values("<iiiqq")
