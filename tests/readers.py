@@ -25,7 +25,16 @@ from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.data.subwords import Subwords
 from t5x_like.data.word_counts import WordCounts
 from t5x_like.errors import UserError
-from t5x_like.interop import adapter_files, adapter_hub, fasttext_files, registry, safetensors_files, t5x, word_vectors
+from t5x_like.interop import (
+    adapter_files,
+    adapter_hub,
+    fasttext_files,
+    registry,
+    safetensors_files,
+    t5x,
+    tensorflow_checkpoints,
+    word_vectors,
+)
 from t5x_like.models.albert import AlbertConfig
 from t5x_like.models.bart import BartConfig
 from t5x_like.models.elmo import ElmoConfig
@@ -102,6 +111,29 @@ def _published(published) -> Make:
             return digest(published.read(str(found[0]).removesuffix(".index"))[1])
 
         return Artefact(directory, read, texts)
+
+    return make
+
+
+def _tensorflow(family) -> Make:
+    def make(directory):
+        config = small_config(family.config_class, family.config_to_json)
+        objective, settings = family.tensorflow.objective(config, {})
+        sources = tensorflow_checkpoints._sources(family, config, objective(**settings)).values()
+        rng, shapes = (
+            np.random.default_rng(0),
+            {name: each.mapping.hf_shape(each.shape) for each in sources for name in each.names},
+        )
+        directory.mkdir()
+        variables = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+        tensorflow_checkpoints.write(str(directory / "model.ckpt"), variables)
+
+        def read(path):
+            if (prefix := weight_files.find_tensorflow(str(path))) is None:
+                raise UserError(weight_files.explain_missing(str(path)))
+            return digest(tensorflow_checkpoints.read(prefix, config).leaves)
+
+        return Artefact(directory, read)
 
     return make
 
@@ -242,6 +274,7 @@ READERS: dict[str, Make] = {
         if family.model_types[0] not in NOT_WRITTEN
     },
     **{f"published {each.config_class.__name__}": _published(each) for each in registry.formats()},
+    **{f"tensorflow {each.model_types[0]}": _tensorflow(each) for each in registry.families() if each.tensorflow},
     **{f"t5x {layout}": _t5x(layout) for layout in LAYOUTS},
     **{f"peft {name}": _adapters(each, interop.peft.write) for name, each in peft_models.METHODS.items()},
     **{f"peft {name}": _adapters(each, interop.peft.write) for name, each in peft_models.PROMPT.items()},
@@ -258,5 +291,5 @@ READERS: dict[str, Make] = {
 
 def package_of(name: str) -> str | None:
     """Returns the optional package of a reader, or None."""
-    packages = PACKAGES | {"ElmoConfig": "h5py", "EtcConfig": "tensorflow"}
+    packages = PACKAGES | {"ElmoConfig": "h5py", "EtcConfig": "tensorflow", "tensorflow": "tensorflow"}
     return next((package for part, package in packages.items() if part in name), None)
