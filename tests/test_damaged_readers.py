@@ -4,6 +4,7 @@
 from another seed. A failure shows its seed.
 """
 
+import importlib.util
 import inspect
 import os
 import sys
@@ -25,10 +26,14 @@ SECONDS = float(os.environ.get("T5X_LIKE_FUZZ_SECONDS", "120"))
 SEED = int(os.environ.get("T5X_LIKE_FUZZ_SEED", "0"))
 
 
+def skip_without(*packages):
+    if missing := [each for each in packages if each is not None and importlib.util.find_spec(each) is None]:
+        pytest.skip(f"{missing[0]} is not installed")
+
+
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_file(name, tmp_path):
-    if (package := package_of(name)) is not None:
-        pytest.importorskip(package)
+    skip_without(package_of(name))
     artefact = READERS[name](tmp_path / "intact")
     cases = check(artefact, None, SEED, tmp_path, seconds=SECONDS / len(READERS))
     print(f"{name}: {cases} cases from seed {SEED}")
@@ -36,8 +41,7 @@ def test_damaged_file(name, tmp_path):
 
 def test_every_reader_is_damaged(tmp_path):
     """The functions that read files are found in the modules; the intact files call all of them."""
-    for package in ("h5py", "tensorflow", "pyarrow", "warcio"):
-        pytest.importorskip(package)
+    skip_without("h5py", "tensorflow", "pyarrow", "warcio")
     modules = [getattr(interop, name) for name in dir(interop)]
     modules = [each for each in modules if inspect.ismodule(each) and each.__name__.startswith(interop.__name__)]
     modules.append(convert_vectors)
