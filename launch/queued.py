@@ -259,6 +259,23 @@ class QueuedResource:
             if any(resource.name == self.full_name for resource in listed):
                 raise TransientFailure(f"{self.name}: not found, but listed.") from None
             return None
+        except TransientFailure as error:
+            from google.protobuf import json_format
+
+            if not isinstance(error.__cause__, json_format.ParseError):
+                raise
+            return self._get_without_details()
+
+    def _get_without_details(self) -> Any:
+        """Returns the resource without the details of its error, whose type the client may not know."""
+        with cloud.errors(f"the state of {self.name} is not known"):
+            from google.auth.transport import requests
+            from google.cloud import tpu_v2
+
+            session = requests.AuthorizedSession(self.clients.credentials)
+            body = session.get(f"{self.clients.endpoint}/v2/{self.full_name}", timeout=cloud.TIMEOUT_SECONDS).json()
+            body["state"]["failedData"]["error"].pop("details")
+            return tpu_v2.QueuedResource.from_json(json.dumps(body), ignore_unknown_fields=True)
 
     def _list(self, method: str, field: str) -> list[Any]:
         """Returns all resources or nodes of the zone."""

@@ -158,6 +158,12 @@ def test_refused_request_is_not_retried_and_says_what_remains():
     assert "VMs incur costs until `launch/tpu.py delete first --zone=us-west4-a` deletes" in log
 
 
+def test_refusal_with_details_of_an_unknown_type_is_read():
+    unknown = refused("The network is not allowed", 7, {"@type": "type.googleapis.com/google.tpu.Unknown", "x": 1})
+    code, log = train(ScriptedCloud([unknown]))
+    assert code == 1 and "first was refused: The network is not allowed. Check --project and --zone" in log
+
+
 def test_lack_of_capacity_is_retried_with_longer_delays():
     cloud = ScriptedCloud("WAITING_FOR_RESOURCES", [CAPACITY], [CAPACITY], "ACTIVE")
     code, log = train(cloud)
