@@ -170,8 +170,8 @@ class TextPredictor:
         self._layout = Layout.of(loaded.features)
         if options.separator is not None and self._layout.encoder:
             raise UserError(
-                f"SEPARATOR={options.separator!r}: separates the prompt and the text of a decoder, but an encoder "
-                "reads the inputs of this model. Omit it."
+                f"PROMPT_SEPARATOR={options.separator!r}: separates the prompt and the text of a decoder, but an "
+                "encoder reads the inputs of this model. Omit it."
             )
         given, trained = options.separator, loaded.features.separator
         self._separator = trained if given is None else given

@@ -348,7 +348,7 @@ def _commands(run: ExportedRun, name: str, has_tokenizer: bool) -> Iterator[str]
         if (separator := _separator(run)) is None:
             return  # records of text do not end in EOS
         if separator is not ... and separator:
-            settings["SEPARATOR"] = repr(separator)
+            settings["PROMPT_SEPARATOR"] = repr(separator)
         records = "inputs.txt"
         if lengths.keys() == {"targets"} and (half := lengths["targets"] // 2):
             lengths = {"inputs": half, "targets": half}

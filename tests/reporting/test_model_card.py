@@ -101,7 +101,7 @@ def test_card_states_what_follows_a_prompt(separator, between, tmp_path):
     written = card(tmp_path, run_of(settings=StoredSettings(read_text(text))))
     assert f"prompts and responses, with {between} between the two, as in the chat template" in written
     assert ("t5x_like infer" in written) == (separator is not None)
-    assert ("--gin.SEPARATOR=" in written) == bool(separator)
+    assert ("--gin.PROMPT_SEPARATOR=" in written) == bool(separator)
 
 
 def test_facts_are_those_of_the_checkpoint(tmp_path):
