@@ -15,7 +15,7 @@ import math
 from slices import LaunchError
 
 # USD per chip and hour.
-PRICES = {"v4": 3.22, "v5e": 1.20, "v5p": 4.20}
+PRICES = {"v5e": 1.20, "v5p": 4.20}
 SOURCE = "list price on demand in the US, February 2025"
 UNKNOWN = "unknown"
 SECONDS_PER_HOUR = 3600
@@ -36,7 +36,7 @@ def check(options: argparse.Namespace) -> None:
     for name in ("price", "hours"):
         value = getattr(options, name, None)
         if value is not None and not 0 <= value < math.inf:
-            raise LaunchError(f"--{name}={value:g}: not a positive number. Give for example --{name}=1.20")
+            raise LaunchError(f"--{name}={value:g}: negative or not finite. Give for example --{name}=1.20")
 
 
 def describe(kind: str, devices: int, options: argparse.Namespace, limit_seconds: int = 0) -> str:

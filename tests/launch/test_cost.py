@@ -44,5 +44,5 @@ def test_price_that_is_not_known_is_unknown():
 
 @pytest.mark.parametrize("value", ["-1", "nan", "inf"])
 def test_invalid_price_raises(value):
-    with pytest.raises(cost.LaunchError, match=f"--price={value}: not a positive number"):
+    with pytest.raises(cost.LaunchError, match=f"--price={value}: negative or not finite"):
         cost.check(argparse.Namespace(price=float(value), hours=None))
