@@ -122,6 +122,7 @@ EXTRAS = {
         "transformers==4.57.6",
         "peft==0.21.2",
         "adapters==1.3.0",
+        "loralib==0.1.2",
         "compressed-tensors==0.12.2",
         "gensim==4.4.0",
         'fasttext-wheel==0.9.2; python_version < "3.12"',

@@ -12,6 +12,7 @@ from t5x_like.adapters.ia3 import IA3
 from t5x_like.adapters.lora import LoRA
 from t5x_like.adapters.prefix import Prefix
 from t5x_like.adapters.prompt import Prompt
+from t5x_like.interop import adapted_matrices as matrices
 from t5x_like.interop import peft
 from t5x_like.models import construct
 
@@ -28,7 +29,9 @@ FIRST, LAST = ("vectors", "hidden", "hidden_bias"), ("key", "key_bias", "value",
 SELF_ATTENTION = "^decoder/layers/self_attention$"
 CLASSES = {
     "bert": "AutoModel",
+    "roberta": "AutoModel",
     "gpt2": "AutoModelForCausalLM",
+    "t5_1_0": "AutoModelForSeq2SeqLM",
     "t5_1_1": "AutoModelForSeq2SeqLM",
     "llama": "AutoModelForCausalLM",
     "bart": "AutoModelForSeq2SeqLM",
@@ -79,3 +82,20 @@ def write_small(tmp_path, adapters=METHODS["lora"]):
     leaves = stacked(randomized(dataclasses.replace(config, adapters=adapters)))
     peft.write(dataclasses.replace(config, adapters=adapters), leaves, str(tmp_path))
     return config, leaves
+
+
+def outputs_of_class(model, batch, architecture):
+    """Returns the outputs of a class of transformers: hidden states of a bare model, or logits."""
+    hidden = model(batch).hidden
+    return hidden if matrices.is_bare(architecture) else model.unembed(hidden)
+
+
+def their_outputs(theirs, batch):
+    """Returns the logits of a model of transformers, or the hidden states of a bare one."""
+    import torch
+
+    inputs = [torch.tensor(x.astype("int64")) for x in batch.values()]
+    names = ("input_ids", "decoder_input_ids") if len(inputs) == 2 else ("input_ids",)
+    with torch.no_grad():
+        found = theirs.eval()(**dict(zip(names, inputs, strict=True)))
+    return (found.logits if "logits" in found else found.last_hidden_state).numpy()

@@ -18,6 +18,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import adapter_hub, exports, peft, quantized
 from t5x_like.interop.compressed_tensors import Integers
 from t5x_like.interop.formats import Format
+from t5x_like.models import construct
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.heads import HeadForm
 from t5x_like.reporting import model_card
@@ -91,12 +92,27 @@ def write_adapters(weights: Weights, path: str, base_path: str | None, output_pa
             "itself, or train the adapters alone, with FROZEN='^model/(?!.*/adapter/)'",
             *(path, len(trained), trained[0]),
         )
+    if not has_blocks:
+        _check_heads(weights)
     with weights_run.removed_on_failure(output_path):
         if has_blocks:
             adapter_hub.write(model, leaves, output_path)
         else:
             peft.write(model, leaves, output_path, base_path)
     report({name: leaves[name] for name in sorted(written)}, path, output_path)
+
+
+def _check_heads(weights: Weights) -> None:
+    """Checks that transformers computes what the heads of a run with adapters compute.
+
+    Raises:
+      UserError: It computes something else.
+    """
+    names = [name for name in weights.leaves if "/adapter/" not in name]
+    has_heads = any(not name.startswith(weight_source.MODEL) for name in names)
+    found = exports.describe(construct.without_adapters(weights.model), names, weights.objective if has_heads else None)
+    if found.problem is not None:
+        raise UserError(f"{found.problem}. Give HEADS='none' to write the adapters without the head.")
 
 
 def write_published(published: Format, weights: Weights, path: str, output_path: str) -> None:

@@ -22,6 +22,7 @@ from t5x_like.interop import (
     t5x,
     tensorflow_checkpoints,
 )
+from t5x_like.interop.adapter_base import Base
 from t5x_like.interop.adapter_files import LoralibSettings
 from t5x_like.interop.formats import Format
 from t5x_like.models import networks
@@ -128,12 +129,11 @@ def _read_adapters(path: str, options: Options) -> Weights:
             f"{path}: the base model {base!r} is not a Hugging Face directory with safetensors. Give its directory "
             "with --gin.BASE_PATH=…"
         )
-    config = interop.config_from_huggingface(base)
-    leaves = select(interop.read(base, config), "none")
-    adapters, added, head = adapter_files.read(path, config, leaves, options.lora)
-    config = dataclasses.replace(config, adapters=adapters)
+    model = Base.read(base)
+    adapters, added, head = adapter_files.read(path, model, options.lora)
+    config = dataclasses.replace(model.config, adapters=adapters)
     described = describe(config, head if options.heads != "none" else None)
-    return Weights(config, leaves | select(added, options.heads), described)
+    return Weights(config, select(model.leaves, "none") | select(added, options.heads), described)
 
 
 def _read_t5x(index: str, path: str, model: ModelConfig | None) -> Weights:

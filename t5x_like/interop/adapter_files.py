@@ -14,8 +14,8 @@ from t5x_like.adapters.prompt import Prompt
 from t5x_like.data import npy_files
 from t5x_like.errors import UserError
 from t5x_like.interop import adapter_hub, loralib, peft, tables
+from t5x_like.interop.adapter_base import Base
 from t5x_like.interop.head_classes import TaskHead
-from t5x_like.models.base import ModelConfig
 
 _ARRAY, _TABLE = ".npy", "token_embedder/embedding"
 
@@ -39,30 +39,28 @@ def base(path: str) -> str | None:
 
 
 def read(
-    path: str, config: ModelConfig, kernels: Mapping[str, Any], settings: LoralibSettings
+    path: str, base: Base, settings: LoralibSettings
 ) -> tuple[tuple[Adapter | Prompt, ...], dict[str, Float[np.ndarray, "..."]], TaskHead | None]:
-    """Reads adapters.
+    """Reads adapters, with the heads that they or the base model have.
 
     Args:
       path: a directory of peft or adapters, a safetensors file of loralib, or a `.npy` file with a prompt.
-      config: configuration of the base model, without adapters.
-      kernels: stored name -> parameter of the base model, `model/…`. Layers are stacked.
+      base: the base model.
       settings: settings that files of loralib do not contain.
 
     Returns:
-      The adapters for `config.adapters`, stored name -> their parameters and those of the head of a task, and this
-      head, if there is one.
+      The adapters for `config.adapters`, stored name -> their parameters and those of heads, and the head of a
+      downstream task, if there is one.
 
     Raises:
       UserError: a file is missing or invalid, or the adapters are not supported.
     """
-    if path.endswith(_ARRAY):
-        return *_read_prompt(path, kernels), None
-    if paths.is_file(path):
-        return *loralib.read(path, config, settings.alpha, settings.pattern), None
-    if peft.is_written_by_peft(path):
-        return peft.read(path, config, kernels)
-    return *adapter_hub.read(path, config), None
+    if paths.is_file(path) and not path.endswith(_ARRAY):
+        return loralib.read(path, base, settings.alpha, settings.pattern)
+    if not path.endswith(_ARRAY) and peft.is_written_by_peft(path):
+        return peft.read(path, base)
+    adapters, leaves = _read_prompt(path, base.leaves) if path.endswith(_ARRAY) else adapter_hub.read(path, base)
+    return adapters, leaves | base.heads, base.head
 
 
 def _read_prompt(path: str, kernels: Mapping[str, Any]) -> tuple[tuple[Prompt, ...], dict[str, Any]]:

@@ -1,6 +1,6 @@
 """LoRA of token embeddings in the files of the library peft: `lora_embedding_A` and `lora_embedding_B`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,8 @@ from jaxtyping import Float
 from t5x_like.adapters.base import ADAPTER
 from t5x_like.adapters.lora_embedding import EmbeddingLoRA
 from t5x_like.errors import UserError
+from t5x_like.interop import peft_settings
+from t5x_like.interop.adapter_tensors import AdapterTensors
 from t5x_like.interop.tables import Family
 from t5x_like.models.base import ModelConfig
 
@@ -58,42 +60,34 @@ def write(
 
 
 def read(
-    tables: Mapping[str, str],
-    find_tensor: Callable[[str], Float[np.ndarray, "..."] | None],
-    scale: Callable[[str, int], float],
-    weights: Mapping[str, Any],
-    *,
-    tied_logits: bool,
+    settings: peft_settings.Settings, tensors: AdapterTensors, tables: Mapping[str, str], leaves: Mapping[str, Any]
 ) -> tuple[tuple[EmbeddingLoRA, ...], Tensors]:
     """Reads the update of the token embeddings.
 
     Args:
-      tables: name of each table in transformers -> its stored name.
-      find_tensor: returns the tensor of a name in transformers, or None.
-      scale: returns the scale of the update of a module, of a rank.
-      weights: stored name -> parameter of the base model.
-      tied_logits: see `EmbeddingLoRA.tied_logits`.
+      settings: contents of adapter_config.json.
+      tensors: the tensors.
+      tables: name of each table in the class that was trained -> its stored name.
+      leaves: stored name -> parameter of the base model.
 
     Returns:
       The adapter, if there is one, and stored name -> its parameters.
 
     Raises:
-      UserError: the file has another table than the base model.
+      UserError: a tensor is missing or does not fit.
     """
     for module, name in tables.items():
-        down, up = (find_tensor(f"{module}.lora_embedding_{part}") for part in ("A", "B"))
-        if down is None or up is None:
+        if not tensors.has_update(settings, module, "lora_embedding_A"):
             continue
-        base = find_tensor(f"{module}.base_layer")  # which peft may write as well
-        if base is not None and not np.array_equal(base, np.asarray(weights[name + _TABLE], np.float32)):
-            raise UserError(
-                f"{module}.base_layer: another table than the base model has. Give the base model that the adapter was "
-                "trained on, with its table, as BASE_PATH."
-            )
-        if tied_logits:  # the same update, transposed, which peft writes as well
-            for part in ("A", "B"):
-                find_tensor(f"{LOGITS}.lora_{part}")
-        rank = len(down)
-        leaves = {f"{name}/{ADAPTER}/down": down.T, f"{name}/{ADAPTER}/up": up.T}
-        return (EmbeddingLoRA(rank=rank, alpha=scale(module, rank) * rank, tied_logits=tied_logits),), leaves
+        rank, (ids, width) = peft_settings.rank(settings, module), leaves[name + _TABLE].shape
+        down = tensors.require(f"{module}.lora_embedding_A", (rank, ids))
+        up = tensors.require(f"{module}.lora_embedding_B", (width, rank))
+        if tied_logits := bool(settings.get("ensure_weight_tying")):  # peft writes the same update, transposed, as well
+            for part, own in (("A", up.T), ("B", down.T)):
+                tied = tensors.read(f"{LOGITS}.lora_{part}", own.shape)
+                if tied is not None and not np.array_equal(tied, own):
+                    raise UserError(f"{tensors.file}: the update of {LOGITS} is not that of {module}. Save it again.")
+        alpha = peft_settings.scale(settings, module) * rank
+        found = {f"{name}/{ADAPTER}/down": down.T, f"{name}/{ADAPTER}/up": up.T}
+        return (EmbeddingLoRA(rank=rank, alpha=alpha, tied_logits=tied_logits),), found
     return (), {}

@@ -1,7 +1,6 @@
 """(IA)³ in the files of the library peft: `ia3_l`."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,11 @@ from jaxtyping import Float
 
 from t5x_like.adapters.base import ADAPTER
 from t5x_like.adapters.ia3 import IA3
+from t5x_like.errors import UserError
 from t5x_like.interop import adapted_matrices as matrices
+from t5x_like.interop import peft_settings, registry, tables
+from t5x_like.interop.adapter_base import Base
+from t5x_like.interop.adapter_tensors import AdapterTensors
 from t5x_like.models.base import ModelConfig
 
 Tensors = dict[str, Float[np.ndarray, "..."]]
@@ -29,36 +32,63 @@ def write(
             feedforward.append(module)
             tensors[module] = matrix.leaf(leaves, names[present[0]]).reshape(1, -1)
         else:
-            sizes = {k: math.prod(shape[mapping.input_dims :]) for k, (_, mapping, shape) in matrix.projections.items()}
-            parts = [
-                matrix.leaf(leaves, names[k]).reshape(-1) if k in present else np.ones(sizes[k], np.float32)
-                for k in range(matrix.parts)
-            ]
-            tensors[module] = np.concatenate(parts)[:, None]
+            tensors[module] = np.ones((matrix.outputs, 1), np.float32)
+            for k in present:
+                _check_bias(matrix, k)
+                tensors[module][matrix.rows(k), 0] = matrix.leaf(leaves, names[k]).reshape(-1)
     settings = {"peft_type": "IA3", "target_modules": sorted(tensors), "feedforward_modules": feedforward}
     return {f"{module}.ia3_l": tensor for module, tensor in tensors.items()}, settings
 
 
 def read(
-    targets: Mapping[str, matrices.Matrix], find_tensor: Callable[[str], Float[np.ndarray, "..."] | None]
+    settings: peft_settings.Settings, file: str, tensors: AdapterTensors, base: Base
 ) -> tuple[tuple[IA3, ...], Tensors]:
-    """Returns (IA)³ of outputs, of inputs, or both, and stored name -> their parameters.
+    """Reads (IA)³ of outputs, of inputs, or both.
 
     Args:
-      targets: name of each matrix in transformers -> its projections.
-      find_tensor: returns the tensor of a name in transformers, or None.
+      settings: contents of adapter_config.json.
+      file: its path, for messages.
+      tensors: the tensors.
+      base: the base model.
+
+    Returns:
+      The adapters, and stored name -> their parameters.
+
+    Raises:
+      UserError: a tensor is missing, unexpected or does not fit.
     """
     leaves: dict[str, Tensors] = {"outputs": {}, "inputs": {}}
-    for module, matrix in targets.items():
-        scale = find_tensor(f"{module}.ia3_l")
-        if scale is None:
-            continue
-        of = "inputs" if scale.shape[0] == 1 else "outputs"
+    matrix_of = matrices.find(base.family, base.config)
+    naming = tensors.naming(base, matrix_of)
+    with registry.file_in_errors(file):
+        adapted = {
+            naming(name): matrix
+            for name, matrix in matrix_of.items()
+            if tensors.has_update(settings, naming(name), "ia3_l")
+        }
+        of_inputs = {module: peft_settings.is_feedforward(settings, module) for module in adapted}
+    for module, matrix in adapted.items():
+        of = "inputs" if of_inputs[module] else "outputs"
+        scale = tensors.require(f"{module}.ia3_l", (1, matrix.inputs) if of_inputs[module] else (matrix.outputs, 1))
         for k, (name, mapping, shape) in matrix.projections.items():
             if of == "inputs":
                 own = scale.reshape(shape[: mapping.input_dims])
             else:
-                own = np.split(scale.reshape(-1), matrix.parts)[k].reshape(shape[mapping.input_dims :])
+                own = scale[matrix.rows(k)].reshape(shape[mapping.input_dims :])
+                if np.any(own != 1):
+                    _check_bias(matrix, k)
             matrix.put(leaves[of], f"{name}/{ADAPTER}/scale", own, fill=1.0)
     adapters = tuple(IA3(pattern=matrices.pattern_of(found), of=of) for of, found in leaves.items() if found)
+    if not adapters:
+        raise UserError(f"{tensors.file}: no update of a projection of the base model found. Check BASE_PATH.")
     return adapters, leaves["outputs"] | leaves["inputs"]
+
+
+def _check_bias(matrix: matrices.Matrix, part: int) -> None:
+    """Raises a UserError if peft multiplies the outputs of a part before their bias, which IA3 multiplies too."""
+    if part in matrix.later_biases:
+        name = matrix.projections[part][0].removeprefix(tables.MODEL)
+        raise UserError(
+            f"IA3: peft multiplies the outputs of {name} without its bias, which is not a part of the module there. "
+            "Train with a pattern without it, or use the run itself."
+        )

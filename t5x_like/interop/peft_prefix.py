@@ -15,7 +15,9 @@ from t5x_like import parameters
 from t5x_like.adapters.base import ADAPTER
 from t5x_like.adapters.prefix import Prefix
 from t5x_like.errors import UserError
-from t5x_like.interop import tables
+from t5x_like.interop import fields, registry, tables
+from t5x_like.interop.adapter_base import Base
+from t5x_like.interop.adapter_tensors import AdapterTensors
 from t5x_like.models import build, construct
 from t5x_like.models.base import ModelConfig
 
@@ -86,44 +88,42 @@ def write(config: ModelConfig, leaves: Mapping[str, Any], model_type: str) -> tu
     return {TENSOR: np.ascontiguousarray(np.swapaxes(pairs, 0, 1)).reshape(length, -1)}, settings
 
 
-def read(
-    settings: Mapping[str, Any], stored: Mapping[str, Any], config: ModelConfig, file: str
-) -> tuple[Prefix, Leaves]:
+def read(settings: Mapping[str, Any], file: str, tensors: AdapterTensors, base: Base) -> tuple[tuple[Prefix], Leaves]:
     """Returns a prefix and its parameters.
 
     Args:
       settings: contents of adapter_config.json.
-      stored: tensors by name, of which `prompt_embeddings` is read.
-      config: configuration of the base model.
-      file: the file of the tensors, for messages.
+      file: its path, for messages.
+      tensors: the tensors, of which `prompt_embeddings` is read.
+      base: the base model.
 
     Raises:
       UserError: a setting or the tensor is missing, or does not fit the base model.
     """
-    attention, is_pair = _attention(config)
+    config, (attention, is_pair) = base.config, _attention(base.config)
     needed = ("num_virtual_tokens", "num_layers", "token_dim", "num_attention_heads")
-    if missing := [name for name in needed if not isinstance(settings.get(name), int)]:
-        raise UserError(f"{file}: {missing[0]} of its adapter_config.json is not an integer. Save the adapter again.")
-    length, layers, width, heads = (settings[name] for name in needed)
+    with registry.file_in_errors(file):
+        if missing := [name for name in needed if settings.get(name) is None]:
+            raise UserError(f"key {missing[0]!r} not found. Save the adapter again.")
+        length, layers, width, heads = (fields.size(settings, name) for name in needed)
     info = config.stacks["decoder" if is_pair else next(iter(config.stacks))]
     own_layers, own_heads, size = info.stored_layers, info.num_kv_heads, info.head_dim
     copies = settings.get("num_transformer_submodules") or (2 if is_pair else 1)
-    wanted = (length, 2 * layers * own_heads * size)
-    found = tuple(stored[TENSOR].shape) if TENSOR in stored else None
+    found, wanted = tensors.shapes.get(TENSOR), (length, 2 * layers * own_heads * size)
     fits = layers >= own_layers if is_pair else layers == own_layers
     if found != wanted or (width, heads) != (own_heads * size, own_heads) or not fits or copies != 1 + is_pair:
         raise UserError(
-            f"{file}: {TENSOR!r} has shape {found}, with {layers} layers and {heads} heads (token_dim={width}), which "
-            f"do not fit {own_layers} layers and {own_heads} heads of {size} of the base model. Give the base model of "
-            "this prefix."
+            f"{tensors.file}: {TENSOR!r} has shape {found}, with {layers} layers and {heads} heads "
+            f"(token_dim={width}), which do not fit {own_layers} layers and {own_heads} heads of {size} of the base "
+            "model. Give the base model of this prefix."
         )
-    rows = np.asarray(stored[TENSOR], np.float32).reshape(length, 2 * layers, heads, size)
+    rows = tensors.require(TENSOR).reshape(length, 2 * layers, heads, size)
     first = np.arange(own_layers) * 4 % (2 * layers) if is_pair else np.arange(own_layers) * 2
     leaves = {
         f"{attention}/{ADAPTER}/{name}": np.swapaxes(rows[:, first + offset], 0, 1)
         for offset, name in enumerate(("key", "value"))
     }
-    return Prefix(length=length, pattern=_SELF_ATTENTION) if is_pair else Prefix(length=length), leaves
+    return (Prefix(length=length, pattern=_SELF_ATTENTION) if is_pair else Prefix(length=length),), leaves
 
 
 def _attention(config: ModelConfig) -> tuple[str, bool]:

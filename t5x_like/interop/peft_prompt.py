@@ -9,6 +9,9 @@ from jaxtyping import Float
 from t5x_like.adapters.base import ADAPTER
 from t5x_like.adapters.prompt import Prompt, stack, vectors
 from t5x_like.errors import UserError
+from t5x_like.interop import fields, registry
+from t5x_like.interop.adapter_base import Base
+from t5x_like.interop.adapter_tensors import AdapterTensors
 from t5x_like.models.base import ModelConfig
 
 KIND, TENSOR = "PROMPT_TUNING", "prompt_embeddings"
@@ -35,33 +38,22 @@ def write(config: ModelConfig, leaves: Mapping[str, Any]) -> tuple[Leaves, dict[
     return {TENSOR: np.concatenate([rows] * copies)}, settings
 
 
-def read(
-    settings: Mapping[str, Any],
-    stored: Mapping[str, Any],
-    config: ModelConfig,
-    kernels: Mapping[str, Any],
-    file: str,
-) -> tuple[Prompt, Leaves]:
+def read(settings: Mapping[str, Any], file: str, tensors: AdapterTensors, base: Base) -> tuple[tuple[Prompt], Leaves]:
     """Returns a prompt and its rows. Of an encoder-decoder, the further vectors, which peft does not use, are left out.
 
     Args:
       settings: contents of adapter_config.json.
-      stored: tensors by name, of which `prompt_embeddings` is read.
-      config: configuration of the base model.
-      kernels: stored name -> parameter of the base model.
-      file: the file of the tensors, for messages.
+      file: its path, for messages.
+      tensors: the tensors, of which `prompt_embeddings` is read.
+      base: the base model.
 
     Raises:
       UserError: a setting or the tensor is missing, or does not fit the base model.
     """
-    (table,) = (name for name in kernels if name.endswith(_TABLE))
-    count, width = settings.get("num_virtual_tokens"), kernels[table].shape[1]
-    if not isinstance(count, int):
-        raise UserError(
-            f"{file}: num_virtual_tokens of its adapter_config.json is not an integer. Save the adapter again."
-        )
-    wanted, found = (count * len(config.stacks), width), stored.shapes.get(TENSOR)
-    if found != wanted:
-        raise UserError(f"{file}: {TENSOR!r} has shape {found}, not {wanted}. Give the base model of this prompt.")
-    rows = stored[TENSOR].astype(np.float32)[:count]
-    return Prompt(length=count, initialization="uniform"), {table.replace(_TABLE, _ROWS): rows}
+    (table,) = (name for name in base.leaves if name.endswith(_TABLE))
+    with registry.file_in_errors(file):
+        if settings.get("num_virtual_tokens") is None:
+            raise UserError("key 'num_virtual_tokens' not found. Save the adapter again.")
+        count = fields.size(settings, "num_virtual_tokens")
+    rows = tensors.require(TENSOR, (count * len(base.config.stacks), base.leaves[table].shape[1]))[:count]
+    return (Prompt(length=count, initialization="uniform"),), {table.replace(_TABLE, _ROWS): rows}

@@ -10,10 +10,12 @@ from families import FAMILIES, example_batch, logits
 from numerics import assert_close
 
 from t5x_like import interop, parameters
+from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.adapters.lora import LoRA
 from t5x_like.adapters.prompt import Prompt
 from t5x_like.errors import UserError
-from t5x_like.interop import adapter_files, safetensors_files
+from t5x_like.interop import adapter_files, adapter_hub, peft, safetensors_files
+from t5x_like.interop.adapter_base import Base
 from t5x_like.interop.adapter_files import LoralibSettings
 from t5x_like.models import construct
 from t5x_like.training import weight_files
@@ -64,7 +66,7 @@ def test_updates_of_loralib_have_the_outputs_of_its_merged_model(tmp_path, famil
     config, batch = base_of(family), example_batch(FAMILIES[family])
     leaves = write_updates(family, config, tmp_path)
     settings = LoralibSettings(ALPHA)
-    adapters, read, head = adapter_files.read(str(tmp_path / FILE), config, leaves, settings)
+    adapters, read, head = adapter_files.read(str(tmp_path / FILE), Base(config, leaves), settings)
     assert head is None and [(each.rank, each.alpha) for each in adapters] == [(RANK, ALPHA)]
     assert {name.split("/")[-3] for name in read} == {"query", "value"}
     found = rebuilt(dataclasses.replace(config, adapters=adapters), leaves | read)
@@ -78,11 +80,11 @@ def test_invalid_files_of_loralib_raise(tmp_path):
     with pytest.raises(
         UserError, match="the files of loralib do not have α. Give lora_alpha of its training as LORALIB_A"
     ):
-        adapter_files.read(path, config, {}, NO_SETTINGS)
+        adapter_files.read(path, Base(config, {}), NO_SETTINGS)
     with pytest.raises(UserError, match="updates of 2 of its 3 parts, of which LORALIB_PATTERN='query.' matches 1"):
-        adapter_files.read(path, config, {}, LoralibSettings(ALPHA, "query$"))
-    with pytest.raises(UserError, match="c_attn.lora_A' is no update of a projection of BertConfig. Check BASE_PATH"):
-        adapter_files.read(path, base_of("bert"), {}, LoralibSettings(ALPHA))
+        adapter_files.read(path, Base(config, {}), LoralibSettings(ALPHA, "query$"))
+    with pytest.raises(UserError, match="c_attn.lora_A' is neither an update of a projection of BertConfig nor a head"):
+        adapter_files.read(path, Base(base_of("bert"), {}), LoralibSettings(ALPHA))
     (pickled := tmp_path / "lora.pt").touch()
     message = weight_files.explain_missing(str(pickled))
     assert f"{pickled}: a pickled file" in message and f"}}, '{tmp_path}/lora.safetensors')\"" in message
@@ -94,16 +96,16 @@ def test_array_is_a_prompt(tmp_path):
     leaves, path = stacked(model), str(tmp_path / "prompt.npy")
     (name,) = leaves.keys() - bare(leaves).keys()
     np.save(path, leaves[name])
-    adapters, read, _ = adapter_files.read(path, config, bare(leaves), NO_SETTINGS)
+    adapters, read, _ = adapter_files.read(path, Base(config, bare(leaves)), NO_SETTINGS)
     found = rebuilt(dataclasses.replace(config, adapters=adapters), bare(leaves) | read)
     np.testing.assert_array_equal(found(batch).hidden, model(batch).hidden)
 
     np.save(path, leaves[name][:, :5])
     with pytest.raises(UserError, match=r"prompt.npy: shape \(3, 5\), not \[tokens, \d+\]. Give an array"):
-        adapter_files.read(path, config, bare(leaves), NO_SETTINGS)
+        adapter_files.read(path, Base(config, bare(leaves)), NO_SETTINGS)
     (tmp_path / "prompt.npy").write_text("text")
     with pytest.raises(UserError, match="prompt.npy: not an array in the format of NumPy"):
-        adapter_files.read(path, config, bare(leaves), NO_SETTINGS)
+        adapter_files.read(path, Base(config, bare(leaves)), NO_SETTINGS)
 
 
 def test_convert_reads_updates_of_loralib_and_an_array(tmp_path, run_command):
@@ -116,3 +118,23 @@ def test_convert_reads_updates_of_loralib_and_an_array(tmp_path, run_command):
         code, text = run_command(["convert", *given, *flags])
         assert code == 0, text
         assert f"{shown.__name__}()" in (output / "config.gin").read_text()
+
+
+def test_heads_of_the_base_model_are_kept(tmp_path, caplog):
+    config = base_of("bert")
+    adapted = dataclasses.replace(config, adapters=(BottleneckAdapter(size=3),))
+    leaves = stacked(randomized(adapted))
+    head = {"objective/masked_lm/bias": np.ones(config.vocab_size, np.float32)}
+    base = Base(config, bare(leaves) | head)
+    adapter_hub.write(adapted, leaves, str(tmp_path / "blocks"))
+    (tmp_path / "blocks" / "head_config.json").write_text("{}")
+    np.save(tmp_path / "prompt.npy", np.ones((2, config.embed_dim), np.float32))
+    peft.write(dataclasses.replace(config, adapters=(LoRA(),)), lora_leaves(config), str(tmp_path / "lora"))
+    for name in ("blocks", "prompt.npy", "lora"):
+        _, read, task_head = adapter_files.read(str(tmp_path / name), base, NO_SETTINGS)
+        assert task_head is None and head.keys() <= read.keys(), name
+    assert "the head of head_config.json is not read" in caplog.text
+
+
+def lora_leaves(config):
+    return stacked(randomized(dataclasses.replace(config, adapters=(LoRA(),))))

@@ -33,62 +33,10 @@ from t5x_like.adapters.lora import LoRA
 from t5x_like.adapters.lora_embedding import EmbeddingLoRA
 from t5x_like.errors import UserError
 from t5x_like.interop import peft, safetensors_files
+from t5x_like.interop.adapter_base import Base
 from t5x_like.models import construct
 
 FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", CLASSES)
-def test_peft_reads_what_is_written(tmp_path, family, method):
-    transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
-    config, batch = base_of(family), example_batch(FAMILIES[family])
-    model = randomized(dataclasses.replace(config, adapters=METHODS[method]))
-    leaves = stacked(model)
-    write_base(config, leaves, tmp_path / "base")
-    peft.write(model.config, leaves, str(tmp_path / "adapter"), base=str(tmp_path / "base"))
-    theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
-    theirs = library.PeftModel.from_pretrained(theirs, tmp_path / "adapter")
-    expected = outputs(model, batch, family)
-    assert_close({"output": torch_outputs(theirs, batch, family)}, {"output": expected}, 1e-5)
-
-    adapters, read, head = peft.read(str(tmp_path / "adapter"), config, bare(leaves))
-    again = construct.make(dataclasses.replace(config, adapters=adapters), jax.random.key(1))
-    again = parameters.unstack({name.removeprefix("model/"): x for name, x in (bare(leaves) | read).items()}, again)
-    assert_close({"output": outputs(again, batch, family)}, {"output": expected}, 1e-5)
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", ["bert", "gpt2", "t5_1_1"])
-def test_what_peft_writes_is_read(tmp_path, family, method):
-    import torch
-
-    transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
-    config, batch = base_of(family), example_batch(FAMILIES[family])
-    leaves = stacked(randomized(config))
-    write_base(config, leaves, tmp_path / "base")
-    theirs = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path / "base")
-    known = library.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING[theirs.config.model_type]
-    if method == "ia3":
-        settings = library.IA3Config()
-    else:
-        patterns = {"rank_pattern": {known[0]: 2}, "alpha_pattern": {known[0]: 7}} if method == "lora" else {}
-        settings = library.LoraConfig(r=3, lora_alpha=5, use_dora=method == "dora", target_modules=known, **patterns)
-    theirs = library.get_peft_model(theirs, settings)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            if "lora_" in name or "ia3_" in name:
-                parameter.add_(torch.randn_like(parameter) / 3)
-    theirs.save_pretrained(tmp_path / "adapter")
-    adapters, read, head = peft.read(str(tmp_path / "adapter"), config, leaves)
-    model = construct.make(dataclasses.replace(config, adapters=adapters), jax.random.key(1))
-    model = parameters.unstack({name.removeprefix("model/"): x for name, x in (leaves | read).items()}, model)
-    assert head is None
-    found = outputs(model, batch, family)
-    assert_close({"output": found}, {"output": torch_outputs(theirs, batch, family)}, 1e-5)
 
 
 @pytest.mark.parity
@@ -115,7 +63,7 @@ def test_updates_of_embeddings_have_the_same_outputs_in_peft(tmp_path, family, t
     theirs = library.PeftModel.from_pretrained(theirs, tmp_path / "ours")
     expected = outputs(model, batch, family)
     assert_close({"output": torch_outputs(theirs, batch, family)}, {"output": expected}, 1e-5)
-    found, read, _ = peft.read(str(tmp_path / "ours"), config, bare(leaves))
+    found, read, _ = peft.read(str(tmp_path / "ours"), Base(config, bare(leaves)))
     assert found[-1] == adapters[-1]
     assert_close({"output": outputs(rebuilt(config, found, leaves, read), batch, family)}, {"output": expected}, 1e-5)
 
@@ -127,7 +75,7 @@ def test_updates_of_embeddings_have_the_same_outputs_in_peft(tmp_path, family, t
     )
     theirs = library.get_peft_model(theirs, settings)
     theirs.save_pretrained(tmp_path / "theirs")
-    found, read, _ = peft.read(str(tmp_path / "theirs"), config, bare(leaves))
+    found, read, _ = peft.read(str(tmp_path / "theirs"), Base(config, bare(leaves)))
     output = outputs(rebuilt(config, found, leaves, read), batch, family)
     assert_close({"output": output}, {"output": torch_outputs(theirs, batch, family)}, 1e-5)
 
@@ -264,13 +212,13 @@ def test_invalid_directories_raise(tmp_path):
     ):
         (tmp_path / peft.CONFIG).write_text(json.dumps(settings | changes))
         with pytest.raises(UserError, match=message):
-            peft.read(str(tmp_path), config, bare(leaves))
+            peft.read(str(tmp_path), Base(config, bare(leaves)))
     (tmp_path / peft.CONFIG).write_text(json.dumps(settings))
     with pytest.raises(UserError, match="no update of a projection of the base model found|neither an update of a"):
-        peft.read(str(tmp_path), FAMILIES["gpt2"].config, {})
+        peft.read(str(tmp_path), Base(FAMILIES["gpt2"].config, {}))
     (tmp_path / peft.WEIGHTS).rename(tmp_path / "adapter_model.bin")
     with pytest.raises(UserError, match="adapter_model.safetensors not found. Files that are pickled"):
-        peft.read(str(tmp_path), config, bare(leaves))
+        peft.read(str(tmp_path), Base(config, bare(leaves)))
 
 
 def test_missing_tensors_and_settings_raise(tmp_path):
@@ -279,12 +227,12 @@ def test_missing_tensors_and_settings_raise(tmp_path):
     last = max(name for name in tensors if "lora_B" in name)
     safetensors_files.write(str(tmp_path), {n: x for n, x in tensors.items() if n != last}, file=peft.WEIGHTS)
     with pytest.raises(UserError, match="lora_B' not found. Save the adapter again"):
-        peft.read(str(tmp_path), config, bare(leaves))
+        peft.read(str(tmp_path), Base(config, bare(leaves)))
     settings = json.loads((tmp_path / peft.CONFIG).read_text())
     del settings["lora_alpha"]
     (tmp_path / peft.CONFIG).write_text(json.dumps(settings))
     with pytest.raises(UserError, match="key 'lora_alpha' not found. Save the adapter again"):
-        peft.read(str(tmp_path), config, bare(leaves))
+        peft.read(str(tmp_path), Base(config, bare(leaves)))
 
 
 def test_updates_of_one_matrix_may_have_several_scales(tmp_path):
@@ -293,7 +241,7 @@ def test_updates_of_one_matrix_may_have_several_scales(tmp_path):
     model = randomized(dataclasses.replace(config, adapters=adapters))
     leaves = stacked(model)
     peft.write(model.config, leaves, str(tmp_path))
-    found, read, _ = peft.read(str(tmp_path), config, bare(leaves))
+    found, read, _ = peft.read(str(tmp_path), Base(config, bare(leaves)))
     again = construct.make(dataclasses.replace(config, adapters=found), jax.random.key(1))
     again = parameters.unstack({name.removeprefix("model/"): x for name, x in (bare(leaves) | read).items()}, again)
     assert_close({"output": outputs(again, batch, "gpt2")}, {"output": outputs(model, batch, "gpt2")}, 1e-5)

@@ -25,6 +25,7 @@ from t5x_like.adapters.prefix import Prefix
 from t5x_like.adapters.prompt import Prompt
 from t5x_like.errors import UserError
 from t5x_like.interop import peft
+from t5x_like.interop.adapter_base import Base
 
 
 @pytest.mark.parity
@@ -43,7 +44,7 @@ def test_prompts_have_the_same_outputs_in_peft(tmp_path, family):
     expected = outputs(model, batch, family)
     drop = 0 if len(config.stacks) == 2 else LENGTH
     assert_close({"output": torch_outputs(theirs, batch, family)[:, drop:]}, {"output": expected}, 1e-5)
-    adapters, read, head = peft.read(str(tmp_path / "ours"), config, bare(leaves))
+    adapters, read, head = peft.read(str(tmp_path / "ours"), Base(config, bare(leaves)))
     assert head is None and adapters == (Prompt(length=LENGTH, initialization="uniform"),)
     assert_close(
         {"output": outputs(rebuilt(config, adapters, leaves, read), batch, family)}, {"output": expected}, 1e-5
@@ -55,7 +56,7 @@ def test_prompts_have_the_same_outputs_in_peft(tmp_path, family):
     settings = library.PromptTuningConfig(num_virtual_tokens=LENGTH, task_type=theirs.active_peft_config.task_type)
     theirs = library.get_peft_model(base, settings)
     theirs.save_pretrained(tmp_path / "theirs")
-    adapters, read, _ = peft.read(str(tmp_path / "theirs"), config, bare(leaves))
+    adapters, read, _ = peft.read(str(tmp_path / "theirs"), Base(config, bare(leaves)))
     found = outputs(rebuilt(config, adapters, leaves, read), batch, family)
     assert_close({"output": found}, {"output": torch_outputs(theirs, batch, family)[:, drop:]}, 1e-5)
 
@@ -77,7 +78,7 @@ def test_prefixes_have_the_same_outputs_in_peft(tmp_path, family):
     theirs = library.PeftModel.from_pretrained(theirs, tmp_path / "ours")
     expected = outputs(model, batch, family)
     assert_close({"output": torch_outputs(theirs, batch, family)}, {"output": expected}, 1e-5)
-    adapters, read, head = peft.read(str(tmp_path / "ours"), config, bare(leaves))
+    adapters, read, head = peft.read(str(tmp_path / "ours"), Base(config, bare(leaves)))
     assert head is None and adapters == (dataclasses.replace(prefix, hidden_size=None),)
     assert_close(
         {"output": outputs(rebuilt(config, adapters, leaves, read), batch, family)}, {"output": expected}, 1e-5
@@ -90,7 +91,7 @@ def test_prefixes_have_the_same_outputs_in_peft(tmp_path, family):
     settings["token_dim"] = config.num_heads * config.head_dim if len(config.stacks) == 2 else None
     theirs = library.get_peft_model(base, library.PrefixTuningConfig(**settings))
     theirs.save_pretrained(tmp_path / "theirs")
-    adapters, read, _ = peft.read(str(tmp_path / "theirs"), config, bare(leaves))
+    adapters, read, _ = peft.read(str(tmp_path / "theirs"), Base(config, bare(leaves)))
     found = outputs(rebuilt(config, adapters, leaves, read), batch, family)
     assert_close({"output": found}, {"output": torch_outputs(theirs, batch, family)}, 1e-5)
 
@@ -126,8 +127,8 @@ def test_prompts_that_do_not_fit_raise(tmp_path):
     prompt = PROMPT["prompt"]
     config, leaves = write_small(tmp_path, prompt)
     table = "model/embeddings/token_embedder/embedding"
-    with pytest.raises(UserError, match=r"'prompt_embeddings' has shape \(3, 12\), not \(3, 5\). Give the base model"):
-        peft.read(str(tmp_path), config, bare(leaves) | {table: leaves[table][:, :5]})
+    with pytest.raises(UserError, match=r"'prompt_embeddings' has shape \(3, 12\), not \(3, 5\), which its settings"):
+        peft.read(str(tmp_path), Base(config, bare(leaves) | {table: leaves[table][:, :5]}))
     head = "objective/token_classification/classifier"
     leaves |= {f"{head}/kernel": np.ones((config.embed_dim, 3)), f"{head}/bias": np.ones(3)}
     with pytest.raises(UserError, match="objective/.*: peft's heads read the positions of a prompt"):
@@ -141,11 +142,11 @@ def test_prefixes_that_do_not_fit_raise(tmp_path):
     for changes, message in (
         ({"num_layers": 3}, "'prompt_embeddings' has shape .* with 3 layers and 2 heads .* do not fit 2 layers"),
         ({"num_attention_heads": 3}, "with 2 layers and 3 heads .* do not fit"),
-        ({"token_dim": None}, "token_dim of its adapter_config.json is not an integer. Save the adapter again"),
+        ({"token_dim": None}, "key 'token_dim' not found. Save the adapter again"),
     ):
         file.write_text(json.dumps(settings | changes))
         with pytest.raises(UserError, match=message):
-            peft.read(str(tmp_path), config, bare(leaves))
+            peft.read(str(tmp_path), Base(config, bare(leaves)))
     for family, adapters, message in (
         (
             "bart",
