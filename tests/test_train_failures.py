@@ -22,11 +22,14 @@ from t5x_like.training.runs import run_lock
 from t5x_like.training.runs.run_directory import read_status
 
 
-def test_non_finite_losses_raise_training_failed(tmp_path):
-    class Poisoned(SequenceToSequence):
-        def read(self, params, outputs, rows, **options):
-            return super().read(params, outputs.replace(hidden=outputs.hidden * np.nan), rows, **options)
+class Poisoned(SequenceToSequence):
+    """An objective whose losses are all NaN."""
 
+    def read(self, params, outputs, rows, **options):
+        return super().read(params, outputs.replace(hidden=outputs.hidden * np.nan), rows, **options)
+
+
+def test_non_finite_losses_raise_training_failed(tmp_path):
     message = "not finite for 3 steps in a row, up to step 3.*Lower the learning rate"
     with pytest.raises(TrainingFailed, match=message):
         run(tmp_path, objective=Poisoned(), total=20, stop_after_skipped=3, evaluations=None)
@@ -69,10 +72,21 @@ def test_batch_without_targets_is_refused_unless_it_is_allowed(tmp_path):
     assert losses(tmp_path / "allowed")[-1] == 0
 
 
-def test_last_step_is_not_saved_after_a_skipped_update(tmp_path, caplog):
-    run(tmp_path, data=Damaging(), save=2, total=3, evaluations=None)
+@pytest.mark.parametrize(("total", "steps"), [(3, "step"), (5, "3 steps")])
+def test_run_whose_last_step_is_not_finite_has_not_finished(tmp_path, caplog, total, steps):
+    message = f"not finite in the last {steps} of the run, up to step {total}. .*; the latest checkpoint is 2"
+    with pytest.raises(TrainingFailed, match=message):
+        run(tmp_path, data=Damaging(), save=2, total=total, evaluations=None)
     assert Checkpoints(str(tmp_path / "checkpoints")).steps() == [2]
-    assert "checkpoint 3 is not saved" in caplog.text and "the latest checkpoint is 2" in caplog.text
+    assert f"checkpoint {total} is not saved" in caplog.text and "the latest checkpoint is 2" in caplog.text
+    assert read_status(str(tmp_path))["state"] == "failed"
+    assert [row["step"] for row in metrics.read_metrics(str(tmp_path))] == list(range(1, total + 1))
+
+
+def test_short_run_without_a_finite_loss_has_not_finished(tmp_path):
+    with pytest.raises(TrainingFailed, match="step 2. Lower the learning rate.*; no earlier checkpoint exists"):
+        run(tmp_path, objective=Poisoned(), total=2, save=None, evaluations=None)
+    assert read_status(str(tmp_path))["state"] == "failed"
 
 
 def test_invalid_periods_raise_before_any_file_is_written(tmp_path):

@@ -28,10 +28,11 @@ from t5x_like.training.state import Frozen, TrainState, to_evaluate
 
 # Called with a step and metrics by name.
 StepCallback = Callable[[int, Mapping[str, float]], None]
+_ADVICE = "Lower the learning rate, clip gradients (max_grad_norm), or check the data"
 
 
 class TrainingFailed(RunFailed):
-    """The loss or its gradient stayed non-finite."""
+    """The loss or its gradient stayed non-finite, or was at the last step."""
 
     exit_code = protocol.LIKELY_TO_REPEAT
 
@@ -145,7 +146,8 @@ def run(
       The `LoopResult`.
 
     Raises:
-      TrainingFailed: The loss or its gradient was not finite for `periods.stop_after_skipped` steps in a row.
+      TrainingFailed: The loss or its gradient was not finite for `periods.stop_after_skipped` steps in a row, or at the
+        last step.
       RunFailed: The run directory cannot be written to, or another run has taken it over.
       ProcessLost: Another process of the run has ended.
     """
@@ -155,7 +157,7 @@ def run(
     log = _StepLog(periods, reports, clock, feed, checkpointer)
     timer = SaveTimer(periods.save_seconds, decides=jax.process_index() == 0)
     evaluation: dict[str, float] = {}
-    stopped_by, vote, finished, saving = None, None, None, None
+    stopped_by, vote, finished, saving, healthy = None, None, None, None, True
     goodput = reports.goodput
     goodput.begin(start)
     reports.status.write("running", step=step)
@@ -236,6 +238,8 @@ def run(
     reports.saved(saving)
     reports.metrics.flush()
     is_finished = step >= periods.total or finished is not None
+    if is_finished and not healthy:
+        raise TrainingFailed(_describe_last_step(step, log.skipped_in_a_row, checkpointer.latest()))
     goodput.flush(step, finished=is_finished)
     reports.status.write("finished" if is_finished else "preempted", step=step, reason=finished)
     if spent := goodput.summary():
@@ -246,8 +250,22 @@ def run(
 def _warn_of_skipped_save(step: int, newest: int | None) -> None:
     logging.warning(
         "checkpoint %d is not saved, because its last update or its parameters are not finite; %s",
-        *(step, "no earlier checkpoint exists" if newest is None else f"the latest checkpoint is {newest}"),
+        *(step, _describe_newest(newest)),
     )
+
+
+def _describe_last_step(step: int, skipped_in_a_row: int, newest: int | None) -> str:
+    """Describes why a run that has reached its last step has not finished."""
+    if skipped_in_a_row:
+        steps = "step" if skipped_in_a_row == 1 else f"{skipped_in_a_row} steps"
+        problem = f"the loss or its gradient was not finite in the last {steps}"
+    else:
+        problem = "the parameters are not finite after the last step"
+    return f"{problem} of the run, up to step {step}. {_ADVICE}; {_describe_newest(newest)}"
+
+
+def _describe_newest(newest: int | None) -> str:
+    return "no earlier checkpoint exists" if newest is None else f"the latest checkpoint is {newest}"
 
 
 def _judge(improvement: Improvement, checkpointer: Checkpointer, step: int, evaluation: dict[str, float]) -> str | None:
@@ -273,6 +291,7 @@ class _StepLog:
         self._checkpointer = checkpointer
         self._pending: tuple[int, Any, bool] | None = None
         self._began = self._device_seconds = self.host_seconds = 0.0
+        self.skipped_in_a_row = 0  # up to the last step that was flushed
 
     def begin(self) -> None:
         """Starts to measure `host_seconds`: how long this process takes for a step without waiting for devices."""
@@ -305,11 +324,11 @@ class _StepLog:
         values = {name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in pairs.items()}
         if measured:
             self._clock.count(values["tokens"], self._feed.wait_seconds)
-        skipped_in_a_row = int(values["skipped_in_a_row"])
+        self.skipped_in_a_row = skipped_in_a_row = int(values["skipped_in_a_row"])
         if skipped_in_a_row >= self._periods.stop_after_skipped:
             raise TrainingFailed(
                 f"the loss or its gradient was not finite for {self._periods.stop_after_skipped} steps in a row, up to "
-                f"step {step}. Lower the learning rate, clip gradients (max_grad_norm), or check the data; "
+                f"step {step}. {_ADVICE}; "
                 + _last_healthy(self._checkpointer, last_finite=step - skipped_in_a_row)
             )
         if self._periods.logs_at(step):
