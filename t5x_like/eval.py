@@ -11,7 +11,7 @@ import jax
 from absl import logging
 
 from t5x_like import paths
-from t5x_like.data import benchmarks
+from t5x_like.data import benchmarks, provenance
 from t5x_like.data.source import DataSource
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import RunFailed, UserError
@@ -228,7 +228,8 @@ def _result(
         of_task = {metric: value for metric, value in values.items() if "/" in metric}
         of_benchmarks += [(benchmark, of_task) for benchmark in benchmarks.of(sources[name])]
     titled = {_title(sources[name]): values for name, values in found.items()}
-    return Result(path, step, fingerprint, settings, titled, benchmarks.averages(of_benchmarks), options)
+    data = {_title(sources[name]): [*map(provenance.identity, provenance.describe(sources[name]))] for name in found}
+    return Result(path, step, fingerprint, settings, titled, benchmarks.averages(of_benchmarks), options, data)
 
 
 def _title(source: DataSource) -> str:

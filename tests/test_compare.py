@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 import small_models
 
-from t5x_like import cli, parameters
+from t5x_like import cli, metrics, parameters
 from t5x_like.benchmarking import comparison, prediction, scores
 from t5x_like.benchmarking.scores import Evaluated
 from t5x_like.compare import _names, compare
@@ -144,6 +144,17 @@ def test_a_training_run_has_its_own_evaluation_and_no_optimizer_in_its_size(tmp_
     assert weight_sizes.stored_bytes(str(directory)) == own + weight_sizes.stored_bytes(str(tmp_path / "base"))
 
 
+def test_evaluations_have_the_hashes_of_their_data(tmp_path):
+    directory = tmp_path / "trained"
+    copying_run.run(directory, total=2, evaluate=1, save=2)
+    (start,) = metrics.read_starts(str(directory))
+    for step, digest in ((0, "of the run"), (5, "of a later start")):
+        start |= {"step": step, "data": {"validation": [{"digest": digest}]}}
+        with (directory / "starts.jsonl").open("a") as file:
+            file.write(json.dumps(start) + "\n")
+    assert [each.data for each in scores.read(open_model(str(directory)))] == [("of the run",)]
+
+
 def of(directory, objective=None):
     return types.SimpleNamespace(path=str(directory), checkpoint_path=str(directory), objective=objective)
 
@@ -164,6 +175,11 @@ def test_scores_are_compared_if_they_are_of_the_same_rows(models, tmp_path):
     assert problem([other_title, own]) is None, "the evaluation that both have is chosen"
     of_other_rows = problem([dataclasses.replace(own, rows={"EVAL_STEPS": "5"})])
     assert "with EVAL_STEPS=5, and the first model with EVAL_STEPS=None" in of_other_rows
+    hashed = dataclasses.replace(own, data=("abc",))
+    assert problem([dataclasses.replace(own, data=("abc",))], reference=hashed) is None
+    assert problem([dataclasses.replace(own, data=(None,))], reference=hashed) is None, "not known"
+    of_other_data = problem([dataclasses.replace(own, data=("def",))], reference=hashed)
+    assert of_other_data == "it was evaluated on other data: with the hash def, and the first model with abc"
     assert "loss of int and of str are different metrics" in problem([own], "loss", of(models["bert"], 3))
     assert problem([own], "sst2/f1", of(models["bert"], 3)) is None, "metrics of a task compare texts or labels"
     small_models.write_gpt2(tmp_path / "gpt2")

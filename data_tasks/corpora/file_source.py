@@ -7,6 +7,7 @@ at their cursors, and decompresses compressed files up to the cursor.
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from data_tasks.corpora.documents import TEXT, TRAIN, VALIDATION, epoch_seeds
 from data_tasks.corpora.documents_of_files import Block, BlockReader, Part, Rules, iterate, parts_of_shard
 from data_tasks.corpora.formats import format_of
 from data_tasks.corpora.formats.base import Cursor, where
-from data_tasks.corpora.matching_files import path_of
+from data_tasks.corpora.matching_files import digest_of, path_of
 from t5x_like.data import skipped_records
 from t5x_like.data.origins import DOCUMENT, PLACE, Recorder, current_recorder
 from t5x_like.data.skipped_records import SkippedRecords
@@ -74,6 +75,17 @@ class FileSource(seqio.DataSource):
     def describe(self) -> str:
         """Returns one line about the files."""
         return self._describe()
+
+    def digest(self, split: str) -> dict[str, str]:
+        """Returns what identifies the documents of a split: a `digest`, and `digest_of`, what it is computed from.
+
+        It depends on the files, on the column of the text, and on the documents that are held out.
+        """
+        files, rules = self._split(split)
+        digest, hashed = digest_of(files)
+        held_out = (rules.validation_fraction, rules.is_held_out) if rules.validation_fraction else None
+        chosen = f"{digest} {rules.reading.text_column} {held_out}"
+        return {"digest": hashlib.blake2b(chosen.encode(), digest_size=8).hexdigest(), "digest_of": hashed}
 
     def place(self, split: str, number: int) -> str:
         """Returns the file and the record of a document of a split in order, from 0, for messages."""

@@ -13,6 +13,7 @@ from t5x_like.paths import StoreNotSupported
 
 # Local files of at most this size together are identified by their contents, others by their names and sizes.
 _HASHED_BYTES = 64 << 20
+CONTENTS = "contents"
 # Files of a data set that `datasets` of Hugging Face has saved, `Dataset.save_to_disk` and `DatasetDict.save_to_disk`.
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
@@ -58,16 +59,25 @@ def path_of(file: fsspec.core.OpenFile) -> str:
 
 def describe(chosen: Sequence[fsspec.core.OpenFile]) -> str:
     """Returns number, size and a hash of files: of their contents if they are small, otherwise of names and sizes."""
-    sizes = [file.fs.size(file.path) or 0 for file in chosen]
+    size = sum(_sizes(chosen))
+    digest, hashed = digest_of(chosen)
+    number = "1 file" if len(chosen) == 1 else f"{len(chosen):,} files"
+    return f"{number}, {size / 1e6:,.2f} MB, hash {'' if hashed == CONTENTS else f'of {hashed} '}{digest}"
+
+
+def digest_of(chosen: Sequence[fsspec.core.OpenFile]) -> tuple[str, str]:
+    """Returns a hash that identifies files, and what it is computed from: `contents`, or `names and sizes`."""
+    sizes = _sizes(chosen)
     local = all(isinstance(file.fs, fsspec.implementations.local.LocalFileSystem) for file in chosen)
     if local and sum(sizes) <= _HASHED_BYTES:
         found = [_content_hash(file.path, file.fs.modified(file.path).isoformat()) for file in chosen]
-        digest, of = _digest(found), "hash"
-    else:
-        names = [f"{file.path.rpartition('/')[2]} {size}" for file, size in zip(chosen, sizes, strict=True)]
-        digest, of = _digest(names), "hash of names and sizes"
-    number = "1 file" if len(chosen) == 1 else f"{len(chosen):,} files"
-    return f"{number}, {sum(sizes) / 1e6:,.2f} MB, {of} {digest}"
+        return _digest(found), CONTENTS
+    names = [f"{file.path.rpartition('/')[2]} {size}" for file, size in zip(chosen, sizes, strict=True)]
+    return _digest(names), "names and sizes"
+
+
+def _sizes(chosen: Sequence[fsspec.core.OpenFile]) -> list[int]:
+    return [file.fs.size(file.path) or 0 for file in chosen]
 
 
 def _matches(filesystem: fsspec.AbstractFileSystem, pattern: str) -> list[str]:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from t5x_like import metrics, paths
+from t5x_like.data import provenance
 from t5x_like.errors import UserError
 from t5x_like.inference.loaded import Loaded
 from t5x_like.metrics import best
@@ -27,11 +28,13 @@ class Evaluated:
       title: Task and split, or split and `during training`.
       values: Metric -> value.
       rows: Settings that change which rows are evaluated, by name.
+      data: Hashes of the data of each task; empty if they are not known.
     """
 
     title: str
     values: Mapping[str, float]
     rows: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    data: Sequence[str | None] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +73,8 @@ def read(loaded: Loaded) -> list[Evaluated]:
         for result in EvaluationTable(results).read():
             if result.step == step:
                 rows = {name: result.options[name] for name in _ROWS if name in result.options}
-                found |= {title: Evaluated(title, values, rows) for title, values in result.evaluations.items()}
+                for title, values in result.evaluations.items():
+                    found[title] = Evaluated(title, values, rows, tuple(result.data.get(title, ())))
     except (ValueError, TypeError, AttributeError) as error:
         file = paths.join(results, JSON)
         raise UserError(f"{file}: damaged ({error}). Delete it, and evaluate the model again.") from error
@@ -81,8 +85,15 @@ def read(loaded: Loaded) -> list[Evaluated]:
     for split, row in last.items():
         if split != "train":
             values = {name: value for name, value in row.items() if name not in _NOT_METRICS}
-            evaluated.append(Evaluated(f"{split}, during training", values))
+            data = _data(directory, split, row["step"])
+            evaluated.append(Evaluated(f"{split}, during training", values, data=data))
     return evaluated
+
+
+def _data(directory: str, split: str, step: int) -> tuple[str | None, ...]:
+    """Returns the hashes of the data of an evaluation of a run after a step."""
+    starts = [start for start in metrics.read_starts(directory) if start.get("step", 0) < step]
+    return tuple(map(provenance.identity, starts[-1].get("data", {}).get(split, ()))) if starts else ()
 
 
 def choose(
@@ -162,6 +173,11 @@ def _problem(
     for name in _ROWS:
         if (here := own.rows.get(name)) != (there := reference.rows.get(name)):
             return f"it was evaluated on other rows: with {name}={here}, and the first model with {name}={there}"
+    if own.data and reference.data and None not in (*own.data, *reference.data) and own.data != reference.data:
+        return (
+            f"it was evaluated on other data: with the hash {', '.join(own.data)}, and the first model with "
+            f"{', '.join(reference.data)}"
+        )
     if "/" in metric:  # a metric of the task, which compares texts or labels
         return None
     objectives = type(first.objective).__name__, type(model.objective).__name__

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _HASHED_BYTES = 64 * 2**20
 # Sizes of more files are not read.
 _FILES = 10_000
+# How sources describe the contents of their files.
+_HASH = re.compile(r"\bhash( of names and sizes)? ([0-9a-f]{8,})\b")
 
 
 def of_source(source: DataSource) -> list[dict[str, Any]]:
@@ -34,7 +37,8 @@ def of_source(source: DataSource) -> list[dict[str, Any]]:
       - `examples`: the number of examples before preprocessing;
       - `cache`, `fingerprint`, `rows`, `passes`: of a cache that `t5x_like cache` has written;
       - `cache`: the directory of SeqIO's offline cache;
-      - `source`: how the source describes itself, with a hash of its contents if it has read them;
+      - `source`: how the source describes itself, with a hash of its contents if it has read them; `digest` and
+        `digest_of`, what it is computed from, if it knows them per split;
       - `files` (their number), `first_file`, `bytes`, `digest`, `digest_of`: of files that the task reads itself.
     """
     if isinstance(source, CachedMixture):
@@ -52,6 +56,23 @@ def describe(source: DataSource) -> list[dict[str, Any]]:
         return of_source(source)
     except Exception as error:  # the run has checked what it reads
         return [{"name": source.name, "error": f"{type(error).__name__}: {error}".splitlines()[0]}]
+
+
+def identity(entry: Mapping[str, Any]) -> str | None:
+    """Returns what identifies the contents of data, wherever they are: a hash of a cache, of files, or of a source.
+
+    Args:
+      entry: An entry of `of_source`.
+
+    Returns:
+      The hash, with what it is computed from unless it is the contents; None if no hash is known.
+    """
+    if entry.get("fingerprint"):
+        return entry["fingerprint"]
+    if entry.get("digest"):
+        hashed = entry.get("digest_of", "contents")
+        return entry["digest"] if "contents" in hashed else f"{entry['digest']} of {hashed}"
+    return ", ".join(f"{digest}{hashed}" for hashed, digest in _HASH.findall(entry.get("source") or "")) or None
 
 
 def check_agreement(described: Mapping[str, Sequence[Mapping[str, Any]]], vocabulary: str | None) -> None:
@@ -106,7 +127,8 @@ def _of_task(task: "seqio.Task", source: TaskSource) -> dict[str, Any]:
     if (examples := task.source.num_input_examples(source.split)) is not None:
         found["examples"] = int(examples)
     if hasattr(task.source, "describe"):
-        return found | {"source": task.source.describe()}
+        digest = task.source.digest(source.split) if hasattr(task.source, "digest") else {}
+        return found | {"source": task.source.describe(), **digest}
     return found | _of_files(task.source.list_shards(source.split))
 
 

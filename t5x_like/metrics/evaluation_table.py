@@ -23,6 +23,8 @@ class Result:
       evaluations: Title, which names task and split -> metric -> value.
       averages: Benchmark -> average.
       options: The settings of the evaluation that users change, by name; empty in results of earlier versions.
+      data: Title -> hashes of the data of each task, None where they are not known; empty in results of earlier
+        versions.
     """
 
     checkpoint: str
@@ -32,6 +34,7 @@ class Result:
     evaluations: Mapping[str, Mapping[str, float]]
     averages: Mapping[str, float]
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    data: Mapping[str, Sequence[str | None]] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -1,9 +1,8 @@
 """The README.md of an exported model: what it is, how it was trained as far as the run knows, and how to load it."""
 
 import json
-import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from absl import logging
@@ -12,6 +11,7 @@ import t5x_like
 from t5x_like import paths
 from t5x_like.config.stored import StoredSettings
 from t5x_like.config.values import Reference, is_literal
+from t5x_like.data import provenance
 from t5x_like.errors import UserError
 from t5x_like.interop.generation import CONFIG
 from t5x_like.metrics import read_metrics, read_starts
@@ -56,8 +56,6 @@ _SETTINGS = {
     "initial.layers": "Initial layers",
     "seed": "Seed",
 }
-# How the sources of the shipped tasks describe the contents of their files.
-_HASH = re.compile(r"\bhash ([0-9a-f]{8,})\b")
 
 
 class ExportedRun(NamedTuple):
@@ -75,6 +73,7 @@ class ExportedRun(NamedTuple):
         step was measured.
       network: name of the exported network; None for the model.
       inputs_eos: whether the inputs of its task end in EOS; None if it is not known.
+      earlier: the records of the earlier starts of the run, which may have read other data.
     """
 
     name: str
@@ -87,6 +86,7 @@ class ExportedRun(NamedTuple):
     tokens: float | None = None
     network: str | None = None
     inputs_eos: bool | None = None
+    earlier: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def read(cls, checkpoint: str, choice: str, network: str | None = None) -> "ExportedRun":
@@ -113,6 +113,7 @@ class ExportedRun(NamedTuple):
             tokens=_tokens(model_dir, step),
             network=network,
             inputs_eos=_readable(lambda model_dir: run_vocabulary.inputs_eos(model_dir, None), model_dir, None),
+            earlier=starts[:-1],
         )
 
     @property
@@ -266,26 +267,28 @@ def _data(run: ExportedRun) -> list[str]:
     # Descriptions of sources and names of files are left out: they may tell more than the data.
     recorded = [
         (
-            code(role),
+            code(use),
             code(entry.get("task") or entry.get("name")),
             code(entry["split"]) if "split" in entry else "",
             f"{entry['examples']:,}" if isinstance(entry.get("examples"), int) else "",
             f"{entry['rows']:,}" if isinstance(entry.get("rows"), int) else "",
-            _hash(entry),
+            code(digest) if (digest := provenance.identity(entry)) else "",
         )
-        for role, entries in run.start.get("data", {}).items()
-        for entry in entries
+        for use, entry in _recorded(run)
     ]
     of_files = table(("used for", "task", "split", "examples", "rows of the cache", "hash"), recorded)
     lines = [*table(("setting", "value"), rows), *([""] if rows and of_files else []), *of_files]
     return ["## Data", "", *lines] if lines else []
 
 
-def _hash(entry: Mapping[str, Any]) -> str:
-    """Returns what identifies the contents of data: of a cache, of files, or of a source that describes itself."""
-    described = _HASH.search(entry.get("source") or "")
-    found = entry.get("fingerprint") or entry.get("digest") or (described and described[1])
-    return code(found) if found else ""
+def _recorded(run: ExportedRun) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields what data are used for, and what is recorded about them: of all starts, each data once."""
+    seen = []
+    for start in (*run.earlier, run.start):
+        for role, entry in ((role, entry) for role, entries in start.get("data", {}).items() for entry in entries):
+            if (role, entry) not in seen:
+                seen.append((role, entry))
+                yield (f"{role} from step {start['step']}" if start.get("step") else role), entry
 
 
 def _checkpoint(run: ExportedRun) -> list[str]:

@@ -328,8 +328,7 @@ class _StepLog:
         if skipped_in_a_row >= self._periods.stop_after_skipped:
             raise TrainingFailed(
                 f"the loss or its gradient was not finite for {self._periods.stop_after_skipped} steps in a row, up to "
-                f"step {step}. {_ADVICE}; "
-                + _last_healthy(self._checkpointer, last_finite=step - skipped_in_a_row)
+                f"step {step}. {_ADVICE}; " + _last_healthy(self._checkpointer, last_finite=step - skipped_in_a_row)
             )
         if self._periods.logs_at(step):
             row = {name: value for name, value in values.items() if name not in ("tokens", "skipped_in_a_row")}

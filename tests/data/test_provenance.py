@@ -88,3 +88,43 @@ def test_source_that_describes_itself_is_not_read_again(source_of):
         "task": "", "split": "train", "examples": 3, "source": "corpus, hash 12"
     }  # fmt: skip
     assert provenance.of_source(plain) == [{"task": plain.name, "split": "train"}]
+
+
+def test_files_of_a_split_have_a_digest(tmp_path, monkeypatch):
+    """Other files, another column, or other held-out documents are other data; other paths are not."""
+    from data_tasks.corpora import matching_files, text_files
+
+    def identities(name="a", **changes):
+        values = text_files.FILES_ARGUMENTS | {"pattern": str(tmp_path / f"{name}.jsonl")} | changes
+        source = text_files.source(values)
+        return [
+            provenance.identity({"source": source.describe(), **source.digest(split)})
+            for split in ("train", "validation")
+        ]
+
+    for name, text in (("a", "x"), ("b", "y"), ("copy", "x")):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{text}", "title": "t"}}\n' * 9)
+    train, validation = identities()
+    assert train != validation and identities("copy") == [train, validation]
+    for changed in (identities("b"), identities(text_column="title"), identities(validation_fraction=0.5)):
+        assert not {train, validation} & set(changed)
+    with_files = identities(validation_pattern=str(tmp_path / "b.jsonl"))
+    assert not {train, validation} & set(with_files)
+    assert identities(validation_pattern=str(tmp_path / "copy.jsonl"))[0] == with_files[0]
+    assert identities(validation_pattern=str(tmp_path / "copy.jsonl"))[1] != with_files[1]
+    monkeypatch.setattr(matching_files, "_HASHED_BYTES", 3)
+    assert identities()[0].endswith(" of names and sizes")
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"fingerprint": "f", "source": "hash 0123456789"}, "f"),
+        ({"source": "3 files, hash 0123456789, from x; valid 1 file, hash of names and sizes 9876543210"},
+         "0123456789, 9876543210 of names and sizes"),
+        ({"source": "a corpus"}, None),
+        ({"name": "a source"}, None),
+    ],
+)  # fmt: skip
+def test_identity_is_the_hash_that_is_known(entry, expected):
+    assert provenance.identity(entry) == expected

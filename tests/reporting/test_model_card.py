@@ -104,6 +104,22 @@ def test_card_states_what_follows_a_prompt(separator, between, tmp_path):
     assert ("--gin.PROMPT_SEPARATOR=" in written) == bool(separator)
 
 
+def test_card_has_the_hashes_of_all_data_that_the_run_has_read(tmp_path):
+    """A run that continues on other files, and data whose hash is known per split."""
+    first = {"task": "lines", "split": "train", "source": "train 2 files, hash of names and sizes 0123456789, from x"}
+    valid = {"task": "lines", "split": "validation", "digest": "abcdef0123", "digest_of": "contents", "source": "s"}
+    named = {"task": "more", "split": "train", "digest": "fedcba9876", "digest_of": "names"}
+    earlier = {"step": 0, "data": {"train": [first], "validation": [valid]}}
+    last = START | {"step": 6, "data": {"train": [named], "validation": [valid]}}
+    text = card(tmp_path, run_of(start=last, earlier=[earlier]))
+    expected = [
+        "| `train` | `lines` | `train` |  |  | `0123456789 of names and sizes` |",
+        "| `validation` | `lines` | `validation` |  |  | `abcdef0123` |",
+        "| `train from step 6` | `more` | `train` |  |  | `fedcba9876 of names` |",
+    ]
+    assert [line for line in text.splitlines() if line.startswith(("| `train", "| `validation"))] == expected
+
+
 def test_facts_are_those_of_the_checkpoint(tmp_path):
     rows = [dict(step=1, split="train", loss=3.0)]  # the first step is not measured
     rows += [dict(step=step, split="train", tokens_per_second=50.0, seconds_per_step=0.2 * step) for step in (3, 5, 9)]
@@ -116,6 +132,7 @@ def test_facts_are_those_of_the_checkpoint(tmp_path):
     )
     run = model_card.ExportedRun.read(str(about.parents[1]), "latest")
     assert (run.step, run.start, run.metrics, run.source) == (5, {"step": 3}, {"loss": 2.5}, None)
+    assert run.earlier == [{"step": 0}]
     assert run.tokens == pytest.approx(5 * (2 * 30 + 2 * 50) / 4)
     for name in ("metrics.jsonl", "starts.jsonl"):
         (tmp_path / name).write_text("damaged\n" + (tmp_path / name).read_text())
