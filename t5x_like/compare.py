@@ -146,13 +146,13 @@ def compare(
         created=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         environment=report.environment(one_device),
     )
-    print(comparison.text(found))
     contents = json.dumps(comparison.as_json(found), indent=2) + "\n"
+    _store(opened[0], contents)
+    print(comparison.text(found))
     if json_path:
         paths.write_output("JSON_PATH", json_path, contents)
     if plot_path:
         paths.write_output("PLOT_PATH", plot_path, plots.png(plots.draw_scores(found)))
-    _store(opened[0], contents)
     return found
 
 

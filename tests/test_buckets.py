@@ -109,7 +109,7 @@ def test_killed_run_in_a_bucket_resumes_like_a_local_run(bucket, tmp_path, write
 def test_compilation_cache_in_the_bucket_is_used(bucket, monkeypatch):
     """Tests a start on another machine, as after a preemption."""
     lines = []
-    monkeypatch.setattr(logging, "info", lambda text, *values: lines.append(text % values))
+    monkeypatch.setattr(logging, "log", lambda level, text, *values: lines.append(text % values))
     before = {name: getattr(jax.config, name) for name in ("jax_compilation_cache_dir", MIN_COMPILE_TIME)}
     try:
         jax.config.update("jax_compilation_cache_dir", None)

@@ -69,8 +69,9 @@ def choose_directory(macros: Mapping[str, Any], run_directory: str | None) -> st
 
 @contextlib.contextmanager
 def persistent(directory: str | None) -> Iterator[None]:
-    """Caches compiled programs in a directory while the context is active, and logs on exit how many were reused.
+    """Caches compiled programs in a directory while the context is active.
 
+    On exit, the number of reused programs is logged at level debug: the last line of a command is its result.
     `JAX_COMPILATION_CACHE_DIR` in the environment takes precedence. If the directory is not writable, one warning is
     logged and nothing is cached.
 
@@ -102,17 +103,21 @@ def persistent(directory: str | None) -> Iterator[None]:
         try:
             yield
         finally:
-            log_use()
+            log_use(logging.DEBUG)
             jax.monitoring.unregister_event_listener(use.count)
             _active = outer
 
 
-def log_use() -> None:
-    """Logs the numbers of cached and compiled programs, unless they are unchanged since the last call."""
+def log_use(level: int = logging.INFO) -> None:
+    """Logs the numbers of cached and compiled programs, unless they are unchanged since the last call.
+
+    Args:
+      level: level of the line.
+    """
     if _active is None or (_active.found, _active.stored) == _active.logged:
         return
     _active.logged = (_active.found, _active.stored)
-    logging.info("compilation cache %s: %d programs found, %d compiled", _active.directory, *_active.logged)
+    logging.log(level, "compilation cache %s: %d programs found, %d compiled", _active.directory, *_active.logged)
 
 
 def _prepare(cache_dir: str) -> None:

@@ -33,8 +33,8 @@ def no_cache(monkeypatch):
 def lines(monkeypatch):
     """Returns the log lines."""
     found = []
-    for level in ("info", "warning"):
-        monkeypatch.setattr(logging, level, lambda text, *values: found.append(text % values))
+    monkeypatch.setattr(logging, "log", lambda level, text, *values: found.append(text % values))
+    monkeypatch.setattr(logging, "warning", lambda text, *values: found.append(text % values))
     return found
 
 
@@ -81,6 +81,16 @@ def test_unchanged_use_is_not_logged_twice(tmp_path, lines):
         compilation_cache.log_use()
         compilation_cache.log_use()
     assert len(lines) == 1
+
+
+def test_end_of_a_command_does_not_show_the_cache(tmp_path, caplog):
+    """The last line of a command is its result."""
+    with caplog.at_level("INFO", logger="absl"):
+        start(str(tmp_path))
+    assert "compilation cache" not in caplog.text
+    with caplog.at_level("DEBUG", logger="absl"):
+        start(str(tmp_path))
+    assert "compilation cache" in caplog.text
 
 
 def test_unwritable_cache_directory_warns_once(tmp_path, lines):
