@@ -142,6 +142,7 @@ def train(
         # ---- Run directory: exclusive, and its stored configuration agrees -------------------------------------------
         model_dir = run_directory.resolve(storage.model_dir)
         logging.info("run directory %s", model_dir)
+        run_directory.warn_of_other_files(model_dir)
         logging.info("%s", partitioner)
         stop = stack.enter_context(StopRequest())
         # These contexts exit in reverse order. Errors are explained inside of the status, so that status.json and the

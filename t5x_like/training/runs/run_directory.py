@@ -19,13 +19,27 @@ from t5x_like import metrics, parameters, partitioning, paths
 from t5x_like.adapters import quantization
 from t5x_like.errors import UserError
 from t5x_like.metrics.checkpoint_evaluations import Best
-from t5x_like.runtime.run_files import CONFIG, MODEL_INFO, STATUS, has_checkpoints, is_missing, read_status
+from t5x_like.runtime.run_files import (
+    CHECKPOINTS,
+    CONFIG,
+    LOG,
+    MODEL_INFO,
+    RUN_ID,
+    STARTS,
+    STATUS,
+    has_checkpoints,
+    is_missing,
+    read_status,
+)
 from t5x_like.training.checkpoints.checkpointer import Checkpointer
 
 if TYPE_CHECKING:
     from t5x_like.training.recipe import Recipe
 
 RUNS = "runs"
+# What launchers, the compilation cache and schedulers write to a run directory before the run.
+_BEFORE_A_RUN = {"launch", "compilation_cache"}
+_LOGS = (".out", ".err", ".log")
 # Maximum length of the reason in a status, so that the file fits into one disk block.
 _REASON_CHARACTERS = 2000
 
@@ -80,6 +94,19 @@ def resolve(model_dir: str | None) -> str:
             number += 1
         else:
             return str(directory)
+
+
+def warn_of_other_files(model_dir: str) -> None:
+    """Logs a warning if a new run starts in a directory that has files, but none of a run."""
+    names = set(paths.listdir(model_dir))
+    others = {name for name in names if not name.startswith(".") and not name.endswith(_LOGS)} - _BEFORE_A_RUN
+    if others and not names & {CONFIG, LOG, RUN_ID, STARTS, STATUS, CHECKPOINTS}:
+        shown = ", ".join(sorted(others)[:3]) + (", …" if len(others) > 3 else "")
+        logging.warning(
+            "MODEL_DIR=%s is not empty, and not a run directory: it has %s. The run writes its files beside them; to "
+            "keep them apart, stop it and give another MODEL_DIR",
+            *(model_dir, shown),
+        )
 
 
 def may_resume(model_dir: Any) -> bool:

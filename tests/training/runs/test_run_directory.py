@@ -56,6 +56,22 @@ def test_new_run_directories_are_numbered(tmp_path, monkeypatch):
     assert run_directory.resolve(None) == str(tmp_path / "runs" / "11")
 
 
+def test_directory_of_other_files_is_named(tmp_path, caplog):
+    for name in (".hidden", "slurm-1.out", "launch", "compilation_cache"):
+        (tmp_path / name).touch()
+    run_directory.warn_of_other_files(str(tmp_path / "missing"))
+    run_directory.warn_of_other_files(str(tmp_path))
+    assert not caplog.text
+    for name in ("thesis.tex", "b", "c", "a"):
+        (tmp_path / name).touch()
+    run_directory.warn_of_other_files(str(tmp_path))
+    assert f"MODEL_DIR={tmp_path} is not empty, and not a run directory: it has a, b, c, …. The run" in caplog.text
+    caplog.clear()
+    (tmp_path / "starts.jsonl").touch()  # of a run that was killed before its first checkpoint
+    run_directory.warn_of_other_files(str(tmp_path))
+    assert not caplog.text
+
+
 def test_given_directory_becomes_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/someone")
