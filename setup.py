@@ -56,6 +56,8 @@ EXTRAS = {
     # The TPU compiler on a host without TPUs. It is the same as `tpu`, because jax requires the matching libtpu.
     "plan": ["jax[tpu]>=0.10.1"],
     "cache": ["apache-beam>=2.65"],
+    # Beam's DaskRunner, for `cache` and `clean` on a cluster of dask.distributed.
+    "dask": ["apache-beam>=2.77", "dask>=2026.8", "distributed>=2026.8"],
     "vocabulary": ["tokenizers>=0.21"],
     # Formats of files with text besides .txt, JSON lines, TFRecord and ArrayRecord: Parquet, Arrow, WARC; and psutil,
     # with which benchmarks/corpus.py measures memory.

@@ -1,13 +1,18 @@
-"""Errors of Apache Beam: of its options and of its workers."""
+"""Pipelines of Apache Beam, and the errors of their options and workers."""
 
 import contextlib
 import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from t5x_like import packages
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.runtime import background, protocol
+
+if TYPE_CHECKING:
+    import apache_beam as beam
 
 # Beam appends the name of the transform to the message of an error.
 _WHILE = re.compile(r" \[while running .*", re.DOTALL)
@@ -26,6 +31,35 @@ def check_options(options: Sequence[str] | None) -> None:
         f"BEAM={options!r} is not a list of pipeline options. Give one such as "
         "--gin.BEAM=\"['--runner=DataflowRunner', …]\", or omit it to run on this machine."
     )
+
+
+def make_pipeline(options: Sequence[str], **flags: bool) -> "beam.Pipeline":
+    """Makes a pipeline with the options of the setting BEAM.
+
+    Args:
+      options: options such as `--runner=DataflowRunner`; () for a pipeline in this process.
+      **flags: further options, by their names in Beam.
+
+    Raises:
+      UserError: the runner is unknown, or a package that it needs is not installed.
+    """
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    if is_dask(options):
+        packages.require("distributed", "BEAM with DaskRunner", extra="dask")
+    try:
+        return beam.Pipeline(options=PipelineOptions(list(options), **flags))
+    except (AttributeError, ImportError, ValueError) as error:  # of the name of the runner, and of values
+        raise UserError(
+            f"BEAM={list(options)}: {str(error).splitlines()[0].rstrip('.')}. Give a runner of Beam, such as "
+            "--runner=DataflowRunner or --runner=apache_beam.runners.dask.dask_runner.DaskRunner, and its options."
+        ) from error
+
+
+def is_dask(options: Sequence[str] | None) -> bool:
+    """Returns whether the setting BEAM names the runner on Dask."""
+    return any("DaskRunner" in option for option in options or ())
 
 
 @contextlib.contextmanager
@@ -70,6 +104,13 @@ def _original(error: Exception) -> UserError | RunFailed | None:
     Within this process, Beam raises the error with a longer message. Runners with other processes raise an error whose
     message is the traceback of the worker.
     """
+    if type(error).__name__ == "KilledWorker":  # of Dask
+        return RunFailed(
+            f"workers of Dask were killed several times, such as for lack of memory: {error} Repeat the command; for "
+            "less memory, with fewer threads per worker."
+        )
+    if isinstance(error, OSError) and "trying to connect to" in str(error):  # of Dask
+        return RunFailed(f"BEAM: {error}. Start the scheduler, or correct its address in --dask_client_address.")
     for kind in (UserError, RunFailed):
         if isinstance(error, kind):
             return kind(_WHILE.sub("", str(error)))

@@ -23,7 +23,7 @@ from t5x_like.data.cached.mixture_file import MixtureFile
 from t5x_like.data.source import TaskSource
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.objectives.base import Objective
-from t5x_like.runtime import terminal
+from t5x_like.runtime import quiet_imports, terminal
 
 if TYPE_CHECKING:
     from t5x_like.data.cached.writer import Plan
@@ -33,6 +33,10 @@ _POLL_SECONDS = 0.5
 # Shards that a worker process writes on average before another one takes its place.
 _SHARDS_PER_WORKER = 8
 _LINE_SECONDS = 10.0
+# On a CPU of 2024: the imports of a worker process and its first graph; the graph of a shard; and text in the pipeline
+# of a task. They decide whether to start worker processes.
+_SECONDS_TO_START, _SECONDS_PER_SHARD = 8.0, 1.0
+_BYTES_PER_SECOND, _EXAMPLES_PER_SECOND = 2.5e6, 2000
 
 
 def cache(
@@ -69,7 +73,8 @@ def cache(
         written, and that `data.cached.CachedSource` reads; otherwise None.
       shards: Number of files per pass of the training data. Shards are the unit of work, so give at least `processes`.
       eval_shards: Number of files of the evaluation data.
-      processes: Number of processes on this machine; by default one per CPU.
+      processes: Number of processes on this machine; by default one per CPU, or this process alone if it is done
+        before others have started.
       beam: Options of an Apache Beam pipeline that writes the shards instead, such as
         `["--runner=DataflowRunner", …]`.
       provenance: Whether to write the documents of each row beside the rows: file, record, URL and date. `t5x_like
@@ -87,8 +92,7 @@ def cache(
     writer, console = _writer(), console or terminal.console(file=sys.stderr, highlight=False)
     _check_path(cache_dir)
     beam_errors.check_options(beam)
-    processes = (os.cpu_count() or 1) if processes is None else processes
-    if processes < 1:
+    if processes is not None and processes < 1:
         raise UserError(f"PROCESSES={processes} is not a positive integer. Give at least 1.")
     training = {"passes": passes, "examples": examples, "shards": shards}
     wanted = [(data, training), *((source, {"shards": eval_shards}) for source in _per_split(eval_data))]
@@ -106,7 +110,7 @@ def cache(
                 paths.join(cache_dir, name),
                 part,
                 objective.features,
-                single_thread=processes > 1,
+                single_thread=processes != 1,
                 provenance=provenance,
                 **settings,
             )
@@ -135,7 +139,7 @@ def _mixture(wanted: Sequence[tuple[TaskSource, Any]]) -> MixtureFile:
     return MixtureFile(data.name, tuple(tasks), data.mixing_fractions())
 
 
-def _write(plan: "Plan", writer: Any, processes: int, beam: Sequence[str] | None, console: Console) -> Manifest:
+def _write(plan: "Plan", writer: Any, processes: int | None, beam: Sequence[str] | None, console: Console) -> Manifest:
     """Writes the missing shards and the manifest of one split."""
     if (manifest := plan.completed_manifest()) is not None:
         console.print(f"{plan.directory} is complete: {_summary(manifest)}", soft_wrap=True)
@@ -148,8 +152,10 @@ def _write(plan: "Plan", writer: Any, processes: int, beam: Sequence[str] | None
     if left and beam is not None:
         _with_beam(plan, left, beam)
     elif left:
+        processes = _choose_processes(plan, len(left)) if processes is None else processes
         with _ProgressDisplay(plan, done, console) as display:
             if processes == 1 or len(left) == 1:
+                plan = dataclasses.replace(plan, single_thread=False)
                 for unit in left:
                     display.finished(writer.write_shard(plan, unit, display.wrote))
             else:
@@ -157,6 +163,30 @@ def _write(plan: "Plan", writer: Any, processes: int, beam: Sequence[str] | None
     manifest = plan.finish()
     console.print(f"wrote {plan.directory}: {_summary(manifest)}", soft_wrap=True)
     return manifest
+
+
+def _choose_processes(plan: "Plan", shards: int) -> int:
+    """Returns one process per CPU, or 1 if other processes would take longer to start than they save."""
+    processes = min(os.cpu_count() or 1, shards)
+    of_data = plan.examples / _EXAMPLES_PER_SECOND if plan.examples else _estimate_seconds(plan.source)
+    if of_data is None:
+        return processes
+    seconds = shards * _SECONDS_PER_SHARD + shards / plan.shards * of_data
+    return 1 if seconds * (1 - 1 / processes) < _SECONDS_TO_START else processes
+
+
+def _estimate_seconds(source: TaskSource) -> float | None:
+    """Estimates how long a process takes for a pass over the data; None if their size is not known."""
+    seconds = 0.0
+    for task in source.tasks:
+        files = task.source.list_shards(source.split)
+        if all(paths.is_local(file) and paths.is_file(file) for file in files):
+            seconds += sum(os.path.getsize(paths.local(file)) for file in files) / _BYTES_PER_SECOND
+        elif (examples := task.source.num_input_examples(source.split)) is not None:
+            seconds += examples / _EXAMPLES_PER_SECOND
+        else:
+            return None
+    return seconds
 
 
 # ---- workers ---------------------------------------------------------------------------------------------------------
@@ -190,7 +220,10 @@ def _with_pool(
       counters: Rows and tokens that all workers have written.
     """
     with concurrent.futures.ProcessPoolExecutor(
-        min(processes, len(units)), mp_context=context, initializer=_start_worker, initargs=(counters,)
+        min(processes, len(units)),
+        mp_context=context,
+        initializer=_start_worker,
+        initargs=(counters, quiet_imports.is_installed()),
     ) as pool:
         left = {pool.submit(_work, plan, unit) for unit in units}
         try:
@@ -209,9 +242,11 @@ def _with_pool(
             raise
 
 
-def _start_worker(counters) -> None:
+def _start_worker(counters, is_quiet: bool) -> None:
     global _counters
     _counters = counters
+    if is_quiet:
+        quiet_imports.install()
     threading.Thread(target=_exit_with_parent, name="exit with parent", daemon=True).start()
 
 
@@ -236,19 +271,23 @@ def _with_beam(plan: "Plan", units: Sequence[Unit], options: Sequence[str]) -> N
     """Writes shards as elements of a Beam pipeline, which has no output: each shard is recorded in the directory."""
     try:
         import apache_beam
-        from apache_beam.options.pipeline_options import PipelineOptions
+        from apache_beam.internal import pickler
     except ModuleNotFoundError as error:
         raise UserError(
             "BEAM: Apache Beam is not installed. Run `pip install -e '.[cache]' -c constraints.txt`, or omit BEAM to "
             "write the cache on this machine."
         ) from error
-    with beam_errors.explained(), apache_beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
+    pickled = pickler.dumps(plan)
+    with beam_errors.explained(), beam_errors.make_pipeline(options) as pipeline:
         work = pipeline | "shards" >> apache_beam.Create(units) | apache_beam.Reshuffle()
-        _ = work | "write" >> apache_beam.Map(_work_in_pipeline, plan)
+        _ = work | "write" >> apache_beam.Map(_work_in_pipeline, pickled)
 
 
-def _work_in_pipeline(unit, plan) -> None:
-    _work(plan, tuple(unit))
+def _work_in_pipeline(unit: Unit, pickled: bytes) -> None:
+    from apache_beam.internal import pickler
+
+    quiet_imports.install()  # before TensorFlow is imported with the class of the plan
+    _work(pickler.loads(pickled), tuple(unit))
 
 
 # ---- progress --------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from t5x_like import beam_errors
+from t5x_like.errors import UserError
 
 pytestmark = pytest.mark.notf
 
@@ -38,3 +39,17 @@ def test_other_errors_of_threads_are_reported_as_before(monkeypatch):
         thread.start()
         thread.join()
     assert reported == ["invalid literal for int() with base 10: 'x'"]
+
+
+@pytest.mark.beam
+@pytest.mark.parametrize(
+    ("runner", "problem"),
+    [
+        ("Nonsense", "Unexpected pipeline runner: Nonsense. Valid values are"),
+        ("no.such.Runner", "No module named 'no'"),
+        ("t5x_like.clean.NoRunner", "has no attribute 'NoRunner'"),
+    ],
+)
+def test_unknown_runner_is_an_error_of_the_user(runner, problem):
+    with pytest.raises(UserError, match=rf"BEAM=\['--runner={runner}'\]: .*{problem}.* Give a runner of Beam, such as"):
+        beam_errors.make_pipeline([f"--runner={runner}"])

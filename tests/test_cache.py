@@ -19,6 +19,7 @@ from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.runtime import quiet_imports
 from t5x_like.training.checkpoints.checkpoint_items import FeedHandler, FeedSave
 
 MODULE = "cache_tasks"
@@ -252,10 +253,15 @@ def _empty():
 
 
 @pytest.mark.slow
-def test_processes_write_the_same_bytes(tmp_path, monkeypatch):
+def test_processes_write_the_same_bytes_and_no_messages_of_tensorflow(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    quiet_imports.install()  # as a command does
     (alone,) = write(tmp_path / "one", shards=3).values()
     monkeypatch.setattr(command, "_SHARDS_PER_WORKER", 1)  # other processes write further shards
+    capfd.readouterr()
     (together,) = write(tmp_path / "two", shards=3, processes=2).values()
+    printed = capfd.readouterr().err.splitlines()
+    assert printed and all(line.startswith((f"{tmp_path}/two", f"wrote {tmp_path}/two")) for line in printed)
     assert together.fingerprint == alone.fingerprint
 
 
@@ -263,6 +269,32 @@ def test_missing_beam_raises(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)  # importing it raises ModuleNotFoundError
     with pytest.raises(UserError, match=r"pip install -e '.\[cache\]'"):
         write(tmp_path, beam=[])
+
+
+def test_processes_start_only_for_data_that_take_longer_than_their_start(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    plan = writer.Plan("unused", make(), SPANS.features, shards=4)  # of 40 documents
+    many = dataclasses.replace(plan, passes=50)
+    assert [command._choose_processes(each, len(each.units())) for each in (plan, many)] == [1, 4]
+    monkeypatch.setattr(command, "_EXAMPLES_PER_SECOND", 4)
+    assert command._choose_processes(plan, 4) == 4
+    assert command._choose_processes(plan, 1) == 1
+    monkeypatch.setattr(command, "_estimate_seconds", lambda source: None)  # a source that does not know its size
+    assert command._choose_processes(plan, 4) == 4
+
+
+def test_small_data_are_written_in_this_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(command, "_with_processes", None)
+    (found,) = write(tmp_path / "default", processes=None).values()
+    (alone,) = write(tmp_path / "one").values()
+    assert found.fingerprint == alone.fingerprint
+
+
+def test_size_of_files_is_known(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"x\n" * 5_000_000)
+    data = make("text_files_span_corruption", module=None, task_arguments={"pattern": str(tmp_path / "*.txt")})
+    assert command._estimate_seconds(data) == 4.0
 
 
 @pytest.mark.beam

@@ -76,6 +76,7 @@ def test_wheel_declares_entry_point_and_python_versions(wheel):
             "cuda",
             "plan",
             "cache",
+            "dask",
             "vocabulary",
             "corpora",
             "quantization",

@@ -133,14 +133,18 @@ def _with_beam(
     """Draws a slightly larger sample with Beam, and reduces it as without Beam."""
     try:
         import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions
     except ModuleNotFoundError as error:
         raise UserError(
             "BEAM: Apache Beam is not installed. Run `pip install -e '.[cache]' -c constraints.txt`, or omit BEAM."
         ) from error
+    if beam_errors.is_dask(options):
+        raise UserError(
+            f"BEAM={list(options)}: DaskRunner lacks the side inputs and tagged outputs of this pipeline. Give another "
+            "runner, or omit BEAM."
+        )
     prefix, total = paths.join(directory, f"{_SHARDS}-text"), paths.join(directory, f"{_SHARDS}-bytes")
     skipped_prefix = paths.join(directory, f"{_SHARDS}-{_SKIPPED}")
-    with beam_errors.explained(), beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
+    with beam_errors.explained(), beam_errors.make_pipeline(options) as pipeline:
         found = pipeline | beam.Create(list(enumerate(files))) | beam.Reshuffle()
         found |= beam.FlatMap(_read_in_pipeline, read).with_outputs(_SKIPPED, main="places")
         places = found["places"]

@@ -1,10 +1,13 @@
 """Removal of text that evaluation sets contain, as for GPT-3 (Brown et al. 2020, appendix C)."""
 
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence, Set
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
 
+from t5x_like.cleaning.duplicates import Rank, rank
 from t5x_like.cleaning.pages import Page, Record, word_pattern
 from t5x_like.cleaning.step import Stage
 from t5x_like.errors import UserError
@@ -64,23 +67,29 @@ class Decontamination:
             matching_files.files(pattern)
 
     def expand(self, pages: "beam.PCollection") -> Stage:
-        """Collects the n-grams of the evaluation sets, and cuts them out; see `Step`."""
+        """Finds the n-grams of the evaluation sets that are phrases, and cuts out the others; see `Step`."""
         import apache_beam as beam
 
+        from data_tasks.corpora import matching_files
         from t5x_like.cleaning import transforms
 
-        known = pages.pipeline | "evaluation sets" >> beam.Create(list(self.patterns))
-        known = known | "n-grams" >> beam.FlatMap(self._evaluation_hashes) | "distinct n-grams" >> beam.Distinct()
-        every = beam.pvalue.AsSingleton(known | "set of n-grams" >> beam.combiners.ToSet())
-        common = (
+        files = itertools.chain.from_iterable(map(matching_files.files, self.patterns))
+        version = matching_files.describe(list(files))
+        phrases = (
             pages
-            | "n-grams in common" >> beam.FlatMap(self._matches, every)
-            | "count pages" >> beam.combiners.Count.PerElement()
-            | "phrases" >> beam.Filter(lambda found: found[1] > self.max_pages)
-            | "without counts" >> beam.Keys()
+            | "n-grams in common" >> beam.FlatMap(self._matches, version)
+            | "pages of an n-gram" >> beam.GroupByKey()
+            | "phrases of pages" >> beam.FlatMap(self._phrases)
         )
-        phrases = beam.pvalue.AsSingleton(common | "set of phrases" >> beam.combiners.ToSet())
-        return transforms.apply(pages, self.namespace, self.cut, self.namespace, every, phrases)
+        keyed = pages | "pages to cut" >> beam.Map(lambda page: (rank(page), page))
+        joined = {"pages": keyed, "phrases": phrases} | "join with phrases" >> beam.CoGroupByKey()
+        cut = functools.partial(self._cut_joined, version)
+        return transforms.apply(joined, self.namespace, cut, self.namespace)
+
+    def _cut_joined(self, version: str, found: tuple[Rank, Mapping[str, Any]], record: Record) -> Iterator[Page]:
+        known, phrases = self._known(version), set(found[1]["phrases"])
+        for page in found[1]["pages"]:
+            yield from self.cut(page, record, known, phrases)
 
     def cut(self, page: Page, record: Record, known: Set[int], phrases: Set[int] = frozenset()) -> Iterator[Page]:
         """Yields the pieces of a page that have no n-gram of an evaluation set.
@@ -118,26 +127,43 @@ class Decontamination:
         if piece := text[end:].strip():
             yield piece
 
-    def _matches(self, page: Page, known: Set[int]) -> set[int]:
-        return {digest for digest, _ in _ngrams(page.text, self.ngram) if digest in known}
+    def _matches(self, page: Page, version: str) -> Iterator[tuple[int, Rank]]:
+        """Yields the hash of each n-gram of the evaluation sets that a page has, with the page."""
+        known = self._known(version)
+        for digest in {digest for digest, _ in _ngrams(page.text, self.ngram) if digest in known}:
+            yield digest, rank(page)
 
-    def _evaluation_hashes(self, pattern: str) -> Iterator[int]:
-        from data_tasks.corpora import matching_files
-        from data_tasks.corpora.formats import base, format_of
+    def _phrases(self, found: tuple[int, Iterable[Rank]]) -> Iterator[tuple[Rank, int]]:
+        """Yields each page of an n-gram with its hash if more than `max_pages` pages have it."""
+        digest, pages = found
+        if any(True for _ in itertools.islice(pages, self.max_pages, None)):
+            yield from ((page, digest) for page in pages)
 
-        for file in matching_files.files(pattern):
-            known = format_of(file.path)
-            for column in self.columns:
-                reading = base.Reading(column, lines_per_document=1)
-                for record in known.records(file, base.Cursor(), reading):
-                    try:
-                        text = known.text(record.raw, reading).decode("utf-8", "replace")
-                    except base.OtherRecord:
-                        continue
-                    except base.BadRecord as error:
-                        place = base.where(known, file.path, record.number)
-                        raise UserError(f"{place}: {error}. Correct Decontamination.columns or the record.") from error
-                    yield from (digest for digest, _ in _ngrams(text, self.ngram))
+    def _known(self, version: str) -> Set[int]:
+        return _evaluation_ngrams(tuple(self.patterns), tuple(self.columns), self.ngram, version)
+
+
+@functools.lru_cache(maxsize=2)
+def _evaluation_ngrams(patterns: Sequence[str], columns: Sequence[str], ngram: int, version: str) -> Set[int]:
+    """Returns the hashes of the n-grams of evaluation sets, which each worker reads once per `version` of the files."""
+    from data_tasks.corpora import matching_files
+    from data_tasks.corpora.formats import base, format_of
+
+    found: set[int] = set()
+    for file in itertools.chain.from_iterable(map(matching_files.files, patterns)):
+        known = format_of(file.path)
+        for column in columns:
+            reading = base.Reading(column, lines_per_document=1)
+            for record in known.records(file, base.Cursor(), reading):
+                try:
+                    text = known.text(record.raw, reading).decode("utf-8", "replace")
+                except base.OtherRecord:
+                    continue
+                except base.BadRecord as error:
+                    place = base.where(known, file.path, record.number)
+                    raise UserError(f"{place}: {error}. Correct Decontamination.columns or the record.") from error
+                found.update(digest for digest, _ in _ngrams(text, ngram))
+    return frozenset(found)
 
 
 def _ngrams(text: str, count: int) -> Iterator[tuple[int, tuple[int, int]]]:

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     import apache_beam as beam
 
 Rank = tuple[str, str, int, str]
+"""A key of a page."""
 
 
-def _rank(page: Page) -> Rank:
+def rank(page: Page) -> Rank:
     """Returns a key of the page, by which one of several is selected: first of all the hash of its URL."""
     return text_hash(page.url), page.source, page.record, text_hash(page.text)
 
@@ -48,7 +49,7 @@ class ExactDuplicates:
 
 def _inverted_rank(page: Page) -> tuple[int, int, int, str]:
     """Returns a key whose largest value selects a page: first of all the smallest hash of a URL."""
-    digest, source, record, text = _rank(page)
+    digest, source, record, text = rank(page)
     return -int(digest, 16), -record, -int(text, 16), source
 
 
@@ -103,7 +104,7 @@ class NearDuplicates:
             | "pages of a band" >> beam.GroupByKey()
             | "not the first of its band" >> beam.FlatMap(_all_but_first)
         )
-        keyed = pages | "key by rank" >> beam.Map(lambda page: (_rank(page), page))
+        keyed = pages | "key by rank" >> beam.Map(lambda page: (rank(page), page))
         joined = {"pages": keyed, "repeats": repeated} | "join with repetitions" >> beam.CoGroupByKey()
         return transforms.apply(joined, self.namespace, _unrepeated, self.namespace)
 
@@ -121,7 +122,7 @@ class NearDuplicates:
 
     def _keyed_bands(self, page: Page) -> Iterator[tuple[tuple[int, bytes], tuple[Rank, str]]]:
         for index, band in enumerate(self.band_hashes(page.text)):
-            yield (index, band), (_rank(page), page.url)
+            yield (index, band), (rank(page), page.url)
 
 
 def _all_but_first(found: tuple[Any, Any]) -> Iterator[tuple[Rank, str]]:

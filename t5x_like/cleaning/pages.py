@@ -7,6 +7,7 @@ import re
 import sys
 import unicodedata
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 # Characters of a removed line or page that the report may show.
@@ -96,6 +97,20 @@ class Example(NamedTuple):
     text: str
 
 
+class Tally(NamedTuple):
+    """What a worker reports about some elements, beside the pages. Tallies are added.
+
+    Attributes:
+      counts: (namespace of a step, counter) -> number.
+      examples: examples of what was removed.
+      shards: (split, file, number of pages) of the files that were written.
+    """
+
+    counts: Mapping[tuple[str, str], int]
+    examples: Sequence[Example] = ()
+    shards: Sequence[tuple[str, str, int]] = ()
+
+
 class Record:
     """Counts what happens to a page, and keeps one example of each rule.
 
@@ -129,3 +144,8 @@ class Record:
     def examples(self) -> list[Example]:
         """An example of each rule that has applied."""
         return list(self._examples.values())
+
+    @property
+    def tally(self) -> Tally:
+        """The counts and examples."""
+        return Tally({(self.namespace, name): number for name, number in self.counts.items()}, self.examples)

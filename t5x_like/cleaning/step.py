@@ -14,11 +14,11 @@ class Stage(NamedTuple):
 
     Attributes:
       pages: the pages that are left, a collection of `Page`.
-      removed: examples of what was removed, collections of `Example`.
+      tallies: counts and examples of what was removed, collections of `Tally`.
     """
 
     pages: "beam.PCollection"
-    removed: "list[beam.PCollection]"
+    tallies: "list[beam.PCollection]"
 
 
 class Step(Protocol):

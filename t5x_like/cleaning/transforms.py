@@ -1,54 +1,55 @@
-"""Beam transforms of steps. This is the only module of the package that imports Beam at module level."""
+"""Beam transforms of steps. This is the only module of the package that imports Beam at module level.
 
+They use elements, groups of a key, and nothing else: neither tagged outputs, side inputs nor Beam's counters, which
+not every runner has. Whatever workers report about pages are elements of the pipeline, too.
+"""
+
+import collections
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.metrics import Metrics
 
-from t5x_like.cleaning.pages import Example, Page, Record
+from t5x_like.cleaning.pages import Example, Page, Record, Tally
 from t5x_like.cleaning.step import PageStep, Stage
+from t5x_like.runtime import quiet_imports
 
 EXAMPLES_PER_RULE = 5
-_REMOVED = "removed"
-_KEPT = "kept"
 
 
 class _PerElement(beam.DoFn):
-    """Calls a function of an element, a `Record` and side inputs.
-
-    Yields the results of the function, and examples of what was removed as a tagged output. Adds the counts of the
-    record to Beam's counters.
-    """
+    """Calls a function of an element and a `Record`. Yields the results of the function, and then a `Tally`."""
 
     def __init__(self, function: Callable[[Any, Record], Iterable[Any]], namespace: str):
         self._function, self._namespace = function, namespace
 
-    def process(self, element, *sides):
+    def setup(self):
+        """Prepares the process of a worker."""
+        quiet_imports.install()
+
+    def process(self, element):
+        """Yields pages and a tally."""
         record = Record(self._namespace)
-        yield from self._function(element, record, *sides)
-        # The counts are complete when all results have been produced.
-        for name, number in record.counts.items():
-            Metrics.counter(record.namespace, name).inc(number)
-        for example in record.examples:
-            yield beam.pvalue.TaggedOutput(_REMOVED, example)
+        yield from self._function(element, record)
+        yield record.tally  # complete when all results have been produced
 
 
 def apply(
-    elements: beam.PCollection, label: str, function: Callable[..., Iterable[Any]], namespace: str, *sides: Any
+    elements: beam.PCollection, label: str, function: Callable[[Any, Record], Iterable[Page]], namespace: str
 ) -> Stage:
-    """Applies a function of an element, a `Record` and side inputs to each element.
+    """Applies a function of an element and a `Record` to each element.
 
     Args:
       elements: the elements.
       label: name of the transform.
       function: yields pages.
       namespace: namespace of the counters.
-      *sides: side inputs of Beam, such as `beam.pvalue.AsSingleton(…)`.
     """
-    both = elements | label >> beam.ParDo(_PerElement(function, namespace), *sides).with_outputs(_REMOVED, main=_KEPT)
-    return Stage(both[_KEPT], [both[_REMOVED]])
+    both = elements | label >> beam.ParDo(_PerElement(function, namespace))
+    pages = both | f"pages of {label}" >> beam.Filter(lambda element: not isinstance(element, Tally))
+    return Stage(pages, [both | f"tallies of {label}" >> beam.Filter(lambda element: isinstance(element, Tally))])
 
 
 def per_page(pages: beam.PCollection, step: PageStep) -> Stage:
@@ -86,15 +87,39 @@ class Best(beam.CombineFn):
         return accumulator
 
 
-def select_examples(removed: list[beam.PCollection]) -> beam.PCollection:
-    """Returns a few examples per rule, which do not depend on the order of the pages."""
-    return (
-        removed
-        | "examples of all steps" >> beam.Flatten()
-        | "key by rule" >> beam.Map(lambda example: ((example.namespace, example.rule), example))
-        | "select examples" >> beam.combiners.Top.PerKey(EXAMPLES_PER_RULE, key=_example_rank)
-        | "without keys" >> beam.FlatMap(lambda found: found[1])
-    )
+class AddTallies(beam.CombineFn):
+    """Adds tallies. A few examples per rule are kept, which do not depend on the order of the pages."""
+
+    def create_accumulator(self):
+        """Returns an empty tally, which may be changed."""
+        return Tally(collections.Counter(), [], [])
+
+    def add_input(self, accumulator, tally):
+        """Adds a tally."""
+        accumulator.counts.update(tally.counts)
+        accumulator.shards.extend(tally.shards)
+        if tally.examples:
+            accumulator.examples[:] = _select([*accumulator.examples, *tally.examples])
+        return accumulator
+
+    def merge_accumulators(self, accumulators):
+        """Adds tallies."""
+        total = self.create_accumulator()
+        for accumulator in accumulators:
+            self.add_input(total, accumulator)
+        return total
+
+    def extract_output(self, accumulator):
+        """Returns the tally."""
+        return accumulator
+
+
+def _select(examples: Iterable[Example]) -> list[Example]:
+    def rule(example: Example) -> tuple[str, str]:
+        return example.namespace, example.rule
+
+    groups = itertools.groupby(sorted(examples, key=lambda each: (rule(each), _example_rank(each))), rule)
+    return [example for _, group in groups for example in list(group)[-EXAMPLES_PER_RULE:]]
 
 
 def _example_rank(example: Example) -> str:

@@ -436,7 +436,7 @@ COMMANDS = {
             "cache_dir": ("CACHE_DIR", "the directory to write to, local or in a bucket"),
             "passes": ("PASSES", "number of passes over the data, each with different corruption (default: 1)"),
             "examples": ("EXAMPLES", "number of examples of a mixture, which repeats without end"),
-            "processes": ("PROCESSES", "number of worker processes (default: one per CPU)"),
+            "processes": ("PROCESSES", "number of worker processes (default: one per CPU, none for small data)"),
         },
         settings=_TASK | _MODULE | _LENGTHS | {"NUM_SHARDS": "number of files per pass (default: 8)"},
         base_gin_file="commands/cache.gin",

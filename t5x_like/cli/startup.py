@@ -6,10 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 
-from t5x_like.cli import quiet_imports
 from t5x_like.cli.arguments import Arguments
 from t5x_like.errors import UserError
-from t5x_like.runtime import console_log
+from t5x_like.runtime import console_log, quiet_imports
 
 # New objects between two collections of the youngest garbage.
 COLLECT_AFTER = 50_000

@@ -18,7 +18,8 @@ PACKAGES = ("tensorflow", "tensorflow_text")
 _OPTIONAL_IN_KERAS = ("matplotlib", "sklearn")
 _STARTUP = re.compile(
     rb"All log messages before absl::InitializeLog|cudart_stub|Could not find cuda drivers|oneDNN custom operations|"
-    rb"rebuild TensorFlow with the appropriate compiler flags|Unable to register cu\w+ factory|cpu_feature_guard"
+    rb"rebuild TensorFlow with the appropriate compiler flags|Unable to register cu\w+ factory|cpu_feature_guard|"
+    rb"failed call to cuInit|cuda_diagnostics\.cc"
 )
 
 
@@ -79,5 +80,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def install() -> None:
     """Applies to later imports of TensorFlow. Calling this again has no effect."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if not is_installed():
         sys.meta_path.insert(0, _Finder())
+
+
+def is_installed() -> bool:
+    """Returns whether `install` was called."""
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)

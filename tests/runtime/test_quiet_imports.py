@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from t5x_like.cli import quiet_imports
+from t5x_like.runtime import quiet_imports
 
 LIBRARY = """
 import os
