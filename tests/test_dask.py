@@ -54,7 +54,8 @@ class Cluster:
         def kill():
             while not started():
                 time.sleep(0.05)
-            self.workers[0].send_signal(signal.SIGKILL)
+            self.workers[0].kill()
+            self.workers[0].wait()  # otherwise its process is still listed
 
         thread = threading.Thread(target=kill, daemon=True)
         thread.start()
@@ -80,7 +81,7 @@ def test_cache_has_the_same_bytes_although_a_worker_is_killed(tmp_path, cluster)
     killing = cluster.kill_a_worker_after(lambda: any(directory.rglob("*.array_record")))
     (found,) = write(directory, shards=6, beam=cluster.options).values()
     killing.join()
-    assert cluster.workers[0].wait(10) == -signal.SIGKILL
+    assert cluster.workers[0].returncode == -signal.SIGKILL
     assert found.fingerprint == alone.fingerprint
     assert not list(directory.rglob("*.tmp"))
 
@@ -106,7 +107,7 @@ def test_clean_has_the_same_bytes_although_a_worker_is_killed(tmp_path, cluster)
     killing = cluster.kill_a_worker_after((tmp_path / "started").exists)
     found = clean(output=str(tmp_path / "dask"), beam=cluster.options, **arguments)
     killing.join()
-    assert cluster.workers[0].wait(10) == -signal.SIGKILL
+    assert cluster.workers[0].returncode == -signal.SIGKILL
     assert found == alone and found.counters["slow"]["passed"] == len(pages)
     files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
     assert {path.name: path.read_bytes() for path in (tmp_path / "dask").iterdir()} == files

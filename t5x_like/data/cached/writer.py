@@ -260,6 +260,7 @@ class Plan:
         )
         manifest.write(self.directory)
         self._unfinished().remove()
+        shard_files.remove_stale(self.directory)  # of workers that a runner of Beam has replaced
         written = sum(shard.examples for shard in shards)
         if self.examples is not None and written < self.examples and not self.source.continuous:
             logging.warning(
