@@ -11,7 +11,11 @@ import t5x_like
 from t5x_like.runtime import terminal
 
 # SeqIO's evaluator warns about lengths and loggers, which this project's settings choose, and raises what it logs.
-_EVALUATION = os.path.join("seqio", "evaluation.py")
+# Beam warns at each import that it has no client of BigQuery, which no pipeline of this project uses.
+_HIDDEN = (
+    os.path.join("seqio", "evaluation.py"),
+    os.path.join("apache_beam", "io", "gcp", "internal", "clients", "bigquery", "__init__.py"),
+)
 _PACKAGES = frozenset({"site-packages", "dist-packages"})  # names of the directories of installed packages
 _CLOSED_LOOP = "Event loop is closed"  # the message of asyncio's error
 # The threads of Orbax log each error with its traceback, and Orbax raises it again in the thread that waits for them.
@@ -51,7 +55,7 @@ def make_filter() -> Callable[[logging.LogRecord], bool]:
 
     def is_wanted(record: logging.LogRecord) -> bool:
         path = record.pathname
-        if path.endswith(_EVALUATION):
+        if path.endswith(_HIDDEN):
             return False
         if record.exc_info and any(directory in path for directory in _RAISED_AGAIN):
             return False

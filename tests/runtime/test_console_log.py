@@ -63,6 +63,8 @@ def test_lines_are_not_repeated_under_a_command():
         ("seqio/evaluation.py", logging.WARNING, False),
         ("seqio/evaluation.py", logging.ERROR, False),
         ("seqio/utils.py", logging.WARNING, True),
+        ("apache_beam/io/gcp/internal/clients/bigquery/__init__.py", logging.WARNING, False),
+        ("apache_beam/pipeline.py", logging.WARNING, True),
         ("tensorflow/python/checkpoint/functional_saver.py", logging.INFO, False),
         ("/usr/lib/python3/dist-packages/orbax/checkpoint/logger.py", logging.INFO, False),  # of the system
         ("/home/someone/tasks/my_tasks.py", logging.INFO, True),
