@@ -57,6 +57,25 @@ def make_pipeline(options: Sequence[str], **flags: bool) -> "beam.Pipeline":
         ) from error
 
 
+def run(pipeline: "beam.Pipeline") -> None:
+    """Runs a pipeline and waits for its end.
+
+    Args:
+      pipeline: the pipeline.
+
+    Raises:
+      UserError: a worker has raised one.
+      RunFailed: a worker has raised one, workers were killed again and again, or no scheduler answers.
+    """
+    with explained():
+        result = pipeline.run()
+        try:
+            result.wait_until_finish()
+        finally:
+            if (client := getattr(result, "client", None)) is not None:  # of Dask, which reports lost connections
+                client.close()
+
+
 def is_dask(options: Sequence[str] | None) -> bool:
     """Returns whether the setting BEAM names the runner on Dask."""
     return any("DaskRunner" in option for option in options or ())

@@ -278,9 +278,10 @@ def _with_beam(plan: "Plan", units: Sequence[Unit], options: Sequence[str]) -> N
             "write the cache on this machine."
         ) from error
     pickled = pickler.dumps(plan)
-    with beam_errors.explained(), beam_errors.make_pipeline(options) as pipeline:
-        work = pipeline | "shards" >> apache_beam.Create(units) | apache_beam.Reshuffle()
-        _ = work | "write" >> apache_beam.Map(_work_in_pipeline, pickled)
+    pipeline = beam_errors.make_pipeline(options)
+    work = pipeline | "shards" >> apache_beam.Create(units) | apache_beam.Reshuffle()
+    _ = work | "write" >> apache_beam.Map(_work_in_pipeline, pickled)
+    beam_errors.run(pipeline)
 
 
 def _work_in_pipeline(unit: Unit, pickled: bytes) -> None:

@@ -72,8 +72,7 @@ def run(
         | "add tallies" >> beam.CombineGlobally(transforms.AddTallies()).without_defaults()
         | "write summary" >> beam.Map(_write_summary, summary)
     )
-    with beam_errors.explained():
-        pipeline.run().wait_until_finish()
+    beam_errors.run(pipeline)
     tally = _take_summary(summary)
     return Cleaned(_counters(tally, [read, *steps]), sorted(tally.examples), _splits(tally.shards))
 
