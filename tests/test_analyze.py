@@ -6,11 +6,12 @@ import os
 
 import copying_run
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_models
 
-from t5x_like.analysis import probes, structural_probe
+from t5x_like.analysis import probe_training, probes, structural_probe
 from t5x_like.analysis.attention_heads import AttentionHeads
 from t5x_like.analysis.base import Section, Table
 from t5x_like.analysis.head_ablation import HeadAblation
@@ -180,6 +181,27 @@ def test_probes_find_what_is_linear():
     assert by_layer[1] > 0.95 and by_layer[0] < 0.6
     weights = probes.mix_weights(examples, steps=400, seed=0)
     assert weights[1] > 0.55 and sum(weights) == pytest.approx(1)
+
+
+def test_classifiers_converge_to_those_of_scikit_learn():
+    """Many classes, few examples of each: a few hundred updates of a small rate end far from the minimum."""
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    random = np.random.default_rng(0)
+    labels, is_test = random.integers(0, 60, 1500), np.arange(1500) % 5 == 0
+    vectors = random.normal(size=(60, 32))[labels] + random.normal(size=(1500, 32)) * 1.6
+    examples = Examples(vectors[None].astype(np.float32), labels, is_test, 60)
+    scaled = probes._standardized(examples)[0]
+    known = linear_model.LogisticRegression(max_iter=500).fit(scaled[~is_test], labels[~is_test])
+    expected = known.score(scaled[is_test], labels[is_test])
+    (found,) = probes.accuracies(examples, hidden=0, steps=500, seed=0)
+    assert found == pytest.approx(expected, abs=1 / is_test.sum()) and expected < 0.9
+
+
+def test_unfinished_probe_is_said(caplog):
+    x, labels = np.random.default_rng(0).normal(size=(50, 3)), np.arange(50)
+    loss = lambda params, x, labels: ((x @ params - labels) ** 2).sum()  # noqa: E731
+    probe_training.fit(loss, jnp.zeros(3), x.astype(np.float32), labels.astype(np.float32), steps=1)
+    assert "PROBE_STEPS=1: a probe has not converged" in caplog.text
 
 
 def test_tree_distances_and_spanning_trees():

@@ -68,7 +68,8 @@ class Probes:
     Args:
       treebank: A CoNLL-U file, or a directory with such files.
       max_sentences: Maximum number of sentences.
-      steps: Number of updates of each probe, Adam with a rate of 1e-3.
+      steps: Maximum number of updates of a classifier, which L-BFGS trains until it converges; of the structural probe,
+        Adam's updates of a round, of which there are more until the loss stops improving.
       rank: Rank of the structural probe.
       seed: Seed of initial values, batches and control tasks.
     """
@@ -252,33 +253,31 @@ def accuracies(examples: Examples, *, hidden: int, steps: int, seed: int) -> lis
     Args:
       examples: The examples.
       hidden: Number of hidden units; 0 for a linear classifier.
-      steps: Number of updates.
-      seed: Seed of initial values and batches.
+      steps: Maximum number of updates.
+      seed: Seed of initial values.
     """
-    scaled = _standardized(examples)
-    keys = jax.random.split(jax.random.key(seed), 2 * len(scaled)).reshape(len(scaled), 2)
+    scaled, is_train = _standardized(examples), ~examples.is_test
     sizes = [scaled.shape[-1], *([hidden] if hidden else []), examples.num_classes]
-    params = [
-        (
-            jnp.stack([jax.random.normal(key[part], (into, out)) * into**-0.5 for key in keys]),
-            jnp.zeros((len(scaled), out)),
-        )
-        for part, (into, out) in enumerate(zip(sizes, sizes[1:], strict=False))
-    ]
 
     def logits(params: Any, x: Array) -> Array:
         for number, (kernel, bias) in enumerate(params):
-            x = (jax.nn.relu(x) if number else x) @ kernel + bias[:, None]
+            x = (jax.nn.relu(x) if number else x) @ kernel + bias
         return x
 
     def loss(params: Any, x: Array, labels: Array) -> Array:
-        each = optax.softmax_cross_entropy_with_integer_labels(logits(params, x), labels[None])
-        return each.mean(axis=1).sum()
+        each = optax.softmax_cross_entropy_with_integer_labels(logits(params, x), labels)
+        return each.mean() + _penalty([kernel for kernel, _ in params], len(labels))
 
-    is_train = ~examples.is_test
-    params = fit(loss, params, scaled[:, is_train], examples.labels[is_train], steps=steps, seed=seed)
-    predicted = np.asarray(jnp.argmax(jax.jit(logits)(params, scaled[:, examples.is_test]), axis=-1))
-    return np.mean(predicted == examples.labels[examples.is_test], axis=1).tolist()
+    found = []
+    for vectors, keys in zip(scaled, jax.random.split(jax.random.key(seed), (len(scaled), 2)), strict=True):
+        params = [
+            (jax.random.normal(key, (into, out)) * into**-0.5, jnp.zeros(out))
+            for key, into, out in zip(keys, sizes, sizes[1:], strict=False)
+        ]
+        params = fit(loss, params, vectors[is_train], examples.labels[is_train], steps=steps)
+        predicted = np.argmax(logits(params, vectors[examples.is_test]), axis=-1)
+        found.append(float(np.mean(predicted == examples.labels[examples.is_test])))
+    return found
 
 
 def mix_weights(examples: Examples, *, steps: int, seed: int) -> list[float]:
@@ -291,11 +290,17 @@ def mix_weights(examples: Examples, *, steps: int, seed: int) -> list[float]:
     def loss(params: Any, x: Array, labels: Array) -> Array:
         weights, kernel, bias = params
         mixed = jnp.einsum("l,lne->ne", jax.nn.softmax(weights), x)
-        return optax.softmax_cross_entropy_with_integer_labels(mixed @ kernel + bias, labels).mean()
+        each = optax.softmax_cross_entropy_with_integer_labels(mixed @ kernel + bias, labels)
+        return each.mean() + _penalty([kernel], len(labels))
 
     is_train = ~examples.is_test
-    weights = fit(loss, params, scaled[:, is_train], examples.labels[is_train], steps=steps, seed=seed)[0]
+    weights = fit(loss, params, scaled[:, is_train], examples.labels[is_train], steps=steps)[0]
     return jax.nn.softmax(weights).tolist()
+
+
+def _penalty(kernels: Sequence[Array], examples: int) -> Array:
+    """Returns the squares of weights that keep classifiers finite: those of scikit-learn's LogisticRegression, C=1."""
+    return sum(jnp.sum(kernel**2) for kernel in kernels) / (2 * examples)
 
 
 def _standardized(examples: Examples) -> Float[np.ndarray, "layers examples embed"]:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from scipy import stats
 from scipy.sparse import csgraph
 
-from t5x_like.analysis.probe_training import fit
+from t5x_like.analysis.probe_training import fit_in_batches
 from t5x_like.analysis.treebank import ROOT, Sentence
 from t5x_like.errors import UserError
 
@@ -42,7 +42,7 @@ def measure(
       vectors: Vectors of their words.
       is_test: Which sentences are for testing.
       rank: Rank of B.
-      steps: Number of updates.
+      steps: Number of updates of a round; see `fit_in_batches`.
       seed: Seed of initial values and batches.
 
     Returns:
@@ -84,7 +84,8 @@ def measure(
 
     rank = min(rank, size)
     kernel = jax.random.normal(jax.random.key(seed), (layers, size, rank)) * (size * rank) ** -0.5
-    kernel = fit(loss, kernel, x[:, ~of_test], distances[~of_test], steps=steps, seed=seed, batch_size=_BATCH)
+    known = x[:, ~of_test], distances[~of_test]
+    kernel = fit_in_batches(loss, kernel, *known, steps=steps, seed=seed, batch_size=_BATCH)
     tested = [sentences[index] for number, index in enumerate(kept) if of_test[number]]
     compute = jax.jit(predicted)
     found: dict[str, list[float]] = {UUAS: [], CORRELATION: []}
