@@ -81,9 +81,9 @@ def _read_fasttext(path: str, contents: bytes) -> tuple[WordVectorsConfig, dict[
     """Returns what `read` returns, of a model of fastText with its n-grams."""
     found = fasttext_files.read(path, contents)
     names, counts = found.words
-    readable = [name.isascii() or _is_unicode(name) for name in names]
+    readable = [bool(name) and _is_unicode(name) for name in names]
     if unreadable := len(names) - sum(readable):
-        logging.warning("%s: %d words are not valid UTF-8 and are left out", path, unreadable)
+        logging.warning("%s: %d words are empty or not valid UTF-8 and are left out", path, unreadable)
     kept = np.array(
         [index for index, name in enumerate(names) if readable[index] and name not in word_counts.SPECIAL], int
     )

@@ -16,6 +16,8 @@ from t5x_like.data.word_counts import WordCounts
 from t5x_like.errors import UserError
 
 MAGIC, VERSION = 793712314, 12
+# In version 11, classifiers have no n-grams of characters, whatever their arguments say.
+_EARLIER_VERSION = 11
 _ARGUMENTS = "<12id"
 CBOW, SKIP_GRAM, CLASSIFIER = 1, 2, 3
 TREE, NEGATIVE_SAMPLING, SOFTMAX = 1, 2, 3
@@ -109,14 +111,18 @@ def read(path: str, contents: bytes) -> FastTextModel:
     """
     reader = _Reader(path, contents)
     _, version = reader.values("<ii")
-    if version != VERSION:
-        raise UserError(f"{path}: version {version} of fastText's format. Give a file of version {VERSION}.")
+    if version not in (_EARLIER_VERSION, VERSION):
+        raise UserError(
+            f"{path}: version {version} of fastText's format. Give a file of version {_EARLIER_VERSION} or {VERSION}."
+        )
     found = reader.values(_ARGUMENTS)
     window, negatives, word_ngrams, loss, kind, buckets, shortest, longest, subsampling = (
         found[at] for at in (1, 4, 5, 6, 7, 8, 9, 10, 12)
     )
     if kind not in (CBOW, SKIP_GRAM, CLASSIFIER) or loss not in (TREE, NEGATIVE_SAMPLING, SOFTMAX):
         raise UserError(f"{path}: a model of kind {kind} with loss {loss}. Give a model of fastText.")
+    if version == _EARLIER_VERSION and kind == CLASSIFIER:
+        longest = 0
     if kind == CLASSIFIER and loss not in (TREE, SOFTMAX):
         raise UserError(f"{path}: a classifier with loss {loss}. Give one with softmax or hierarchical softmax.")
     size, number, _, _, pruned = reader.values("<iiiqq")
@@ -131,6 +137,8 @@ def read(path: str, contents: bytes) -> FastTextModel:
     inputs, outputs = reader.matrix(), reader.matrix()
     shortest = max(shortest, 1) if longest else 0  # without n-grams of characters, `minn` is not read
     subwords = Subwords(buckets if longest or (kind == CLASSIFIER and word_ngrams > 1) else 0, shortest, longest)
+    if version == _EARLIER_VERSION and not subwords.buckets:
+        inputs = inputs[:number]  # the file has buckets that the model does not read
     targets = size - number if kind == CLASSIFIER else size
     if len(inputs) != number + subwords.buckets or len(outputs) != targets:
         raise UserError(f"{path}: {len(inputs)} rows do not suit {number} words and {subwords.buckets} buckets.")

@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 import fsspec
 import numpy as np
+from absl import logging
 from jaxtyping import Float32
 
 from t5x_like import limits, paths
@@ -47,7 +48,9 @@ def has_suffix(path: str) -> bool:
 def read(
     path: str, embed_dim: int | None = None, *, setting: str = "CHECKPOINT_PATH", limit: int | None = None
 ) -> Vectors:
-    """Reads a file of word vectors. Of a word that occurs several times, the first vector is kept.
+    """Reads a file of word vectors.
+
+    Of a word that occurs several times, the first vector is kept. Vectors without a word are left out.
 
     Args:
       path: The file, local or in a bucket.
@@ -67,6 +70,8 @@ def read(
     first: dict[str, int] = {}
     for index, word in enumerate(found.words):
         first.setdefault(word, index)
+    if first.pop("", None) is not None:  # no text has this word
+        logging.warning("%s: %d vectors have no word and are left out", path, found.words.count(""))
     if not first:
         raise UserError(f"{path}: no vectors found. Give a file with a word per line.")
     vectors = found.vectors[list(first.values())]
@@ -139,8 +144,6 @@ def _from_text(path: str, file: Iterable[bytes], limit: int | None) -> Vectors:
         except ValueError as error:
             raise UserError(f"{path}:{index}: not a word and its vector ({error}). Correct it.") from None
         words.append(_decoded(path, b" ".join(fields[:-dim])))
-        if not words[-1]:
-            raise UserError(f"{path}:{index}: a vector without a word. Remove the line.")
     if number is not None and limit is None and number != len(words):
         raise UserError(
             f"{path}: {len(words)} words, but its first line says {number}. The file is truncated; download it again."

@@ -1,13 +1,17 @@
 """Files of word vectors: word2vec's, GloVe's and fastText's text, and word2vec's binary format."""
 
+import struct
+
 import numpy as np
 import pytest
 
 from t5x_like import convert_vectors
 from t5x_like.convert import convert
+from t5x_like.data.subwords import Subwords
+from t5x_like.data.word_counts import WordCounts
 from t5x_like.embed import embed
 from t5x_like.errors import UserError
-from t5x_like.interop import word_vectors
+from t5x_like.interop import fasttext_files, word_vectors
 from t5x_like.interop.word_vectors import Vectors
 from t5x_like.loading import open_model
 from t5x_like.objectives.row_updates import TABLE
@@ -58,7 +62,6 @@ def test_published_layouts_by_hand(tmp_path):
         ("v.txt", b"2 2\na 1 2\n", "1 words, but its first line says 2"),
         ("v.txt", b"a 1 2\nb 1\n", "v.txt:2: 1 numbers, but 2 are expected"),
         ("v.vec", b"a 1 x\n", "v.vec:1: not a word and its vector"),
-        ("v.vec", b"2 2\n 1 2\na 3 4\n", "v.vec:2: a vector without a word"),
         ("v.vec", b"a 1 nan\n", "a value is not finite"),
         ("v.bin", b"0 2\n", "no vectors found"),
     ],
@@ -67,6 +70,49 @@ def test_invalid_files_raise(tmp_path, name, contents, message):
     (tmp_path / name).write_bytes(contents)
     with pytest.raises(UserError, match=message):
         word_vectors.read(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "contents"),
+    [
+        ("v.vec", b"3 1\n 1\na 2\nb 3\n"),
+        ("v.txt", b"a 2\n 1\nb 3\n"),
+        ("v.bin", b"3 1\na \0\0\0\x40\n \0\0\x80\x3f\nb \0\0\x40\x40\n"),
+    ],
+)
+def test_vectors_without_a_word_are_left_out(tmp_path, name, contents, caplog):
+    (tmp_path / name).write_bytes(contents)
+    found = word_vectors.read(str(tmp_path / name))
+    assert found.words == ("a", "b") and found.vectors.tolist() == [[2.0], [3.0]]
+    assert f"{name}: 1 vectors have no word and are left out" in caplog.text
+
+
+def test_fasttext_model_with_an_empty_word_is_read(tmp_path):
+    """Its vocabulary, a word and its count per line, has the other words."""
+    words = WordCounts(("b", "", "a"), np.array([3, 2, 1]))
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    model = fasttext_files.FastTextModel(words, Subwords(0, 0, 0), values, values + 10)
+    (tmp_path / "m.bin").write_bytes(fasttext_files.to_bytes(model))
+    _, leaves, _, vocabulary = convert_vectors.read(str(tmp_path / "m.bin"), None)
+    assert vocabulary == b"b 3\na 1\n" and leaves[TABLE][3:].tolist() == [[0, 1], [4, 5]]
+
+
+@pytest.mark.parity
+def test_version_11_of_fasttext_has_classifiers_without_ngrams(tmp_path):
+    fasttext = pytest.importorskip("fasttext")
+    (tmp_path / "text.txt").write_text("__label__a quiet river\n__label__b old stone bridge\n" * 20)
+    settings = {"minn": 2, "maxn": 3, "bucket": 20, "dim": 4, "epoch": 3, "thread": 1, "verbose": 0}
+    fasttext.train_supervised(str(tmp_path / "text.txt"), **settings).save_model(str(tmp_path / "12.bin"))
+    contents = (tmp_path / "12.bin").read_bytes()
+    (tmp_path / "11.bin").write_bytes(contents[:4] + struct.pack("<i", 11) + contents[8:])
+    library = fasttext.load_model(str(tmp_path / "11.bin"))
+    found = fasttext_files.read("11.bin", (tmp_path / "11.bin").read_bytes())
+    assert found.subwords.longest == 0 and found.inputs.shape == (len(found.words.words), 4)
+    for word, row in zip(found.words.words, found.inputs, strict=True):
+        np.testing.assert_array_equal(library.get_word_vector(word), row)
+    assert fasttext_files.read("12.bin", contents).subwords.longest == 3
+    with pytest.raises(UserError, match="version 13 of fastText's format. Give a file of version 11 or 12"):
+        fasttext_files.read("13.bin", contents[:4] + struct.pack("<i", 13) + contents[8:])
 
 
 def test_other_size_raises(tmp_path):
