@@ -5,8 +5,8 @@
 
 A line of a text file, or of a document of another format, is a sentence of words that whitespace separates. The words
 of `python_docs_bidirectional_words` are those of the task `python_docs_word_characters`. There are
-two streams. In the first one, a language model reads `<s>` and the words of a sentence, and predicts the words and
-`</s>`. In the second one, it reads `</s>` and the words from the last to the first, and predicts these and `<s>`, whose
+two streams. In the first one, a language model reads `<S>` and the words of a sentence, and predicts the words and
+`</S>`. In the second one, it reads `</S>` and the words from the last to the first, and predicts these and `<S>`, whose
 id is the 0 of padding, as in the vocabularies of the released code.
 """
 
@@ -21,7 +21,7 @@ from data_tasks.corpora.documents import DocumentSource
 from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining import word_characters_tasks
 from data_tasks.vocabularies import late_words, words
-from t5x_like.data.word_characters import MAX_CHARACTERS
+from t5x_like.data.word_characters import BOS, EOS, MAX_CHARACTERS
 
 TASK = "text_files_bidirectional_words"
 _BOS_ID = 0
@@ -55,7 +55,7 @@ def bidirectional_words(
 
     def convert(sentences: tf.RaggedTensor) -> dict[str, tf.Tensor]:
         number = sentences.nrows()
-        bos, eos = (tf.fill([number, 1], word) for word in (words.BOS, words.EOS))
+        bos, eos = (tf.fill([number, 1], word) for word in (BOS, EOS))
         ids = sentences.with_flat_values(vocabulary.words_to_ids(sentences.flat_values))
         backward = _reverse(sentences)
         found = {

@@ -9,7 +9,7 @@ import tensorflow as tf
 from data_tasks import preprocessors
 from data_tasks.feature_checks import require_lengths
 from data_tasks.vocabularies import words
-from t5x_like.data.word_characters import MAX_CHARACTERS
+from t5x_like.data.word_characters import EOS, MAX_CHARACTERS
 
 _DOCUMENTS_PER_BATCH = 128
 
@@ -56,10 +56,15 @@ def word_characters(
     return ds.map(
         lambda example: {
             "targets": vocabulary.words_to_ids(example["targets"]),
-            "characters": characters.words_to_ids(example["targets"], max_characters),
+            "characters": characters.words_to_ids(_with_boundary(example["targets"]), max_characters),
         },
         num_parallel_calls=tf.data.AUTOTUNE,
     )
+
+
+def _with_boundary(found: tf.Tensor) -> tf.Tensor:
+    """Returns words with the boundary of ELMo's characters in place of the end of a document."""
+    return tf.where(found == words.EOS, EOS, found)
 
 
 def add_word_characters_task(

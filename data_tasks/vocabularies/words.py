@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 EOS = "</s>"
 """The word that ends a document. No other word is this one, because `<`, `/` and `>` are words of their own."""
-BOS = "<s>"
-"""The word before a sentence, which only the characters of words know."""
 _SPECIAL = ("<pad>", EOS, "<unk>")
 # A word has letters, digits and underscores of ASCII, or is a single other character.
 _WORD = re.compile(r"[A-Za-z0-9_]+|[^A-Za-z0-9_\s]", re.ASCII)
@@ -131,8 +129,8 @@ class WordVocabulary(Vocabulary):
 class CharacterVocabulary(Vocabulary):
     """The characters of single words, as ELMo numbers them: padding 0, 1 + byte, and 257 to 261 for special ones.
 
-    A word is its UTF-8 bytes between the beginning and the end of a word, and the padding of words. The words `BOS` and
-    `EOS` have one special character in place of the bytes.
+    A word is its UTF-8 bytes between the beginning and the end of a word, and the padding of words. The words `<S>` and
+    `</S>`, before and after a sentence, have one special character in place of the bytes.
     """
 
     BEGINNING_OF_SENTENCE, END_OF_DOCUMENT = word_characters.BEGIN_OF_TEXT, word_characters.END_OF_TEXT
@@ -152,12 +150,14 @@ class CharacterVocabulary(Vocabulary):
         """Returns the characters of words, int32 `[words, length]`. Words of more than `length` - 2 bytes are cut.
 
         Args:
-          words: strings `[words]`. `BOS` begins a sentence, and `EOS` ends a sentence or a document.
+          words: strings `[words]`. `<S>` begins a sentence, and `</S>` ends a sentence or a document.
           length: number of characters per word.
         """
         import tensorflow as tf
 
-        special = tf.where(words == EOS, self.END_OF_DOCUMENT, tf.where(words == BOS, self.BEGINNING_OF_SENTENCE, 0))
+        special = tf.zeros(tf.shape(words), tf.int32)
+        for word, number in word_characters.SPECIAL.items():
+            special = tf.where(words == word, number, special)
         words = tf.where(special != 0, "?", words)
         sizes = tf.minimum(tf.strings.length(words), length - 2)[:, tf.newaxis]
         letters = 1 + tf.cast(tf.io.decode_raw(words, tf.uint8, fixed_length=length - 2), tf.int32)
@@ -170,7 +170,7 @@ class CharacterVocabulary(Vocabulary):
         return [self.BEGINNING, *(1 + byte for byte in s.encode()), self.END]
 
     def _decode(self, ids: Sequence[int]) -> str:
-        for special, word in ((self.BEGINNING_OF_SENTENCE, BOS), (self.END_OF_DOCUMENT, EOS)):
+        for word, special in word_characters.SPECIAL.items():
             if special in ids:
                 return word
         return bytes(number - 1 for number in ids if 1 <= number <= 256).decode(errors="replace")

@@ -11,10 +11,15 @@ MAX_CHARACTERS = 50
 BEGIN_OF_TEXT, END_OF_TEXT, BEGIN_OF_WORD, END_OF_WORD, FILL = 257, 258, 259, 260, 261
 NUM_CHARACTERS = FILL + 1
 """Number of ids of characters, with padding."""
+BOS, EOS = "<S>", "</S>"
+"""The words before and after a sentence. As in the released code, they have one special character in any text."""
+SPECIAL = {BOS: BEGIN_OF_TEXT, EOS: END_OF_TEXT}
 
 
 def of_words(words: Sequence[str], max_characters: int = MAX_CHARACTERS) -> Int32[np.ndarray, "words characters"]:
     """Returns the characters of words: 1 + each byte of UTF-8, between the beginning and the end of a word.
+
+    `BOS` and `EOS` have their special character instead.
 
     Args:
       words: the words. Longer ones than `max_characters` - 2 bytes are cut.
@@ -23,6 +28,9 @@ def of_words(words: Sequence[str], max_characters: int = MAX_CHARACTERS) -> Int3
     found = np.full((len(words), max_characters), FILL, np.int32)
     found[:, 0] = BEGIN_OF_WORD
     for row, word in enumerate(words):
+        if word in SPECIAL:
+            found[row] = boundary(SPECIAL[word], max_characters)
+            continue
         letters = word.encode()[: max_characters - 2]
         found[row, 1 : len(letters) + 1] = 1 + np.frombuffer(letters, np.uint8).astype(np.int32)
         found[row, len(letters) + 1] = END_OF_WORD

@@ -54,8 +54,8 @@ def test_both_streams(source, continuous):
         return [words.CharacterVocabulary().decode(each) for each in read(found, name)]
 
     long = "x" * 48
-    assert decoded("encoder_input_characters") == ["<s>", "a", "bb", "ccc", "<s>", "dd", "<s>", "a", long, ""]
-    backward = ["</s>", "ccc", "bb", "a", "</s>", "dd", "</s>", long, "a", ""]
+    assert decoded("encoder_input_characters") == ["<S>", "a", "bb", "ccc", "<S>", "dd", "<S>", "a", long, ""]
+    backward = ["</S>", "ccc", "bb", "a", "</S>", "dd", "</S>", long, "a", ""]
     assert decoded("backward_characters") == backward
     for name, special in (("encoder_input_characters", BEGIN_OF_TEXT), ("backward_characters", END_OF_TEXT)):
         np.testing.assert_array_equal(found[0][name][0, 0], boundary(special, 50))

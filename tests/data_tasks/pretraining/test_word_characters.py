@@ -44,7 +44,7 @@ def test_documents_follow_one_another(continuous):
         [words.CharacterVocabulary().decode(word.tolist()) for word in batch["decoder_input_characters"][0]]
         for batch in found
     ]
-    assert shown == [["a", "bb", ",", "ccc"], ["</s>", "dd", "</s>", "a"], ["a"] * 4, ["a", "</s>", "", ""]]
+    assert shown == [["a", "bb", ",", "ccc"], ["</S>", "dd", "</S>", "a"], ["a"] * 4, ["a", "</S>", "", ""]]
 
 
 def test_missing_length_raises():

@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from data_tasks.vocabularies import words
+from t5x_like.data import word_characters
 
 TEXTS = ["the cat, the dog\n\n(a)", "naïve — the café", "x_1=f(2)\u00a0</s>", "", "  "]
 VOCABULARY = words.WordVocabulary(lambda: words.most_frequent((text.encode() for text in TEXTS), 6))
@@ -25,7 +26,7 @@ def test_tensorflow_and_python_split_and_encode_alike():
 
 def test_characters_are_those_of_elmo():
     """bilm-tf has 256 … 260 for the special characters, and adds 1 for padding 0."""
-    found = CHARACTERS.words_to_ids(tf.constant(["ab", words.EOS, "é", "abcdefgh"]), 7).numpy()
+    found = CHARACTERS.words_to_ids(tf.constant(["ab", "</S>", "é", "abcdefgh"]), 7).numpy()
     np.testing.assert_array_equal(
         found,
         [
@@ -35,5 +36,9 @@ def test_characters_are_those_of_elmo():
             [259, 98, 99, 100, 101, 102, 260],
         ],
     )
-    assert [CHARACTERS.decode(row.tolist()) for row in found] == ["ab", "</s>", "é", "abcde"]
+    assert [CHARACTERS.decode(row.tolist()) for row in found] == ["ab", "</S>", "é", "abcde"]
+    given = ["<S>", "</S>", "<s>", "</s>", "S"]  # the first two are those of the released code, in any text
+    found = CHARACTERS.words_to_ids(tf.constant(given), 7).numpy()
+    np.testing.assert_array_equal(found, word_characters.of_words(given, 7))
+    assert found[:, 1].tolist() == [257, 258, 1 + ord("<"), 1 + ord("<"), 1 + ord("S")]
     assert CHARACTERS.encode("ab") == [259, 98, 99, 260] and CHARACTERS.vocab_size == 262
