@@ -127,7 +127,10 @@ class DocumentSource(seqio.DataSource):
             raise UserError(f"{corpus.name}: split {split!r} not found. Give one of {', '.join(corpus.splits)}.")
         documents = corpus.splits[split]
         if not documents:
-            raise UserError(f"the split {split!r} is empty: {corpus.describe()}. Give more documents.")
+            raise UserError(
+                f"the split {split!r} is empty: {corpus.describe()}. Give more documents, or "
+                "hold out another fraction of them (validation_fraction in TASK_ARGUMENTS)."
+            )
         texts = tf.constant(documents)
         # Slices need no call of a function per document.
         ds = shuffled_indices(len(documents), seed) if shuffle else tf.data.Dataset.from_tensor_slices({TEXT: texts})

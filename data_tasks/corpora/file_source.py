@@ -48,14 +48,16 @@ class FileSource(seqio.DataSource):
     Args:
       split: returns the files of a split, and the rules for its documents.
       describe: returns one line about the files. It is part of the identity of the data, which resuming checks.
+      advice: returns what to do if a split has no documents, for messages.
     """
 
     def __init__(
         self,
         split: Callable[[str], tuple[Sequence[fsspec.core.OpenFile], Rules]],
         describe: Callable[[], str],
+        advice: Callable[[str], str] = lambda split: "",
     ):
-        self._split, self._describe = split, describe
+        self._split, self._describe, self.advice_if_empty = split, describe, advice
         self._error = None
         super().__init__(splits=(TRAIN, VALIDATION))
 

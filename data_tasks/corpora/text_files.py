@@ -127,7 +127,16 @@ def source(values: Mapping[str, Any], between_blank_lines: Callable[[], bool] = 
             return f"{line}; {VALIDATION} {matching_files.describe(validation)}, from {values['validation_pattern']}"
         return f"{line}; {VALIDATION} {values['validation_fraction']:.2%} of the documents, by their hash"
 
-    return FileSource(split, describe)
+    def advice(name: str) -> str:
+        if name != VALIDATION or values["validation_pattern"]:
+            return ""
+        fraction = values["validation_fraction"]
+        return (
+            f"validation_fraction={fraction}: this fraction of the documents is held out, which may be none of a few. "
+            "Give VALIDATION_FILES, a larger fraction in TASK_ARGUMENTS, or EVAL_DATA=None for no evaluation."
+        )
+
+    return FileSource(split, describe, advice)
 
 
 def documents(

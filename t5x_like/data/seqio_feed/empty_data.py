@@ -40,9 +40,13 @@ def check_not_empty(source: "SeqIOSource", spec: FeatureSpec) -> None:
             return
         empty.append(found)
     if not empty:
+        # Sources know why they have no documents, such as a corpus that is too small to hold some out.
+        advice = " ".join(
+            getattr(task.source, "advice_if_empty", lambda split: "")(source.split) for task in source.tasks
+        )
         raise UserError(
             f"{source.name}: the split {source.split!r} has no examples. It is empty, or its preprocessors skip every "
-            "example. Run `t5x_like inspect` to see which are skipped, or give another split."
+            f"example. {advice.strip() or 'Run `t5x_like inspect` to see which are skipped, or give another split.'}"
         )
     raise UserError(
         f"{source.name}: all of the first {len(empty):,} examples of the split {source.split!r} have only padding: "

@@ -63,6 +63,19 @@ def test_a_fraction_of_the_documents_is_held_out(tmp_path):
         documents_of("validation", **given | {"validation_fraction": 0})
 
 
+def test_error_of_a_small_corpus_names_the_fraction(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    source = SeqIOSource(
+        mixture_or_task_name="text_files_span_corruption",
+        task_feature_lengths={"inputs": 16, "targets": 8},
+        batch_size=1,
+        split="validation",
+        data_files=f"{tmp_path}/a.txt",
+    )
+    with pytest.raises(UserError, match=r"'validation' has no examples.*validation_fraction=0.02: .*VALIDATION_FILES"):
+        source.check(ENCODER_DECODER)
+
+
 def test_long_documents_are_split_between_lines_words_or_characters(tmp_path):
     (tmp_path / "lines.txt").write_text("a line of text\n" * 8)
     (tmp_path / "words.txt").write_text("word " * 20)
