@@ -145,6 +145,8 @@ def _write(plan: "Plan", writer: Any, processes: int | None, beam: Sequence[str]
         console.print(f"{plan.directory} is complete: {_summary(manifest)}", soft_wrap=True)
         return manifest
     done = plan.begin()
+    for problem in plan.source.text_problems(plan.spec):
+        logging.warning("%s", problem)
     left = [unit for unit in plan.units() if unit not in done]
     if done:
         logging.info("%s: resuming after %d complete shards of %d", plan.directory, len(done), len(plan.units()))

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from t5x_like import inspect_row
-from t5x_like.data import mixing, specs
+from t5x_like.data import first_rows, mixing, specs
 from t5x_like.data.cached import CachedSource
 from t5x_like.data.features import FeatureSpec
-from t5x_like.data.inspection import Inspection
+from t5x_like.data.inspection import Inspection, against_padding
 from t5x_like.data.span_lengths import span_lengths
 from t5x_like.data.token_text import continuous_rows, length_name, piece, rows_as_text
 from t5x_like.errors import UserError
@@ -153,6 +153,7 @@ def inspect(
         _print_documents(source, sample, found, console)
         _check_source(source, sample, found)
         _print_lengths(source, spec, sample, found, console)
+        _print_kept_text(source, spec, judged, found, console)
         _print_rows(source, spec, sample, num_examples, judged, found, console)
     _print_problems(found, console)
     return found
@@ -313,6 +314,17 @@ def _print_lengths(source: "SeqIOSource", spec: FeatureSpec, sample: int, found:
     _print_classes(count, found, console)
 
 
+def _print_kept_text(source: "SeqIOSource", spec: FeatureSpec, judged: bool, found: Inspection, console: Console):
+    """Prints how much of the text of the first documents reaches a row, and reports too little of it if `judged`."""
+    from t5x_like.data.seqio_feed import lost_text
+
+    with _record_errors(found, "the text that reaches a row cannot be measured"):
+        for kept in lost_text.measure(source, spec):
+            found.kept[kept.task] = kept.fraction
+            found.problems += kept.problems() if judged else []
+            console.print(Text(f"\n{kept.describe()}"))
+
+
 def _print_classes(examples: int, found: Inspection, console: Console) -> None:
     """Prints how often each label occurs."""
     for name, counts in found.classes.items():
@@ -356,6 +368,10 @@ def _print_rows(
             )
     if not batches:
         return
+    for feature in first_rows.label_features(spec):
+        if found.classes.keys().isdisjoint(feature.sources):  # otherwise, the examples have been counted
+            labels = np.concatenate([np.ravel(batch[feature.name]) for batch in batches])
+            found.problems += first_rows.constant_labels(feature.name, labels, f"{len(labels):,} rows")
     real = {length_name(spec, f): f.name for f in spec.features if f.role in ("weights", "segment_ids")}
     for name, feature in real.items():
         ids = np.concatenate([batch[feature] for batch in batches])
@@ -363,7 +379,7 @@ def _print_rows(
         found.examples_per_row = max(found.examples_per_row, float(np.mean(ids.reshape(len(ids), -1).max(axis=1))))
     for name, fraction in found.efficiency.items():
         if judged and fraction < 1 - PADDING_FRACTION:
-            advice = _against_padding(name, source, spec, found)
+            advice = against_padding(name, source, spec, found)
             found.problems.append(f"{1 - fraction:.0%} of {name!r} is padding. {advice[0].upper()}{advice[1:]}.")
     full = ", ".join(f"{name} {fraction:.1%}" for name, fraction in found.efficiency.items())
     rows = f"{len(batches) * source.batch_size:,} rows"
@@ -381,23 +397,6 @@ def _print_rows(
         for title, shown in rows_as_text(spec, batch, vocabularies, names, starts):
             console.print(Text(f"\n{where}, {title}", style="bold"))
             console.print(shown)
-
-
-def _against_padding(name: str, source: "SeqIOSource", spec: FeatureSpec, found: Inspection) -> str:
-    """Suggests lengths that reduce padding without truncating any of the examples."""
-    advice = []
-    if source.pack:
-        # A row ends when an example does not fit into one of its features, which leaves padding in the others.
-        fullest = max(found.efficiency, key=found.efficiency.get)
-        wanted = fullest if found.efficiency[fullest] > found.efficiency[name] else name
-        where = "" if wanted == name else f", which fills up first ({found.efficiency[wanted]:.0%}),"
-        advice.append(f"increase {wanted!r}{where} in TASK_FEATURE_LENGTHS, so that more examples share a row")
-    elif spec.packable:
-        advice.append("set pack=True")
-    longest = int(found.lengths[name].max()) if name in found.lengths else None
-    if longest is not None and longest < source.task_feature_lengths[name]:
-        advice.append(f"decrease {name!r} to {longest}, the length of its longest example here")
-    return ", or ".join(advice) or f"decrease {name!r} in TASK_FEATURE_LENGTHS, which truncates its longest examples"
 
 
 def _print_problems(found: Inspection, console: Console) -> None:

@@ -185,8 +185,9 @@ def test_spec_can_be_given():
 def test_sentence_pairs_are_not_packed(register):
     def preprocess(ds):
         pair = {"inputs": [9] * 8 + [8] * 8, "targets": [7] * 4, "masked_positions": [0, 1, 2, 3]}
-        pair |= {"token_types": [0] * 8 + [1] * 8, "next_sentence_label": [1]}
-        return ds.map(lambda _: {name: tf.constant(value) for name, value in pair.items()})
+        pair |= {"token_types": [0] * 8 + [1] * 8}
+        fixed = {name: tf.constant(value) for name, value in pair.items()}
+        return ds.enumerate().map(lambda index, _: fixed | {"next_sentence_label": tf.cast([index % 2], tf.int32)})
 
     reads = ("inputs", "targets", "masked_positions", "token_types", "next_sentence_label")
     register("shown_pairs", source([b"x"] * 5), preprocessor=preprocess, reads=reads)

@@ -51,7 +51,7 @@ _ARGUMENTS = dict(
     # Pairs with fewer entities are dropped.
     min_entities=MIN_ENTITIES,
     # Whether a line of a text is a sentence. Otherwise sentences are split at punctuation.
-    one_sentence_a_line=True,
+    one_sentence_a_line=False,
     # Fraction of the tokens to mask.
     mask_rate=MASK_RATE,
     # Maximum size of the files, all of which are held in memory.

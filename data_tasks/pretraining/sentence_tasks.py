@@ -16,7 +16,7 @@ import tensorflow as tf
 from data_tasks import preprocessors, vocabularies
 from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
-from data_tasks.pretraining import sentences
+from data_tasks.pretraining import sentence_files, sentences
 from data_tasks.pretraining.masked_lm import MASK_RATE, BertMasking, Masking, mask_inputs
 from data_tasks.pretraining.masked_lm_tasks import output_features
 from data_tasks.pretraining.ngram_masking import NgramMasking
@@ -38,9 +38,7 @@ PAIR_FEATURES = ("token_types", "next_sentence_label")
 
 # Arguments of the tasks over text files.
 TEXT_FILES_ARGUMENTS = text_files.FILES_ARGUMENTS | dict(
-    # Whether the text has BERT's format: one sentence per line, a blank line between documents. Otherwise sentences
-    # are split at punctuation, and documents of a .txt file have lines_per_document.
-    one_sentence_a_line=True,
+    **sentence_files.SENTENCE_ARGUMENTS,
     # Fraction of the tokens to mask; 0 for plain text, from which a student learns by losses between layers.
     mask_rate=MASK_RATE,
     # A Hugging Face directory, or a WordPiece vocabulary (BERT's vocab.txt); for text_files_sentence_order, a
@@ -161,16 +159,13 @@ def add_tasks(
             )
         return arguments["vocabulary_path"]
 
-    def split():
-        return sentences.split_lines if arguments["one_sentence_a_line"] else sentences.split_prose
-
     add(f"python_docs_{kind}", DocumentSource(python_docs.read), vocabularies.python_docs(), lambda: MASK_RATE)
     add(
         name,
-        text_files.source(arguments, between_blank_lines=lambda: arguments["one_sentence_a_line"]),
+        sentence_files.source(arguments),
         LateVocabulary(vocabulary_path, read_other=lambda path: read_vocabulary(path, arguments)),
         lambda: arguments["mask_rate"],
-        split=split,
+        split=lambda: sentence_files.split(arguments),
     )
 
 

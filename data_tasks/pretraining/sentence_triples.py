@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from data_tasks.corpora import text_files
 from data_tasks.feature_checks import require_lengths
-from data_tasks.pretraining import sentences
+from data_tasks.pretraining import sentence_files
 from data_tasks.pretraining.sentence_tasks import add_sentences_task
 from data_tasks.vocabularies import late_words
 from data_tasks.vocabularies.word_counts import WordSequenceVocabulary
@@ -56,22 +56,15 @@ def sentence_triples(
 
 
 def _add() -> None:
-    # Whether the text has one sentence per line and blank lines between documents. Otherwise sentences are split at
-    # punctuation, and documents of a .txt file have lines_per_document.
-    arguments = task_arguments.declare(
-        TASK, **text_files.FILES_ARGUMENTS, one_sentence_a_line=True, vocabulary_path=None
-    )
-
-    def split():
-        return sentences.split_lines if arguments["one_sentence_a_line"] else sentences.split_prose
-
+    own = sentence_files.SENTENCE_ARGUMENTS
+    arguments = task_arguments.declare(TASK, **text_files.FILES_ARGUMENTS, **own, vocabulary_path=None)
     add_sentences_task(
         TASK,
-        text_files.source(arguments, between_blank_lines=lambda: arguments["one_sentence_a_line"]),
+        sentence_files.source(arguments),
         late_words.late(lambda: arguments["vocabulary_path"], WordSequenceVocabulary),
         steps=[sentence_triples],
         outputs=lambda vocabulary: {name: seqio.Feature(vocabulary, add_eos=False) for name in FEATURES},
-        split=split,
+        split=lambda: sentence_files.split(arguments),
     )
 
 

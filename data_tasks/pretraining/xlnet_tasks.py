@@ -12,7 +12,7 @@ import seqio
 from data_tasks import vocabularies
 from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
-from data_tasks.pretraining import sentences
+from data_tasks.pretraining import sentence_files, sentences
 from data_tasks.pretraining.permutation_rows import FEATURES, permutation_rows
 from data_tasks.pretraining.sentence_tasks import add_sentences_task
 from data_tasks.vocabularies import text_rules
@@ -73,25 +73,18 @@ def _add_shipped() -> None:
 def _add_text_files() -> None:
     name = "text_files_xlnet"
     own = text_files.FILES_ARGUMENTS | dict(
-        # Whether the text has one sentence per line, and a blank line between documents. Otherwise sentences are split
-        # at punctuation, and documents of a .txt file have lines_per_document.
-        one_sentence_a_line=True,
+        **sentence_files.SENTENCE_ARGUMENTS,
         # A SentencePiece model of XLNet, or a Hugging Face directory. Default: the model shipped with this package.
         vocabulary_path=None,
     )
     arguments = task_arguments.declare(name, **own, **_ARGUMENTS)
-
-    def split():
-        return sentences.split_lines if arguments["one_sentence_a_line"] else sentences.split_prose
-
     vocabulary = LateVocabulary(
         lambda: arguments["vocabulary_path"] or str(vocabularies.PYTHON_DOCS_MODEL),
         read_other=lambda path: (
             sentencepiece_model(path) if path == str(vocabularies.PYTHON_DOCS_MODEL) else read_vocabulary(path)
         ),
     )
-    source = text_files.source(arguments, between_blank_lines=lambda: arguments["one_sentence_a_line"])
-    add(name, source, vocabulary, arguments, split)
+    add(name, sentence_files.source(arguments), vocabulary, arguments, lambda: sentence_files.split(arguments))
 
 
 _add_shipped()

@@ -6,7 +6,7 @@ first needed. A configuration sets them through `SeqIOSource.task_arguments`, Py
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from t5x_like.errors import UserError
 
@@ -30,6 +30,12 @@ The source sets it from its lengths, since tasks get no lengths of continuous da
 _DECLARED: dict[str, "Arguments"] = {}
 
 
+class Unset(NamedTuple):
+    """A default of None for an argument whose values have the type `kind`."""
+
+    kind: type
+
+
 class Arguments(Mapping[str, Any]):
     """The current values of a task's arguments by name.
 
@@ -38,7 +44,8 @@ class Arguments(Mapping[str, Any]):
     """
 
     def __init__(self, defaults: Mapping[str, Any]):
-        self._defaults, self._values = dict(defaults), dict(defaults)
+        self._defaults = dict(defaults)
+        self.reset()
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -51,7 +58,7 @@ class Arguments(Mapping[str, Any]):
 
     def reset(self) -> None:
         """Restores the defaults."""
-        self._values = dict(self._defaults)
+        self._values = {name: None if isinstance(value, Unset) else value for name, value in self._defaults.items()}
 
     def default(self, name: str) -> Any:
         """Returns the default of one argument."""
@@ -71,8 +78,8 @@ class _Extended(Arguments):
     """
 
     def __init__(self, base: Arguments, defaults: Mapping[str, Any]):
-        super().__init__(defaults)
         self._base = base
+        super().__init__(defaults)
 
     def __getitem__(self, name: str) -> Any:
         return self._base[name] if name in self._base else super().__getitem__(name)
@@ -206,7 +213,10 @@ def _check(tasks: Sequence[str], values: Mapping[str, Any]) -> None:
 
 def _check_type(name: str, value: Any, default: Any) -> None:
     """Checks a value against its default; a default of None stands for a string that is not set."""
-    types = (float, int) if isinstance(default, float) else (str, type(None)) if default is None else (type(default),)
+    default = Unset(str) if default is None else default
+    types = (float, int) if isinstance(default, float) else (type(default),)
+    if isinstance(default, Unset):
+        types = (default.kind, type(None))
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise UserError(
             f"TASK_ARGUMENTS: {name}={value!r} has the type {type(value).__name__}. Give a value of type "

@@ -9,6 +9,7 @@ from t5x_like import partitioning
 from t5x_like.data import token_ids
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.feed import DataMismatchError, Feed, PrefetchingFeed
+from t5x_like.data.first_rows import FirstRows
 from t5x_like.errors import UserError
 from t5x_like.training.recipe import Recipe
 from t5x_like.training.runs import run_directory
@@ -33,6 +34,10 @@ def open_feed(recipe: Recipe, vocab_size: int, partitioner: partitioning.Partiti
     source = data.host_iterator(features, process_index=index, process_count=count)
     for line in data.describe():
         logging.info("%s", line)
+    problems = getattr(data, "text_problems", None)  # of live tasks; a cache is checked when it is written
+    for problem in problems(features) if problems and index == 0 else ():
+        logging.warning("%s", problem)
+    first_rows = FirstRows(features)
     limits = token_ids.model_limits(features, vocab_size)
     # With teachers, an example without a label has targets.
     targets = TargetCheck(data=data.name, labels=not recipe.teachers, is_whole=count == 1)
@@ -42,6 +47,8 @@ def open_feed(recipe: Recipe, vocab_size: int, partitioner: partitioning.Partiti
         token_ids.check_labels(batch, features.num_labels, data=data.name)
         if not recipe.update.allow_batches_without_targets:
             targets(batch, features)
+        for problem in first_rows.add(batch):
+            logging.warning("%s: %s", data.name, problem)
         return partitioner.put_batch(batch, features.axes)
 
     return PrefetchingFeed(source, put, name=data.name)

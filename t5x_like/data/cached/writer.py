@@ -23,7 +23,7 @@ from t5x_like.data.cached.layout import Layout, Value
 from t5x_like.data.cached.manifest import Manifest, Shard
 from t5x_like.data.cached.rows import REAL, encode, storage_dtype
 from t5x_like.data.features import FeatureSpec
-from t5x_like.data.seqio_feed import SeqIOSource, example_rows, task_errors
+from t5x_like.data.seqio_feed import SeqIOSource, empty_data, example_rows, task_errors
 from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import RunFailed, UserError
@@ -134,7 +134,7 @@ class Plan:
             )
         if source.continuous:
             continuous.check_spec(source.name, self.spec)
-        source.check_not_empty(self.spec)  # raises too if the split or the offline cache does not exist
+        empty_data.check_not_empty(source, self.spec)  # raises too if the split or the offline cache does not exist
         if self.provenance:
             self._check_provenance()
         _ = self.layout

@@ -263,18 +263,18 @@ class SeqIOSource:
         provider = self.provider
         self._tasks_with_split(provider)
         self._check_features(provider, spec)
-        for source in self.per_task():
-            source.check_not_empty(spec)
-
-    def check_not_empty(self, spec: FeatureSpec) -> None:
-        """Checks that the split has an example, of which an item is not padding, after preprocessing.
-
-        Raises:
-          UserError: the split has no examples, or the first ones have only padding.
-        """
         from t5x_like.data.seqio_feed import empty_data
 
-        empty_data.check_not_empty(self, spec)
+        for source in self.per_task():
+            empty_data.check_not_empty(source, spec)
+
+    def text_problems(self, spec: FeatureSpec) -> list[str]:
+        """Returns what is wrong if little of the text of a user's first documents reaches a row; reads them."""
+        if not any("pattern" in task_arguments.names(task.name) for task in self.tasks):
+            return []
+        from t5x_like.data.seqio_feed import lost_text
+
+        return [problem for kept in lost_text.measure(self, spec) for problem in kept.problems()]
 
     def host_iterator(self, spec: FeatureSpec, *, process_index: int = 0, process_count: int = 1) -> "SeqIOIterator":
         """Returns the training batches of one process.
