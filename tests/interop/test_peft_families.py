@@ -118,6 +118,7 @@ def test_prompts_have_the_same_outputs_in_each_direction(tmp_path, name):
     torch.manual_seed(0)
     stated = theirs.active_peft_config
     settings = {"num_virtual_tokens": LENGTH, "task_type": stated.task_type, "token_dim": stated.token_dim}
+    settings |= {"num_attention_heads": stated.num_attention_heads, "num_layers": stated.num_layers}
     theirs = library.get_peft_model(load(base), library.PromptTuningConfig(**settings))
     theirs.save_pretrained(tmp_path / "theirs")
     adapters, read, _ = peft.read(str(tmp_path / "theirs"), Base(config, bare(leaves)))
