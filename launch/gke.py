@@ -264,7 +264,7 @@ def main(argv: list[str]) -> int:
             print(text, end="")
             return 0
         if options.action == "apply" and not options.dry_run:
-            print(f"gke.py: {check_command(command)}", file=sys.stderr)
+            print(f"gke.py: {check_command(command, nodes.all_devices * options.num_slices)}", file=sys.stderr)
             check_jobset(kubectl(options))
         return call_kubectl(options, text)
     except slices.LaunchError as error:

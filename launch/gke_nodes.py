@@ -50,6 +50,11 @@ class Nodes:
     platforms = protocol.TPU_PLATFORMS
 
     @property
+    def all_devices(self) -> int:
+        """Number of JAX devices of the slice."""
+        return self.shape.devices
+
+    @property
     def count(self) -> int:
         """Number of VMs."""
         return self.shape.chips // self.devices
@@ -87,6 +92,11 @@ class GpuNodes:
     resource = "nvidia.com/gpu"
     # GKE mounts the driver into the container, where the loader does not look for it.
     platforms = protocol.GPU_PLATFORMS | {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64"}
+
+    @property
+    def all_devices(self) -> int:
+        """Number of GPUs of all VMs."""
+        return self.devices * self.count
 
     @property
     def labels(self) -> dict[str, str]:

@@ -26,6 +26,8 @@ DRY_RUN_COMMANDS = (
     "prune",
     "ablate",
     "cache",
+    "cache_logits",
+    "bench",
 )  # support --dry_run
 COMMANDS = (
     *DRY_RUN_COMMANDS,
@@ -33,8 +35,6 @@ COMMANDS = (
     "vocabulary",
     "clean",
     "convert",
-    "cache_logits",
-    "bench",
     "compare",
     "plan",
     "report",

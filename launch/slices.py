@@ -15,6 +15,7 @@ import re
 from generations import GENERATIONS, Generation
 
 CUBE_SIDE = 4
+_DEVICES_PER_CHIP = {"tpu7x": 2}  # JAX sees the cores of other generations as one device
 PLAN_HINT = "`t5x_like plan` supports more chips and shapes than can be launched"
 
 
@@ -38,6 +39,11 @@ class Slice:
     def chips(self) -> int:
         """Number of chips."""
         return math.prod(self.sides)
+
+    @property
+    def devices(self) -> int:
+        """Number of JAX devices."""
+        return self.chips * _DEVICES_PER_CHIP.get(self.generation.name, 1)
 
     @property
     def topology(self) -> str:

@@ -135,5 +135,5 @@ else
   [[ -x $venv/bin/t5x_like ]] ||
     usage_error "t5x_like not found in $venv. Run pip install -e '.[cuda]' -c constraints.txt, or set VENV"
 fi
-"$python" "$root/launch/check_command.py" "${command[@]}" || exit
+"$python" "$root/launch/check_command.py" --devices=$((nodes * gpus)) "${command[@]}" || exit
 exec "$@"

@@ -212,7 +212,7 @@ def run_action(options: argparse.Namespace, command: list[str]) -> int:
         return dry_run(options, request, command)
     if options.action == "train":
         job.directory_of(options.name, jobs.model_dir(command), options.staging)
-        log(check_command(command))
+        log(check_command(command, request.slice.devices * options.num_slices))
     clients = cloud.connect(options.project)
     bucket = Bucket(clients)
     tpu = QueuedResource(clients, options.name, options.zone, options.project, getattr(options, "num_slices", 1))

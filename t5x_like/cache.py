@@ -23,6 +23,7 @@ from t5x_like.data.cached.mixture_file import MixtureFile
 from t5x_like.data.source import TaskSource
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.objectives.base import Objective
+from t5x_like.packages import MissingPackageError
 from t5x_like.runtime import quiet_imports, terminal
 
 if TYPE_CHECKING:
@@ -90,6 +91,62 @@ def cache(
       RunFailed: the storage is full or cannot be written, or shards are missing or truncated after writing.
     """
     writer, console = _writer(), console or terminal.console(file=sys.stderr, highlight=False)
+    processes = (os.cpu_count() or 1) if processes is None else processes
+    plans, mixture = make_plans(
+        data=data,
+        objective=objective,
+        cache_dir=cache_dir,
+        eval_data=eval_data,
+        passes=passes,
+        examples=examples,
+        shards=shards,
+        eval_shards=eval_shards,
+        processes=processes,
+        beam=beam,
+        provenance=provenance,
+    )
+    with paths.explain_storage_errors("CACHE_DIR", cache_dir, shard_files.ADVICE):
+        written = {name: _write(plan, writer, processes, beam, console) for name, plan in plans.items()}
+        if mixture is not None:
+            mixture.write(cache_dir)
+    if mixture is not None:
+        console.print(mixing.describe(mixture.rates, mixture.name), soft_wrap=True, markup=False)
+    return written
+
+
+def make_plans(
+    *,
+    data: TaskSource,
+    objective: Objective,
+    cache_dir: str,
+    eval_data: TaskSource | None = None,
+    passes: int = 1,
+    examples: int | None = None,
+    shards: int = 8,
+    eval_shards: int = 1,
+    processes: int | None = None,
+    beam: Sequence[str] | None = None,
+    provenance: bool = False,
+) -> tuple[dict[str, "Plan"], MixtureFile | None]:
+    """Returns the plans of the splits of a cache by name, and the description of a mixture, after checking them.
+
+    Args:
+      data: Training data of the run.
+      objective: Objective whose features are written.
+      cache_dir: Directory to write to.
+      eval_data: Evaluation data, or None.
+      passes: Number of passes over the training data.
+      examples: Number of examples of a mixture, or None.
+      shards: Number of files per pass.
+      eval_shards: Number of files of the evaluation data.
+      processes: Number of processes; None for one per CPU.
+      beam: Options of Apache Beam, or None.
+      provenance: Whether to write the documents of each row.
+
+    Raises:
+      UserError: See `cache`. Nothing has been written.
+    """
+    writer = _writer()
     _check_path(cache_dir)
     beam_errors.check_options(beam)
     if processes is not None and processes < 1:
@@ -116,13 +173,7 @@ def cache(
             )
     for plan in plans.values():
         plan.check()
-    with paths.explain_storage_errors("CACHE_DIR", cache_dir, shard_files.ADVICE):
-        written = {name: _write(plan, writer, processes, beam, console) for name, plan in plans.items()}
-        if mixture is not None:
-            mixture.write(cache_dir)
-    if mixture is not None:
-        console.print(mixing.describe(mixture.rates, mixture.name), soft_wrap=True, markup=False)
-    return written
+    return plans, mixture
 
 
 def _per_split(data: TaskSource | None) -> list[TaskSource]:
@@ -275,7 +326,7 @@ def _with_beam(plan: "Plan", units: Sequence[Unit], options: Sequence[str]) -> N
         import apache_beam
         from apache_beam.internal import pickler
     except ModuleNotFoundError as error:
-        raise UserError(
+        raise MissingPackageError(
             "BEAM: Apache Beam is not installed. Run `pip install -e '.[cache]' -c constraints.txt`, or omit BEAM to "
             "write the cache on this machine."
         ) from error
@@ -359,7 +410,7 @@ def _writer():
     try:
         from t5x_like.data.cached import writer
     except ModuleNotFoundError as error:
-        raise UserError(
+        raise MissingPackageError(
             f"{error.name!r} is not installed, and writing a cache needs TensorFlow, TFDS and SeqIO. Run `pip install "
             "seqio tensorflow tensorflow-text tensorflow-datasets`."
         ) from error

@@ -83,13 +83,13 @@ def cache_logits(
       RunFailed: The teacher computes logits that are not finite, or shards are missing after writing.
     """
     # ---- Teacher and caches: everything that is known without parameters and rows -----------------------------------
-    logits_dir = _check(cache_dir, logits_dir, k, dtype, temperature, batch_size)
+    logits_dir = check_settings(cache_dir, logits_dir, k, dtype, temperature, batch_size)
     partitioner = partitioner or partitioning.Partitioner()
     loaded = open_teacher(teacher, objective).on(partitioner)
     logging.info("teacher %s", loaded)
-    sources = _sources(cache_dir, splits)
+    sources = find_sources(cache_dir, splits)
     for source in sources.values():
-        _check_cache(source, loaded)
+        check_cache(source, loaded)
 
     # ---- Plans: which shards of which sidecars are missing -----------------------------------------------------------
     plans = {}
@@ -140,10 +140,22 @@ def cache_logits(
     return {name: LogitsManifest.read(plan.directory) for name, plan in plans.items()}
 
 
-def _check(
+def check_settings(
     cache_dir: str | Sequence[str], logits_dir: str | None, k: int | None, dtype: str, temperature: float, rows: int
 ) -> str:
-    """Checks the settings, and returns the directory to write to."""
+    """Checks the settings, and returns the directory to write to.
+
+    Args:
+      cache_dir: The cache, or a list of caches.
+      logits_dir: The directory to write to, or None.
+      k: Number of logits to store, or None.
+      dtype: Their dtype.
+      temperature: Temperature of the losses.
+      rows: Rows of a batch.
+
+    Raises:
+      UserError: A setting is invalid.
+    """
     if k is not None and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
         raise UserError(f"K={k!r} is not a positive integer. Give the number of logits to store, or None for all.")
     if dtype not in _DTYPES:
@@ -159,8 +171,16 @@ def _check(
     return paths.join(cache_dir, DIRECTORY) if logits_dir is None else logits_dir
 
 
-def _check_cache(source: CachedSource, teacher: LoadedTeacher) -> None:
-    """Checks that the rows of a cache are those that the teacher reads."""
+def check_cache(source: CachedSource, teacher: LoadedTeacher) -> None:
+    """Checks that the rows of a cache are those that the teacher reads.
+
+    Args:
+      source: The cache.
+      teacher: The teacher.
+
+    Raises:
+      UserError: It reads other features, or the cache has other lengths, another vocabulary or no rows.
+    """
     read, has = teacher.objective.features.task_features, source.manifest.layout.lengths
     if set(read) != set(has):
         raise UserError(
@@ -181,8 +201,16 @@ def _names(features: Iterable[str]) -> str:
     return ", ".join(sorted(map(repr, features)))
 
 
-def _sources(cache_dir: str | Sequence[str], splits: str | Sequence[str]) -> dict[str, CachedSource]:
-    """Returns `TASK/SPLIT` -> cache. Tasks of a mixture without a split are left out."""
+def find_sources(cache_dir: str | Sequence[str], splits: str | Sequence[str]) -> dict[str, CachedSource]:
+    """Returns `TASK/SPLIT` -> cache. Tasks of a mixture without a split are left out.
+
+    Args:
+      cache_dir: Directory of a task or mixture, or a list of directories.
+      splits: The split, or several.
+
+    Raises:
+      UserError: A cache is not found or given twice.
+    """
     if not isinstance(cache_dir, str):
         directories = list(cache_dir)
     elif paths.exists(paths.join(cache_dir, MIXTURE)):

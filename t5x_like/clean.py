@@ -82,7 +82,7 @@ def clean(
     every = [*steps, *(step for group in further_steps for step in group or ())]
     for step in every:
         step.check()
-    files = [matching_files.path_of(file) for file in matching_files.files(data_files)]
+    files = [matching_files.path_of(file) for file in matching_files.files(data_files, "DATA_FILES")]
 
     if overwrite:
         earlier = write.earlier_shards()

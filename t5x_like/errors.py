@@ -11,6 +11,13 @@ class UserError(ValueError):
     """
 
 
+class MachineError(UserError):
+    """The machine lacks what a command needs, such as a package, devices or access. Another machine may have it.
+
+    A dry run reports it as not checked.
+    """
+
+
 class RunFailed(RuntimeError):
     """A run that cannot continue, or output that cannot be written.
 

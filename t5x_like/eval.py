@@ -83,18 +83,10 @@ def evaluate(
     about_model = {"model": loaded.config, "objective": objective, "averaged": loaded.averaged}
     settings = _digest({**about_model, "data": data, "splits": splits, **options})
     shown = _shown(data, **options)
-    loaded.check_vocabulary(data)
-    evaluation = Evaluation(data=data, splits=splits, per_task=True, **options)
-    log_dir = paths.join(output_dir, "inference_eval") if output_dir else None
-    evaluations = Evaluations(
-        {"": evaluation}, objective, loaded.resolved, loaded.partitioner, log_dir=log_dir, required=True
+    evaluations = open_evaluations(
+        loaded, Evaluation(data=data, splits=splits, per_task=True, **options), output_dir=output_dir
     )
-    unlabeled = [source for source in evaluations.sources.values() if not benchmarks.has_labels(source)]
-    if unlabeled and not output_dir:
-        raise UserError(
-            f"SPLIT={unlabeled[0].split}: {unlabeled[0].name} has no labels there. Give OUTPUT_DIR, to which the "
-            "predictions are written."
-        )
+    unlabeled = _unlabeled(evaluations)
     titles = {name: _title(source) for name, source in evaluations.sources.items()}
     if eval_steps is not None:
         logging.info(
@@ -119,6 +111,34 @@ def evaluate(
             values = flatten(labeled)
             _log(path, step, result)
     return values
+
+
+def open_evaluations(loaded: Loaded, evaluation: Evaluation, *, output_dir: str | None) -> Evaluations:
+    """Opens the evaluations of a command, and checks what is known before the parameters are read.
+
+    Args:
+      loaded: The model.
+      evaluation: Its data, and what is computed.
+      output_dir: Directory for results.
+
+    Raises:
+      UserError: See `evaluate`.
+    """
+    loaded.check_vocabulary(evaluation.data)
+    log_dir = paths.join(output_dir, "inference_eval") if output_dir else None
+    evaluations = Evaluations(
+        {"": evaluation}, loaded.objective, loaded.resolved, loaded.partitioner, log_dir=log_dir, required=True
+    )
+    if (unlabeled := _unlabeled(evaluations)) and not output_dir:
+        raise UserError(
+            f"SPLIT={unlabeled[0].split}: {unlabeled[0].name} has no labels there. Give OUTPUT_DIR, to which the "
+            "predictions are written."
+        )
+    return evaluations
+
+
+def _unlabeled(evaluations: Evaluations) -> list[DataSource]:
+    return [source for source in evaluations.sources.values() if not benchmarks.has_labels(source)]
 
 
 def _digest(settings: Mapping[str, Any]) -> str | None:

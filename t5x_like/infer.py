@@ -97,11 +97,18 @@ def infer(
       ProcessLost: Another process has exited.
     """
     # ---- Settings ---------------------------------------------------------------------------------------------------
-    _check(mode, input_path, output_path, interactive)
-    if output_path not in (None, STANDARD):
-        paths.check_output_file("OUTPUT_PATH", output_path, overwrite=overwrite)
-    _check_scoring(mode, score_eos=score_eos, per_position=per_position)
-    options = TextOptions(mode, eos_id, score_eos, per_position, loaded.decoding, separator)
+    options = check_settings(
+        loaded,
+        input_path=input_path,
+        output_path=output_path,
+        overwrite=overwrite,
+        interactive=interactive,
+        mode=mode,
+        eos_id=eos_id,
+        score_eos=score_eos,
+        per_position=per_position,
+        separator=separator,
+    )
     predictor = predictor_for(loaded, options)
     if interactive:
         # Raises if text cannot be encoded.
@@ -131,6 +138,43 @@ def infer(
     if output_path != STANDARD:
         logging.info("wrote %d lines to %s", len(records), output_path)
     return output_path
+
+
+def check_settings(
+    loaded: Loaded,
+    *,
+    input_path: str | None = None,
+    output_path: str | None = None,
+    overwrite: bool = False,
+    interactive: bool = False,
+    mode: str = PREDICT,
+    eos_id: int | None = None,
+    score_eos: bool = False,
+    per_position: bool = False,
+    separator: str | None = None,
+) -> TextOptions:
+    """Checks the settings of the command, and returns those of its predictor.
+
+    Args:
+      loaded: The model.
+      input_path: The file to read, or `-`.
+      output_path: The file to write, or `-`.
+      overwrite: Whether the output may exist.
+      interactive: Whether to answer prompts instead.
+      mode: `predict` or `score`.
+      eos_id: Token that ends a sequence.
+      score_eos: Whether EOS of text is scored.
+      per_position: Whether each token is scored.
+      separator: Text between a prompt and the text of a decoder.
+
+    Raises:
+      UserError: A setting is invalid, or the output file exists.
+    """
+    _check(mode, input_path, output_path, interactive)
+    if output_path not in (None, STANDARD):
+        paths.check_output_file("OUTPUT_PATH", output_path, overwrite=overwrite)
+    _check_scoring(mode, score_eos=score_eos, per_position=per_position)
+    return TextOptions(mode, eos_id, score_eos, per_position, loaded.decoding, separator)
 
 
 def _check(mode: str, input_path: str | None, output_path: str | None, interactive: bool) -> None:

@@ -8,12 +8,12 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from t5x_like.errors import UserError
+from t5x_like.errors import MachineError, UserError
 
 MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 
 
-class DeviceMismatchError(UserError):
+class DeviceMismatchError(MachineError):
     """A mesh does not match the devices of this machine, but may match another machine."""
 
 

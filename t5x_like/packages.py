@@ -3,10 +3,10 @@
 import importlib
 from types import ModuleType
 
-from t5x_like.errors import UserError
+from t5x_like.errors import MachineError
 
 
-class MissingPackageError(UserError):
+class MissingPackageError(MachineError):
     """An optional package is not installed."""
 
 

@@ -201,6 +201,15 @@ class Partitioner:
         name, checked = checked_rules(rules)
         return self._changed(rules_name=name, rules=checked)
 
+    def in_one_slice(self) -> "Partitioner":
+        """Returns this partitioner with its axes across slices within one slice, as fake CPU devices are."""
+        ici, dcn = dict(self._sizes["ici"] or {"data": -1}), dict(self._sizes["dcn"] or {})
+        pairs = {axis: (ici.get(axis, 1), dcn.get(axis, 1)) for axis in {**ici, **dcn}}
+        sizes = {axis: -1 if -1 in pair else math.prod(pair) for axis, pair in pairs.items()}
+        changed = self._changed(_sizes=self._sizes | {"ici": sizes, "dcn": None})
+        changed.__dict__.pop("mesh", None)
+        return changed
+
     def _changed(self, **attributes: Any) -> "Partitioner":
         """Returns a copy with other attributes, and without the properties that were computed from the old ones."""
         changed = copy.copy(self)

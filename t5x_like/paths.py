@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from t5x_like import own_files
-from t5x_like.errors import RunFailed, UserError
+from t5x_like.errors import MachineError, RunFailed, UserError
 
 # Directory of devices, and the part of it that is for files.
 _DEVICES, _MEMORY = "/dev", "/dev/shm"
@@ -31,7 +31,7 @@ class StoreUnreachable(RunFailed, OSError):
     """A store that cannot be read. A retry may succeed."""
 
 
-class StoreNotSupported(UserError, ImportError):
+class StoreNotSupported(MachineError, ImportError):
     """A URL for which fsspec has no package."""
 
 

@@ -17,6 +17,7 @@ from t5x_like.runtime import console_log, distributed, provenance
 from t5x_like.runtime.background import Background
 from t5x_like.runtime.preemption import StopRequest
 from t5x_like.training import (
+    checks,
     debugging,
     export_note,
     frozen_base,
@@ -29,8 +30,7 @@ from t5x_like.training import (
     warm_start,
     weight_source,
 )
-from t5x_like.training.evaluation import Evaluations
-from t5x_like.training.improvement import check_metrics, check_run, restore_improvement
+from t5x_like.training.improvement import restore_improvement
 from t5x_like.training.program import make_program
 from t5x_like.training.recipe import Recipe
 from t5x_like.training.repeated_step import RepeatedStep
@@ -41,7 +41,6 @@ from t5x_like.training.runs import (
     run_tokenizer,
     run_vocabulary,
     start_record,
-    stored_config,
 )
 from t5x_like.training.state import to_evaluate
 
@@ -113,11 +112,10 @@ def train(
     objective, data, periods, storage = recipe.objective, recipe.data, recipe.periods, recipe.storage
     for name, teacher in recipe.teachers.items():
         logging.info("teacher %s: %s", name, teacher)
-    storage.check(periods)
-    if storage.local is not None:
-        storage.local.check_writable()
+    checks.check_settings(recipe)
     initial = recipe.initial if recipe.initial.path else None
     program = make_program(recipe)
+    program.trace()
     config, shapes, partitioner = program.config, program.shapes, program.partitioner
     all_shapes = optimizers.merge(shapes[0].params, shapes[1].params)
     num_trained = optimizers.count_trained(all_shapes, recipe.optimizer.groups, max(periods.total - 1, 0))
@@ -128,16 +126,10 @@ def train(
         log = stack.enter_context(run_log.RunLog(enabled=is_main))
         # ---- Checks: of the data and the initial weights, while the step is compiled ---------------------------------
         compilation = stack.enter_context(Background(program.compile))
-        data.check(objective.features)
-        data.check_vocabulary(config.vocab_size)
-        vocabulary = run_tokenizer.of_data(data, objective.features, recipe.vocabulary_path)
-        evaluate = Evaluations(recipe.evaluations or {}, recipe.predicting, config, partitioner)
-        check_run(evaluate.names if periods.evaluate is not None else (), periods.patience)
+        checked = checks.check_recipe(recipe, program)
+        vocabulary, evaluate = checked.vocabulary, checked.evaluations
         if is_main:
             export_note.log(config, recipe.predicting)
-        if initial is not None and not run_directory.may_resume(storage.model_dir):
-            warm_start.check(initial, all_shapes, config, partitioner, objective)
-            run_tokenizer.check_initial(initial, vocabulary)
 
         # ---- Run directory: exclusive, and its stored configuration agrees -------------------------------------------
         model_dir = run_directory.resolve(storage.model_dir)
@@ -156,8 +148,7 @@ def train(
         stack.enter_context(distributed.reports_hangs(model_dir, status.report_hang))
         stack.enter_context(run_directory.explain_storage_errors(model_dir))
         stack.enter_context(debugging.explain_out_of_memory(program, recipe.update.microbatches))
-        stored_config.check(model_dir, run_config)
-        loaded_teachers.check(model_dir, recipe.teachers, run_config)
+        checks.check_stored(model_dir, recipe, vocabulary, run_config)
         distributed.heartbeat("the other processes, to compare configurations and directories")
         distributed.check_agreement(model_dir, run_config.text if run_config else "")
 
@@ -171,12 +162,11 @@ def train(
 
         # ---- State: restored, or initialized directly into its shards ------------------------------------------------
         checkpointer = stack.enter_context(run_directory.closing(resuming.open_checkpoints(storage, model_dir)))
+        checks.check_best_metric(recipe, program, evaluate, checkpointer)
         base = frozen_base.of_run(model_dir) if run_directory.may_resume(model_dir) else None
         checkpointer.prepare(resuming.saved(*shapes, base), partitioner)
         with goodput.phase("restore"):
             start = run_directory.resume_step(checkpointer, model_dir, run_config)
-        if start:
-            run_tokenizer.check(model_dir, vocabulary)
         status.step = start
         distributed.heartbeat(f"the state of step {start}")
         if start:
@@ -207,9 +197,6 @@ def train(
             logging.info("%s", run_directory.how_to_train_longer(model_dir, start, is_early=early is not None))
             params = to_evaluate(state, frozen)
             return TrainResult(model_dir, start, params, None, {}, best and best.step, program.flops, num_trained)
-        if evaluate.names and periods.evaluate is not None:
-            decides = periods.patience is not None or checkpointer.keep_best
-            check_metrics(evaluate, checkpointer.best_metric if decides else None, all_shapes)
         read = {name: each.on(partitioner).read() for name, each in recipe.teachers.items() if each.runs}
         frozen = frozen.replace(teachers=read)
         if start:

@@ -151,7 +151,7 @@ def connected(cloud: GoogleCloud, clock: Clock, serve=google_cloud.serve):
             stack.enter_context(mock.patch.object(module, "time", times))
         # Packing a checkout and the dry run of the command have tests of their own.
         stack.enter_context(mock.patch.object(job, "pack_code", lambda log, root: b"code"))
-        stack.enter_context(mock.patch.object(tpu, "check_command", lambda command: "command not checked"))
+        stack.enter_context(mock.patch.object(tpu, "check_command", lambda command, devices: "command not checked"))
         yield
 
 

@@ -345,6 +345,23 @@ losses.AttentionScoresMSE.layers = ((0, 7),)
 """
 
 
+CLASSES = """
+from t5x_like.distillation import losses
+LOSSES = {'kl': @losses.ForwardKL()}
+losses.ForwardKL.prediction = 'targets'
+COEFFICIENTS = {'task': 0.5}
+"""
+
+
+def test_other_classes_of_the_teacher_are_refused_before_the_run_directory_exists(command, tmp_path, capsys):
+    (tmp_path / "losses.gin").write_text("from __gin__ import dynamic_registration\n" + CLASSES)
+    command = [*command, "--gin.T5Config.vocab_size=40"]
+    for more in (["--dry_run"], []):
+        assert cli.main(["distill", *command, *more]) == 2
+        assert "the student predicts 40 classes of 'targets'" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+
 def test_dry_run_checks_layers_of_teacher_and_of_initial_weights(command, teacher, tmp_path, capsys):
     initial = [f"--gin.weight_source.InitialWeights.path='{teacher}'"]
     layers = "--gin.weight_source.InitialWeights.layers={'encoder': (5,)}"

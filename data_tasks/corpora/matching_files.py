@@ -18,11 +18,12 @@ CONTENTS = "contents"
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
 
-def files(pattern: str) -> list[fsspec.core.OpenFile]:
+def files(pattern: str, setting: str = "") -> list[fsspec.core.OpenFile]:
     """Returns the files that a pattern matches, sorted by path.
 
     Args:
       pattern: a path that may contain *, ** and ?, local or in a bucket, or the directory of a saved data set.
+      setting: the setting that gives the pattern, for messages.
 
     Returns:
       Files to open, whose formats are known and can be read.
@@ -43,9 +44,10 @@ def files(pattern: str) -> list[fsspec.core.OpenFile]:
     else:
         paths = [path]  # not a pattern, also if it contains brackets
     if not paths:
+        given = f"{setting}={pattern!r}" if setting else f"pattern {pattern!r}"
         raise UserError(
-            f"pattern {pattern!r}: no file matches {filesystem.unstrip_protocol(path)}. Give an existing file, or a "
-            "pattern such as 'books/*.txt'."
+            f"{given}: no file matches {filesystem.unstrip_protocol(path)}. Give an existing file, or a pattern such "
+            "as 'books/*.txt'."
         )
     for known in {format_of(found) for found in paths}:
         known.check_installed()

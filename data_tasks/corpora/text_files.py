@@ -179,10 +179,10 @@ def _files(
             "the task reads files, but none are given. Give --gin.DATA_FILES='books/*.txt', or other files; see "
             "docs/own_text.md for the formats."
         )
-    train = matching_files.files(pattern)
+    train = matching_files.files(pattern, "DATA_FILES")
     if not validation_pattern:
         return train, None
-    held_out = matching_files.files(validation_pattern)
+    held_out = matching_files.files(validation_pattern, "VALIDATION_FILES")
     known = set(map(matching_files.path_of, held_out))
     return [file for file in train if matching_files.path_of(file) not in known], held_out
 

@@ -17,6 +17,7 @@ from data_tasks.corpora.table_files import ParsesRows, Table, read_table
 from data_tasks.downstream import text_to_text
 from data_tasks.downstream.classification import VOCABULARY_PATH
 from data_tasks.metrics.generation import exact_match
+from t5x_like import paths
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
 
@@ -55,7 +56,12 @@ class TextTableSource(ParsesRows, RowSource):
         }
 
     def _read_split(self, split: str) -> Rows:
-        return read_table(self._arguments[split], Table.of(self._columns(split)))
+        path = self._arguments[split]
+        if not paths.exists(path):
+            raise UserError(
+                f"TASK_ARGUMENTS={{{split!r}: {path!r}}}: file not found. Give the path of an existing file."
+            )
+        return read_table(path, Table.of(self._columns(split)))
 
     def _describe_files(self) -> str:
         return "; ".join(f"{split}: {self._read_split(split).origin}" for split in self.splits)

@@ -14,6 +14,8 @@ from t5x_like.errors import UserError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 RESTORE = ("latest", "previous")
+HERE, ELSEWHERE = "here", "elsewhere"
+DRY_RUN = (HERE, ELSEWHERE)
 _HELP_WIDTH = 110
 
 
@@ -34,7 +36,7 @@ class Arguments:
       log_level: One of `LOG_LEVELS`.
       override_config: Whether a run may resume with another configuration than the stored one.
       debug: Whether to run without compilation and stop at the first NaN.
-      dry_run: Whether to check and describe the command only.
+      dry_run: One of `DRY_RUN` to check and describe the command only, or None.
       coordinator_address: HOST:PORT of process 0.
       num_processes: Number of processes of the run.
       process_id: Index of this process.
@@ -53,7 +55,7 @@ class Arguments:
     log_level: str = "info"
     override_config: bool = False
     debug: bool = False
-    dry_run: bool = False
+    dry_run: str | None = None
     coordinator_address: str | None = None
     num_processes: int | None = None
     process_id: int | None = None
@@ -213,7 +215,7 @@ def _parser(name: str, command: Command) -> tuple[argparse.ArgumentParser, dict[
     group = parser.add_argument_group("devices and debugging")
     add(group, "--cpu_devices", "run on N fake CPU devices", type=_integer("--cpu_devices", 1), metavar="N")
     if command.supports_dry_run:
-        add_switch(group, "--dry_run", "check configuration, paths and task, print shapes and sizes, write nothing")
+        add(group, "--dry_run", _DRY_RUN, alone=HERE, type=_choice("--dry_run", DRY_RUN), metavar="")
     add_switch(group, "--debug", "run without compilation, stop at the first NaN; training prints its first batch")
     add(group, "--log_level", _LOG_LEVEL, type=_choice("--log_level", LOG_LEVELS), metavar="LEVEL")
     group.add_argument("-h", "--help", action="store_true", help="print this help")
@@ -231,6 +233,10 @@ _GIN_NAME = (
 _SEARCH_PATHS = "directories with gin files and Python modules"
 _MAX_RESTARTS = "restart after a crash, at most N times without a new checkpoint"
 _RESTORE = "previous: delete damaged checkpoints and resume from the newest intact one"
+_DRY_RUN = (
+    "run all checks that precede the first use of a device, print shapes and sizes, compute and write nothing; "
+    "=elsewhere: for a command that runs on other machines. Exit code 3: some checks were not possible"
+)
 _PROFILE = "trace these steps for TensorBoard and xprof into MODEL_DIR/profile"
 _LOG_LEVEL = f"one of {', '.join(LOG_LEVELS)} (default: info); debug prints tracebacks of user errors"
 _EPILOG = (

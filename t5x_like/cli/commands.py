@@ -469,6 +469,7 @@ COMMANDS = {
         multi_process=True,
         compiles=True,
         paths=("TEACHER_LOGITS",),
+        supports_dry_run=True,
     ),
     "bench": Command(
         "t5x_like.bench.bench",
@@ -487,6 +488,7 @@ COMMANDS = {
         multi_process=True,
         paths=("JSON_PATH",),
         files=("JSON_PATH",),
+        supports_dry_run=True,
     ),
     "compare": Command(
         "t5x_like.compare.compare",

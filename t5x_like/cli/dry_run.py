@@ -1,268 +1,255 @@
 """`--dry_run`: checks and describes a command as far as possible on this machine, without computing or writing."""
 
-import dataclasses
-import threading
+import glob
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 
-from t5x_like import ablate, config, partitioning, paths
+from t5x_like import ablate, cache_logits, config, infer, paths
+from t5x_like import cache as caching
+from t5x_like import eval as evaluation
 from t5x_like.adapters import quantization
+from t5x_like.cli import execute, run_checks
+from t5x_like.cli.arguments import ELSEWHERE, Arguments
+from t5x_like.cli.checklist import Checklist
 from t5x_like.cli.commands import Command
-from t5x_like.data.source import DataSource
-from t5x_like.inference.codec import has_task
-from t5x_like.inference.predictors import predicts_text
-from t5x_like.mesh import DeviceMismatchError
+from t5x_like.cli.path_checks import check_paths
+from t5x_like.inference.loaded import Loaded
+from t5x_like.inference.predictors import make_examples, predictor_for
+from t5x_like.inference.records import STANDARD, read
+from t5x_like.loading import open_teacher
 from t5x_like.models import build
-from t5x_like.models.base import ModelConfig, for_platform
-from t5x_like.objectives.base import Objective
-from t5x_like.training import export_note, warm_start, weight_files
+from t5x_like.models.base import for_platform
+from t5x_like.partitioning import Partitioner
+from t5x_like.runtime import protocol
+from t5x_like.training import warm_start
+from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.evaluation import Evaluation
-from t5x_like.training.recipe import Recipe
-from t5x_like.training.runs import run_directory, run_tokenizer, run_vocabulary
 from t5x_like.training.weight_source import InitialWeights
 
-# After this time without an answer, a store is reported as not checked.
-ANSWER_SECONDS = 30.0
 # Arguments of a command, or settings of its recipe, with paths that it writes and reads.
-WRITTEN = ("model_dir", "output_dir", "output_path", "cache_dir")
+WRITTEN = ("model_dir", "output_dir", "output_path", "cache_dir", "logits_dir", "json_path")
 READ = ("initial_checkpoint_path", "checkpoint_path", "input_path")
+# Files of TPUs and GPUs, which a dry run does not open: another process may use them.
+_ACCELERATORS = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*")
 
 
-def dry_run(command: Command, resolved: config.Resolved) -> None:
-    """Prints a description of a command.
+def dry_run(command: Command, arguments: Arguments) -> int:
+    """Checks and describes a command.
 
     Args:
       command: The command.
-      resolved: Its configuration.
+      arguments: The parsed command line.
+
+    Returns:
+      The exit code: 0, or `protocol.NOT_CHECKED` if some checks were not possible here.
 
     Raises:
       UserError: The command would fail before its first batch.
     """
-    function = resolved.configured()
-    if command.function == "t5x_like.ablate.ablate":
-        cells = ablate.resolve_cells(**config.arguments(function, without=("metric", "title")))
-        trained = set()
-        for row, column, seed, directory, cell in cells:
-            print(f"{row}, {column}:" if seed is None else f"{row}, {column}, seed {seed}:")
-            arguments = _arguments(cell.configured()) | {"model_dir": directory}
-            if (path := arguments["initial_checkpoint_path"]) in trained:
-                print(f"  initial weights: of {path}, which is trained first")
-                arguments |= {"initial": None, "initial_checkpoint_path": None}
-            _print(describe(arguments))
-            trained.add(directory)
-    else:
-        arguments = _arguments(function)
-        _print(describe(arguments))
-        print(f"  mesh: {_mesh(arguments.get('partitioner'))}")
+    checklist = Checklist(elsewhere=arguments.dry_run == ELSEWHERE)
+    has_accelerators = any(map(glob.glob, _ACCELERATORS))
+    if command.multi_process and arguments.cpu_devices is None and (checklist.elsewhere or has_accelerators):
+        checklist.skip("the mesh", "the devices of the command are not used. Give their number with --cpu_devices=N")
+    if (resolved := _resolve(command, arguments, checklist)) is not None:
+        for line in _describe(command, arguments, resolved, checklist):
+            print(f"  {line}")
+    for line in checklist.lines():
+        print(line)
     print("dry run: nothing was computed or written")
+    return protocol.NOT_CHECKED if checklist.unchecked else protocol.SUCCESS
 
 
-def _arguments(function: Callable) -> dict[str, Any]:
-    """Returns the arguments of a command, with the parts of a recipe or of an opened model in its place."""
-    arguments = config.arguments(function)
-    if (loaded := arguments.get("loaded")) is not None:
-        names = ("objective", "data", "partitioner")
-        of_model = {"model": loaded.config, "checkpoint_path": loaded.path}
-        return of_model | {name: getattr(loaded, name) for name in names} | arguments
-    if (recipe := arguments.pop("recipe", None)) is None:
-        return arguments
-    recipe.storage.check(recipe.periods)
-    found = _with_timeout(lambda: run_vocabulary.with_copy(recipe))
-    recipe = found if isinstance(found, Recipe) else recipe  # MODEL_DIR could not be read
-    return arguments | {
-        **{field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)},
-        "model_dir": recipe.storage.model_dir,
-        "initial_checkpoint_path": recipe.initial.path,
-        "total_steps": recipe.periods.total,
-    }
-
-
-def _print(lines: Iterator[str]) -> None:
-    for line in lines:
-        print(f"  {line}")
-
-
-def describe(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Describes the model, the data sources and the paths of a command.
-
-    Args:
-      arguments: Arguments of the command by name.
-
-    Yields:
-      Lines of text.
-
-    Raises:
-      UserError: The command would fail before its first batch.
-    """
-    model, objective = arguments.get("model"), arguments.get("objective")
-    if model is not None:
-        yield f"model: {type(model).__name__}, {_parameters(model, objective)}"
-        trains = objective is not None and "total_steps" in arguments
-        if trains and (export := export_note.describe(for_platform(model, "cpu"), objective)) is not None:
-            yield f"export: {export[0]}"
-    for name, teacher in (arguments.get("teachers") or {}).items():
-        yield f"teacher {name}: {teacher}"
-    vocabulary = _vocabulary_of_run(arguments)
-    for name, source in _sources(arguments):
-        if vocabulary is not None:
-            yield f"{name}: text with the vocabulary of the run, {vocabulary.vocab_size:,} token ids"
-        elif "input_path" in arguments and not has_task(source):
-            if source.vocabulary_path:
-                yield f"{name}: text with the vocabulary {source.vocabulary_path}"
-        elif objective is not None:
-            yield f"{name}: {_data(source, arguments).removeprefix('data: ')}"
-            shapes, dtypes = source.batch_shapes(objective.features), objective.features.dtypes
-            yield from (f"  {feature} {list(shape)} {dtypes[feature]}" for feature, shape in shapes.items())
-    if model is not None and (initial := _initial_weights(model, arguments)) is not None:
-        yield f"initial weights: {initial}"
-    if model is not None and (weights := _weights(model, arguments.get("checkpoint_path"))) is not None:
-        yield f"weights: {weights}"
-    if arguments.get("total_steps") is not None:
-        yield f"steps: {arguments['total_steps']:,}"
-    for name in READ:
-        if arguments.get(name):
-            yield f"reads {name}={arguments[name]}{_reachable(arguments[name])}"
-    for name in WRITTEN:
-        if arguments.get(name):
-            yield f"writes {name}={arguments[name]}{_existing(name, arguments[name])}"
-
-
-def _sources(arguments: Mapping[str, Any]) -> Iterator[tuple[str, DataSource]]:
-    """Yields name and source of the training data and of all evaluation data."""
-    splits = arguments.get("splits")
-    for name in ("data", "eval_data"):
-        if (source := arguments.get(name)) is not None:
-            evaluation = Evaluation(data=source, splits=splits or getattr(source, "split", None))
-            yield from ((name, each.data) for each in evaluation.per_split().values())
-    for name, evaluation in (arguments.get("evaluations") or {}).items():
-        if evaluation.data is not None:
-            yield from (("/".join(filter(None, (name, at))), each.data) for at, each in evaluation.per_split().items())
-
-
-def _vocabulary_of_run(arguments: Mapping[str, Any]) -> Any:
-    """Returns the vocabulary with which `infer` encodes text, or None if a task makes the examples."""
-    if "input_path" not in arguments or not predicts_text(arguments["loaded"].features):
-        return None
-    return arguments["loaded"].tokenizer
-
-
-def _parameters(model: ModelConfig, objective: Objective | None) -> str:
-    config_here = for_platform(model, "cpu")
-    if objective is None:
-        return f"{quantization.count(build.shapes(config_here)):,} parameters"
-    shapes = build.params_shapes(config_here, objective)
-    heads = f"heads of {type(objective).__name__} {quantization.count(shapes['objective']):,}"
-    return f"{quantization.count(shapes['model']):,} parameters, {heads}"
-
-
-def _initial_weights(model: ModelConfig, arguments: Mapping[str, Any]) -> str | None:
-    """Checks that the initial weights and their layers fit the model, unless the run resumes."""
-    source = arguments.get("initial")
-    if source is None or source.path is None:
-        return None
-
-    def check() -> str | None:
-        if run_directory.may_resume(arguments.get("model_dir")):
+def _resolve(command: Command, arguments: Arguments, checklist: Checklist) -> config.Resolved | None:
+    """Returns the configuration of a command after a check of its paths; None if it cannot be read here."""
+    macros = execute.given_macros(arguments)
+    _check_paths(command, macros, checklist)
+    run = None
+    if command.needs_run and not arguments.gin_files:
+        names = [name for name in ("MODEL_DIR", "CHECKPOINT_PATH") if macros.get(name)]
+        subject = " and ".join(f"{name}={macros[name]}" for name in names)
+        run = checklist.run(subject, lambda: execute.find_run(arguments))
+        if run is None and subject in checklist.unchecked:
             return None
-        fit = _fit(source, model, arguments["objective"])
-        run_tokenizer.check_initial(source, arguments["data"].text_vocabulary(arguments["objective"].features))
-        return fit
-
-    return _with_timeout(check)
-
-
-def _weights(model: ModelConfig, path: str | None) -> str | None:
-    """Checks that the weights of other libraries that a command reads fit the model."""
-
-    def check() -> str | None:
-        is_other = weight_files.is_huggingface(path) or weight_files.find_t5x(path) is not None
-        return _fit(InitialWeights(path=path), model) if is_other else None
-
-    return _with_timeout(check) if path else None
+    resolved = checklist.run("the configuration", lambda: execute.resolve(arguments, run))
+    if resolved is not None:
+        _check_paths(command, resolved.macros, checklist)
+    return resolved
 
 
-def _fit(source: InitialWeights, model: ModelConfig, objective: Objective | None = None) -> str:
-    """Checks that weights fit the model, or a network of the objective."""
-    here, partitioner = for_platform(model, "cpu"), partitioning.Partitioner(devices=jax.devices()[:1])
-    if source.target is None:
-        params = {"model": build.shapes(here, partitioner)}
+def _check_paths(command: Command, macros: Mapping[str, Any], checklist: Checklist) -> None:
+    for name in command.paths:
+        subject = f"{name}={macros.get(name)}"
+        checklist.run(subject, lambda name=name: check_paths([name], macros, command.files))
+
+
+def _describe(command: Command, arguments: Arguments, resolved: config.Resolved, checklist: Checklist) -> Iterator[str]:
+    """Checks a command, and yields lines about it."""
+    if command.function == "t5x_like.ablate.ablate":
+        yield from _check_ablation(config.arguments(resolved.configured(), without=("metric", "title")), checklist)
+        return
+    given = checklist.run("the configuration", lambda: config.arguments(resolved.configured()))
+    if given is None:
+        return
+    recipe = given.get("recipe")
+    if recipe is not None and command.trains:
+        run_config = execute.given_arguments(command, arguments, resolved)["run_config"]
+        yield from run_checks.check_run(recipe, checklist, run_config)
+        given |= {"model_dir": recipe.storage.model_dir, "initial_checkpoint_path": recipe.initial.path}
+    elif recipe is not None:
+        if (program := run_checks.trace_program(recipe, checklist)) is not None:
+            yield from run_checks.describe_program(program, recipe)
     else:
-        params = build.params_shapes(here, objective, partitioner)
-    warm_start.check(source, params, here, partitioner, objective)
-    return f"{source.path} fits"
+        yield from _CHECKS.get(command.function, _check_loaded)(given, checklist)
+        if (loaded := given.get("loaded")) is not None:
+            given |= {"checkpoint_path": loaded.path}
+    yield from _paths(given, checklist)
+    partitioner = getattr(given.get("loaded") or recipe, "partitioner", None) or given.get("partitioner")
+    if "the mesh" not in checklist.unchecked:
+        yield f"mesh: {_mesh(partitioner)}"
 
 
-def _data(source: DataSource, arguments: Mapping[str, Any]) -> str:
-    """Checks a data source, and describes it."""
-    model, objective = arguments.get("model"), arguments["objective"]
+def _check_ablation(given: Mapping[str, Any], checklist: Checklist) -> Iterator[str]:
+    trained = set()
+    for row, column, seed, directory, cell in ablate.resolve_cells(**given):
+        yield f"{row}, {column}:" if seed is None else f"{row}, {column}, seed {seed}:"
+        recipe = checklist.run("the configuration", lambda cell=cell: config.arguments(cell.configured())["recipe"])
+        if recipe is None:
+            continue
+        yield from (f"  {line}" for line in run_checks.check_cell(recipe, directory, trained, checklist, cell.text))
+        trained.add(directory)
 
-    def check() -> str:
-        source.check(objective.features)
-        if model is not None:
-            source.check_vocabulary(model.vocab_size)
-        if (loaded := arguments.get("loaded")) is not None:
+
+def _check_loaded(given: Mapping[str, Any], checklist: Checklist) -> Iterator[str]:
+    """Checks the model of a command, and the data that it reads."""
+    loaded, source = given.get("loaded"), given.get("data")
+    if loaded is None:
+        return
+    yield from _check_model(loaded, checklist)
+    if source is not None and loaded.objective is not None:
+
+        def check() -> bool:
+            source.check(loaded.objective.features)
+            source.check_vocabulary(loaded.config.vocab_size)
             loaded.check_vocabulary(source)
-        return source.describe()[0]
+            return True
 
-    return _with_timeout(check)
-
-
-def _with_timeout(check: Callable[[], Any]) -> Any:
-    """Runs a check and returns its result, or why it is not possible: an unreachable store is not an error."""
-    found: list[Any] = []
-
-    def run():
-        try:
-            found.append(check())
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(ANSWER_SECONDS)
-    if not found:
-        return f"not checked: no answer within {ANSWER_SECONDS:.0f} s"
-    if isinstance(found[0], Exception):
-        if "://" not in str(found[0]) and not isinstance(found[0], ConnectionError | TimeoutError):
-            raise found[0]
-        return f"not checked: {str(found[0]).splitlines()[0]}"
-    return found[0]
+        if checklist.run(f"the data {source.name}", check):
+            yield from run_checks.describe_data("data", source, loaded.objective, checklist)
 
 
-def _reachable(path: str) -> str:
-    if paths.is_local(path):
-        return ""
+def _check_model(loaded: Loaded, checklist: Checklist) -> Iterator[str]:
+    """Checks that the checkpoint exists and has the tensors of the model."""
+    here = for_platform(loaded.config, "cpu")
+    one = Partitioner(devices=jax.devices()[:1])
+    params = {"model": build.shapes(here, one)}
+    yield f"model: {type(loaded.config).__name__}, {quantization.count(params):,} parameters"
 
     def check() -> str:
-        if not paths.exists(path):
-            raise FileNotFoundError(f"{path} not found from here")
-        return "found"
+        path = checkpoint_choice.choose(loaded.path, loaded.checkpoint, several=True)[0]
+        source = InitialWeights(path=path, network=loaded.network, averaged=loaded.averaged)
+        warm_start.check(source, params, here, one)
+        return path
 
-    try:
-        return f" ({_with_timeout(check)})"
-    except (ImportError, OSError) as error:
-        return f" (not checked: {error})"
+    if loaded.checkpoint != evaluation.WATCH:
+        path = checklist.run(f"CHECKPOINT_PATH={loaded.path}", check)
+        if path is not None:
+            yield f"weights: {path} fits"
 
 
-def _existing(name: str, path: str) -> str:
+def _check_eval(given: Mapping[str, Any], checklist: Checklist) -> Iterator[str]:
+    loaded = given["loaded"]
+    yield from _check_model(loaded, checklist)
+    data = Evaluation(
+        data=given["data"],
+        splits=given.get("splits"),
+        batches=given.get("eval_steps"),
+        task_metrics=given.get("task_metrics"),
+        num_examples=given.get("num_examples"),
+        decoding=loaded.decoding,
+        per_task=True,
+    )
+    evaluations = checklist.run(
+        "the evaluation data",
+        lambda: evaluation.open_evaluations(loaded, data, output_dir=given.get("output_dir")),
+    )
+    if evaluations is None:
+        return
+    checklist.run("the evaluation step", lambda: evaluations.metric_names(loaded.shapes))
+    for name, source in evaluations.sources.items():
+        yield from run_checks.describe_data(name or "data", source, loaded.objective, checklist)
+
+
+def _check_infer(given: Mapping[str, Any], checklist: Checklist) -> Iterator[str]:
+    loaded, path = given["loaded"], given.get("input_path")
+    yield from _check_model(loaded, checklist)
+    names = ("input_path", "output_path", "overwrite", "interactive", "mode")
+    names += ("eos_id", "score_eos", "per_position", "separator")
+    settings = {name: given[name] for name in names if name in given}
+    options = checklist.run("the settings", lambda: infer.check_settings(loaded, **settings))
+    if loaded.tokenizer is not None:
+        yield f"data: text with the vocabulary of the run, {loaded.tokenizer.vocab_size:,} token ids"
+    if options is None or path in (None, STANDARD):
+        return
+    predictor = checklist.run("the predictions", lambda: predictor_for(loaded, options))
+    if predictor is not None:
+        checklist.run(f"INPUT_PATH={path}", lambda: make_examples(loaded, predictor, path, read(path)))
+
+
+def _check_cache(given: Mapping[str, Any], checklist: Checklist) -> Iterator[str]:
+    settings = {name: value for name, value in given.items() if name != "console"}
+    plans = checklist.run("the data", lambda: caching.make_plans(**settings))
+    for name, plan in plans[0].items() if plans is not None else ():
+        yield from run_checks.describe_data(name, plan.source, given["objective"], checklist)
+
+
+def _check_cache_logits(given: Mapping[str, Any], checklist: Checklist) -> Iterator[str]:
+    names = ("cache_dir", "logits_dir", "k", "dtype", "temperature", "batch_size")
+    cache_logits.check_settings(*(given[name] for name in names))
+    teacher = checklist.run("the teacher", lambda: open_teacher(given["teacher"], given.get("objective")))
+    if teacher is None:
+        return
+    yield f"teacher {teacher}"
+    found = checklist.run("the cache", lambda: cache_logits.find_sources(given["cache_dir"], given["splits"]))
+    for source in (found or {}).values():
+        checklist.run("the cache", lambda source=source: cache_logits.check_cache(source, teacher))
+        yield from run_checks.describe_data(source.split, source, teacher.objective, checklist)
+
+
+_CHECKS: Mapping[str, Callable[[Mapping[str, Any], Checklist], Iterator[str]]] = {
+    "t5x_like.eval.evaluate": _check_eval,
+    "t5x_like.infer.infer": _check_infer,
+    "t5x_like.cache.cache": _check_cache,
+    "t5x_like.cache_logits.cache_logits": _check_cache_logits,
+}
+
+
+def _paths(given: Mapping[str, Any], checklist: Checklist) -> Iterator[str]:
+    """Yields the paths that a command reads and writes."""
+    for name in READ:
+        if given.get(name):
+            yield f"reads {name}={given[name]}"
+    for name in WRITTEN:
+        path = given.get(name)
+        if not isinstance(path, str):
+            continue
+        if not paths.is_local(path):
+            checklist.skip(f"writing to {name.upper()}={path}", "a dry run writes nothing")
+        yield f"writes {name}={path}{_resumes(path) if name == 'model_dir' else ''}"
+
+
+def _resumes(path: str) -> str:
     """Describes the contents of a run directory."""
     if not paths.is_local(path):
-        return " (not checked)"
-    if name != "model_dir":
         return ""
     steps = [int(step) for step in paths.listdir(paths.join(path, "checkpoints")) if step.isdigit()]
     return f" (resumes after step {max(steps)})" if steps else ""
 
 
-def _mesh(partitioner: partitioning.Partitioner | None) -> str:
-    """Describes the mesh on the devices of this machine. The mesh of a TPU slice cannot be created here."""
+def _mesh(partitioner: Partitioner | None) -> str:
+    """Describes the mesh on the devices of this machine."""
     if partitioner is None:
         return "all devices"
-    try:
-        sizes = {axis: size for axis, size in partitioner.mesh.shape.items() if size > 1}
-    except DeviceMismatchError as error:
-        devices = f"{jax.device_count()} {jax.default_backend()} device(s)"
-        return f"not checked on the {devices} of this machine: {str(error).splitlines()[0]}"
+    sizes = {axis: size for axis, size in partitioner.in_one_slice().mesh.shape.items() if size > 1}
     return f"rules {partitioner.rules_name}, {sizes or 'one device'} on this machine"

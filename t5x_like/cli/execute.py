@@ -50,7 +50,11 @@ def run(arguments: Arguments) -> int:
 def _run(arguments: Arguments) -> int:
     command = COMMANDS[arguments.command]
     prepare(arguments)
-    if command.multi_process and not arguments.dry_run:  # first, so that the others learn of an error on this machine
+    if arguments.dry_run:
+        from t5x_like.cli.dry_run import dry_run
+
+        return dry_run(command, arguments)
+    if command.multi_process:  # first, so that the others learn of an error on this machine
         from t5x_like.runtime import distributed
 
         distributed.join(arguments.coordinator_address, arguments.num_processes, arguments.process_id)
@@ -60,13 +64,8 @@ def _run(arguments: Arguments) -> int:
     with stop_signals.watched() as signals:
         signals.check()  # an import may have swallowed the exception of a signal
     check_paths(command.paths, resolved.macros, command.files)
-    if arguments.dry_run:
-        from t5x_like.cli.dry_run import dry_run
-
-        dry_run(command, resolved)
-        return 0
     with _compilation_cache(resolved.macros, run_directory) if command.compiles else contextlib.nullcontext():
-        result = resolved.configured()(**_given(command, arguments, resolved))
+        result = resolved.configured()(**given_arguments(command, arguments, resolved))
     return exit_code(getattr(result, "stopped_by", None))
 
 
@@ -202,8 +201,14 @@ def _parameters(command: Command) -> list[str]:
     return [name for name in ("run_config", "placeholders") if name in known]
 
 
-def _given(command: Command, arguments: Arguments, resolved: config.Resolved) -> dict[str, Any]:
-    """Returns the arguments for `_parameters`."""
+def given_arguments(command: Command, arguments: Arguments, resolved: config.Resolved) -> dict[str, Any]:
+    """Returns the arguments of a command's function that are not part of its configuration.
+
+    Args:
+      command: The command.
+      arguments: The parsed command line.
+      resolved: The configuration.
+    """
     names = _parameters(command)
     given: dict[str, Any] = {"placeholders": resolved.placeholders} if "placeholders" in names else {}
     if "run_config" in names:

@@ -73,7 +73,7 @@ def _run(argv: list[str], *, may_restart: bool) -> int:
     if may_restart:
         malloc.restart_with_tunables()
     try:
-        if arguments.max_restarts is not None:
+        if arguments.max_restarts is not None and not arguments.dry_run:
             return _run_with_restarts(arguments, argv)
         with (
             stop_signals.watched(protocol.PREEMPTED if execute.is_supervised() else None),

@@ -25,9 +25,9 @@ def check_paths(names: Sequence[str], macros: Mapping[str, Any], files: Sequence
     Raises:
       UserError: A path is missing or not writable, or a file exists. The message names its macro.
     """
-    given = {name: macros[name] for name in names if isinstance(macros.get(name), str)}
-    for name, path in given.items():
-        if not paths.is_local(path):
+    for name in names:
+        path = macros.get(name)
+        if not isinstance(path, str) or not paths.is_local(path):
             continue
         if name in ("INPUT_PATH", "OUTPUT_PATH") and path == STANDARD:
             continue
@@ -40,13 +40,15 @@ def check_paths(names: Sequence[str], macros: Mapping[str, Any], files: Sequence
             paths.check_writable(name, path)
             if name == "MODEL_DIR":
                 checkpoint_paths.check_checkpoint_directory(name, path)
-        elif name != "INITIAL_CHECKPOINT_PATH" or not _may_resume(given.get("MODEL_DIR")):
+        elif name != "INITIAL_CHECKPOINT_PATH" or not _may_resume(macros.get("MODEL_DIR")):
             _check_checkpoint(name, path)
 
 
-def _may_resume(model_dir: str | None) -> bool:
+def _may_resume(model_dir: Any) -> bool:
     """Returns whether a run may have checkpoints of its own, so that it does not read its initial checkpoint."""
-    return model_dir is not None and (not paths.is_local(model_dir) or _has_steps(paths.join(model_dir, "checkpoints")))
+    return isinstance(model_dir, str) and (
+        not paths.is_local(model_dir) or _has_steps(paths.join(model_dir, "checkpoints"))
+    )
 
 
 def _has_steps(directory: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from absl import logging
 
 from t5x_like import paths
-from t5x_like.errors import UserError
+from t5x_like.errors import MachineError, UserError
 from t5x_like.metrics.events import EventFiles
 
 TENSORBOARD, WANDB, MLFLOW = "tensorboard", "wandb", "mlflow"
@@ -57,9 +57,9 @@ def parse(names: str) -> tuple[str, ...]:
         )
     for name in found:
         if name != TENSORBOARD and importlib.util.find_spec(name) is None:
-            raise UserError(f"LOGGERS={names}: the package {name} is missing. Run `pip install 't5x_like[{name}]'`.")
+            raise MachineError(f"LOGGERS={names}: the package {name} is missing. Run `pip install 't5x_like[{name}]'`.")
     if MLFLOW in found and not os.environ.get(MLFLOW_URI):
-        raise UserError(f"LOGGERS={names}: {MLFLOW_URI} is missing. Set it to the URL of your tracking server.")
+        raise MachineError(f"LOGGERS={names}: {MLFLOW_URI} is missing. Set it to the URL of your tracking server.")
     return found
 
 

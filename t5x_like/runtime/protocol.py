@@ -7,6 +7,7 @@
 SUCCESS = 0
 FAILURE = 1
 USER_ERROR = 2  # invalid arguments or settings: a restart would fail in the same way
+NOT_CHECKED = 3  # a dry run without an error, some of whose checks were not possible on its machine
 LOST_PEER = 69  # another process of the run is lost: restart without a limit; EX_UNAVAILABLE of sysexits.h
 LIKELY_TO_REPEAT = 70  # device memory exhausted, loss not finite, or a hang; EX_SOFTWARE of sysexits.h
 PREEMPTED = 75  # stopped on request after a checkpoint; EX_TEMPFAIL of sysexits.h

@@ -50,17 +50,30 @@ class FrozenBase:
     averaged: bool = True
     record: str | None = None
 
+    def check_exists(self) -> None:
+        """Checks that the base is there, without reading it.
+
+        Raises:
+          UserError: It is missing.
+        """
+        if not paths.exists(self.path):
+            raise UserError(f"{self.record}: base {self.path} (digest {self.digest}) not found. {self._remedy}")
+
+    @property
+    def _remedy(self) -> str:
+        return f"Restore it there, or write the path of a copy into {self.record}."
+
     def check(self) -> None:
         """Checks that the base is there, and has not changed.
 
         Raises:
           UserError: It is missing, or has another digest.
         """
-        remedy = f"Restore it there, or write the path of a copy into {self.record}."
-        if not paths.exists(self.path):
-            raise UserError(f"{self.record}: base {self.path} (digest {self.digest}) not found. {remedy}")
+        self.check_exists()
         if (found := weight_digest.digest(self.path)) != self.digest:
-            raise UserError(f"{self.record}: base {self.path} has digest {found} instead of {self.digest}. {remedy}")
+            raise UserError(
+                f"{self.record}: base {self.path} has digest {found} instead of {self.digest}. {self._remedy}"
+            )
 
     def without(self, stored: Collection[str]) -> "FrozenBase | None":
         """Returns the base of the other parameters; None if there are none.

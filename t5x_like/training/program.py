@@ -71,6 +71,15 @@ class Program:
         }
         return state, frozen, batch
 
+    def trace(self) -> None:
+        """Traces `train_step`, which raises the errors of what it cannot compute. Allocates no array.
+
+        Raises:
+          UserError: Rows are too long for the model, or the parts of the objective do not fit together.
+        """
+        if not jax.config.jax_disable_jit:
+            self.train_step.trace(*self.abstract_arguments())
+
     def compile(self) -> Iterator[None]:
         """Compiles `train_step` in three steps, so that its first call does not compile. Allocates no array.
 

@@ -147,14 +147,20 @@ class Storage:
     loggers: str = "tensorboard"
     store_base: bool = False
 
+    def check_loggers(self) -> None:
+        """Checks that the loggers can be used on this machine.
+
+        Raises:
+          UserError: A logger is unknown or not installed.
+        """
+        loggers.parse(self.loggers)
+
     def check(self, periods: Periods) -> None:
         """Checks what can be checked on any machine.
 
         Raises:
-          UserError: Local checkpoints are not more frequent than the others, their directory is invalid, or a logger is
-            unknown or not installed.
+          UserError: Local checkpoints are not more frequent than the others, or their directory is invalid.
         """
-        loggers.parse(self.loggers)
         if self.local is None:
             return
         self.local.check(self.model_dir)

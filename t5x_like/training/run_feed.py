@@ -38,15 +38,10 @@ def open_feed(recipe: Recipe, vocab_size: int, partitioner: partitioning.Partiti
     for problem in problems(features) if problems and index == 0 else ():
         logging.warning("%s", problem)
     first_rows = FirstRows(features)
-    limits = token_ids.model_limits(features, vocab_size)
-    # With teachers, an example without a label has targets.
-    targets = TargetCheck(data=data.name, labels=not recipe.teachers, is_whole=count == 1)
+    check = BatchCheck(recipe, vocab_size, is_whole=count == 1)
 
     def put(batch):
-        token_ids.check_ids(batch, limits, data=data.name, holder="the model")
-        token_ids.check_labels(batch, features.num_labels, data=data.name)
-        if not recipe.update.allow_batches_without_targets:
-            targets(batch, features)
+        check(batch)
         for problem in first_rows.add(batch):
             logging.warning("%s: %s", data.name, problem)
         return partitioner.put_batch(batch, features.axes)
@@ -75,6 +70,34 @@ def restore_position(feed: Feed, position: bytes, run_config: run_directory.RunC
             "are read again in the same order, unless the seed changes",
             str(error).rstrip("."),
         )
+
+
+class BatchCheck:
+    """Checks the ids, labels and targets of the batches of a run.
+
+    Args:
+      recipe: The recipe of the run.
+      vocab_size: Number of token ids of the model.
+      is_whole: See `TargetCheck`.
+    """
+
+    def __init__(self, recipe: Recipe, vocab_size: int, *, is_whole: bool = True):
+        self._name, self._features = recipe.data.name, recipe.objective.features
+        self._limits = token_ids.model_limits(self._features, vocab_size)
+        # With teachers, an example without a label has targets.
+        targets = TargetCheck(data=self._name, labels=not recipe.teachers, is_whole=is_whole)
+        self._targets = None if recipe.update.allow_batches_without_targets else targets
+
+    def __call__(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Checks a batch.
+
+        Raises:
+          UserError: A token id or a label is too large, or the batch has no targets; see `check_targets`.
+        """
+        token_ids.check_ids(batch, self._limits, data=self._name, holder="the model")
+        token_ids.check_labels(batch, self._features.num_labels, data=self._name)
+        if self._targets is not None:
+            self._targets(batch, self._features)
 
 
 class TargetCheck:

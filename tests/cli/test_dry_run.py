@@ -1,14 +1,19 @@
 """`--dry_run` checks and describes a command without computing or writing anything."""
 
+import sys
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
 
-from t5x_like import cli, interop
+from data_tasks import vocabularies
+from t5x_like import cli, interop, paths
 from t5x_like.interop import safetensors_files
 from t5x_like.models.t5 import T5Config
+from t5x_like.runtime import protocol
 
 TASK = "tests_dry_run"
 TINY = "--gin_file=models/t5_1_1/tiny.gin"
@@ -20,7 +25,7 @@ TRAIN = [
     "--gin_file=runs/pretrain.gin",
     "--gin.TRAIN_STEPS=7",
     LENGTHS,
-    "--gin.BATCH_SIZE=2",
+    "--gin.BATCH_SIZE=8",
 ]
 
 
@@ -48,9 +53,9 @@ def empty_directory(tmp_path, monkeypatch):
 def test_dry_run_describes_train_and_writes_nothing(empty_directory, capsys):
     assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.MODEL_DIR=runs/new"]) == 0
     shown = capsys.readouterr().out
-    assert "model: T5Config, 518,240 parameters" in shown and "steps: 7" in shown
+    assert "model: T5Config, 4,309,888 parameters" in shown and "steps: 7" in shown
     assert f"data: {TASK}, split train" in shown and f"validation: {TASK}, split validation" in shown
-    assert "encoder_input_tokens [2, 8] int32" in shown and "decoder_target_tokens [2, 4] int32" in shown
+    assert "encoder_input_tokens [8, 8] int32" in shown and "decoder_target_tokens [8, 4] int32" in shown
     assert "writes model_dir=runs/new" in shown and "nothing was computed or written" in shown
     assert list(empty_directory.iterdir()) == []
 
@@ -85,6 +90,9 @@ def test_dry_run_describes_train_and_writes_nothing(empty_directory, capsys):
             "LOCAL_DIRECTORY=run/local is in MODEL_DIR=run",
         ),
         (["--gin.TRAIN_STEPS=many"], "must be an integer"),
+        (["--gin.BATCH_SIZE=12"], "BATCH_SIZE=12 must be a multiple of 8"),
+        (["--gin.KEEP_CHECKPOINTS=0"], "KEEP_CHECKPOINTS=0 is not positive"),
+        (["--gin.KEEP_BEST=1", "--gin.BEST_METRIC=f1"], "f1"),
         (["--gin_file=models/t5_1_1/tini.gin"], "did you mean models/t5_1_1/tiny.gin"),
     ],
 )
@@ -95,7 +103,7 @@ def test_invalid_settings_are_reported(capsys, changes, message):
 
 def write_tiny(directory, change):
     """Writes the model of `TINY` for transformers, with weights that are 0, after a change of its tensors."""
-    config = T5Config(embed_dim=8, mlp_dim=16, num_heads=4, head_dim=3, encoder_layers=2, decoder_layers=2)
+    config = T5Config(embed_dim=64, mlp_dim=128, num_heads=2, head_dim=32, encoder_layers=2, decoder_layers=2)
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(config.make, jax.random.key(0)))
     interop.to_huggingface({"model": zeros}, config, str(directory))
     tensors = dict(safetensors_files.Tensors(str(directory)))
@@ -134,18 +142,84 @@ def test_files_of_initial_weights_are_checked(empty_directory, capsys, change, c
     assert message.removeprefix("initial ") in (shown.err if code else shown.out)
 
 
-def test_unreachable_buckets_are_reported_as_not_checked(capsys, monkeypatch):
-    monkeypatch.setattr("t5x_like.cli.dry_run.ANSWER_SECONDS", 3.0)
+def test_stores_without_access_are_reported_as_not_checked(capsys, monkeypatch):
+    def refuse(path):
+        raise paths.StoreUnreachable(f"{path} cannot be read: Forbidden.")
+
+    monkeypatch.setattr(paths, "_store_type", refuse)
     line = [*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.MODEL_DIR=gs://bucket/run"]
-    assert cli.main([*line, "--gin.INITIAL_CHECKPOINT_PATH=memory://bucket/none"]) == 0
+    assert cli.main(line) == protocol.NOT_CHECKED
     shown = capsys.readouterr().out
-    assert "writes model_dir=gs://bucket/run (not checked)" in shown
-    assert "reads initial_checkpoint_path=memory://bucket/none (not checked: memory://bucket/none not found" in shown
+    assert "not checked: MODEL_DIR=gs://bucket/run: gs://bucket/run/checkpoints cannot be read: Forbidden." in shown
+    assert "not checked: writing to MODEL_DIR=gs://bucket/run" in shown
+    assert f"data: {TASK}, split train" in shown and "steps: 7" in shown, "other checks go on"
+    assert cli.main([*line, "--gin.INITIAL_CHECKPOINT_PATH=gs://bucket/none"]) == protocol.NOT_CHECKED
+    assert "not checked: the configuration: gs://bucket/none cannot be read" in capsys.readouterr().out
+
+
+def test_weights_that_a_store_does_not_have_are_an_error(capsys):
+    line = [*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.INITIAL_CHECKPOINT_PATH=memory://bucket/none"]
+    assert cli.main(line) == 2
+    assert "memory://bucket/none" in capsys.readouterr().err
 
 
 def test_mesh_for_another_machine_is_reported_as_not_checked(capsys):
-    assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.ICI={'fsdp': 4096}"]) == 0
-    assert "mesh: not checked on the " in capsys.readouterr().out
+    line = [*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.ICI={'fsdp': 4096}"]
+    assert cli.main(line) == protocol.NOT_CHECKED
+    assert "not checked: the mesh: a mesh of ici={'fsdp': 4096}" in capsys.readouterr().out
+
+
+def test_mesh_of_several_slices_is_checked_on_as_many_fake_devices(capsys):
+    mesh = ["--gin.ICI={'fsdp': 4}", "--gin.DCN={'data': 2}"]
+    assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", *mesh]) == 0
+    assert "{'data': 2, 'fsdp': 4} on this machine" in capsys.readouterr().out
+    assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", *mesh, "--gin.BATCH_SIZE=4"]) == 2
+
+
+FILES = ["--gin.MIXTURE_OR_TASK_NAME=text_files_span_corruption", "--gin.EVAL_DATA=None"]
+
+
+def test_missing_data_is_an_error(capsys):
+    assert cli.main([*TRAIN, *FILES, "--gin.DATA_FILES=corpuss/*"]) == 2
+    assert "DATA_FILES='corpuss/*': no file matches" in capsys.readouterr().err
+
+
+def test_absolute_path_that_another_machine_may_have_is_not_checked(capsys):
+    words = [*TRAIN, *FILES, "--dry_run=elsewhere", "--cpu_devices=8"]
+    assert cli.main([*words, "--gin.DATA_FILES=/mnt/corpus/*.txt"]) == protocol.NOT_CHECKED
+    shown = capsys.readouterr().out
+    assert "not checked: the data text_files_span_corruption: DATA_FILES='/mnt/corpus/*.txt': no file matches" in shown
+    assert cli.main([*words, "--gin.DATA_FILES=corpuss/*"]) == 2, "relative paths are sent with the code"
+
+
+def test_data_is_not_checked_without_tensorflow(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "seqio", None)  # importing it raises ModuleNotFoundError
+    assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}"]) == protocol.NOT_CHECKED
+    shown = capsys.readouterr().out
+    assert f"not checked: the data {TASK}: 'seqio' is not installed" in shown and "steps: 7" in shown
+
+
+def test_devices_of_another_machine_are_not_checked(capsys):
+    words = [*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--dry_run=elsewhere"]
+    assert cli.main(words) == protocol.NOT_CHECKED
+    assert "not checked: the mesh: the devices of the command are not used" in capsys.readouterr().out
+    assert cli.main([*words, "--cpu_devices=8"]) == 0
+
+
+def test_rows_beyond_the_positions_are_an_error(capsys, empty_directory):
+    (empty_directory / "text.txt").write_text("one two three\n\n" * 40)
+    files = ["--gin_file=models/gpt2/tiny.gin", "--gin_file=runs/gpt.gin", "--gin.DATA_FILES=text.txt"]
+    words = ["train", "--dry_run", *files, "--gin.MIXTURE_OR_TASK_NAME=text_files_causal_lm", "--gin.BATCH_SIZE=8"]
+    words += ["--gin.TRAIN_STEPS=4", "--gin.WARMUP_STEPS=1", "--gin.TASK_FEATURE_LENGTHS={'targets': 4000}"]
+    assert cli.main(words) == 2
+    assert "rows of 4000 tokens: longer than the positions of the model" in capsys.readouterr().err
+
+
+def test_settings_that_differ_from_the_stored_run_are_an_error(capsys, empty_directory):
+    (empty_directory / "run" / "checkpoints" / "3").mkdir(parents=True)
+    (empty_directory / "run" / "config.gin").write_text("t5x_like.training.recipe.Recipe.seed = 7\n")
+    assert cli.main([*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.MODEL_DIR=run"]) == 2
+    assert "MODEL_DIR=run was trained with another configuration" in capsys.readouterr().err
 
 
 def test_unknown_rule_set_raises(capsys):
@@ -161,25 +235,45 @@ def test_dry_run_describes_every_cell_of_an_ablation(capsys, empty_directory):
     grid = "{'T5': {'one': 'cell.gin', 'two': 'cell.gin'}}"
     assert cli.main(["ablate", "--dry_run", "--output=study", f"--gin.GRID={grid}", "--gin.GIN_FILES=()"]) == 0
     shown = capsys.readouterr().out
-    assert "T5, one:" in shown and "T5, two:" in shown and shown.count("model: T5Config, 518,240 parameters") == 2
+    assert "T5, one:" in shown and "T5, two:" in shown and shown.count("model: T5Config, 4,309,888 parameters") == 2
 
 
-def test_dry_run_describes_cache_infer_and_eval(capsys, empty_directory):
+def test_dry_run_describes_cache_infer_eval_and_bench(capsys, empty_directory):
     task = f"--gin.MIXTURE_OR_TASK_NAME={TASK}"
     assert cli.main(["cache", "--dry_run", "--gin_file=runs/pretrain.gin", task, LENGTHS, "--cache_dir=cache"]) == 0
     assert "writes cache_dir=cache" in capsys.readouterr().out
-    (empty_directory / "weights" / "checkpoints" / "3").mkdir(parents=True)
+    write_tiny(empty_directory / "weights", lambda tensors: None)
     (empty_directory / "in.txt").write_text("text\n")
     checkpoint = "--gin.CHECKPOINT_PATH=weights"
-    files = [TINY, "--gin_file=commands/infer.gin"]
+    files = [TINY, "--gin_file=commands/infer.gin", "--gin.OTHER_VOCABULARY=True", LENGTHS]
     assert cli.main(["infer", "--dry_run", *files, task, checkpoint, "--input=in.txt", "--output=out.jsonl"]) == 0
     shown = capsys.readouterr().out
     assert "reads checkpoint_path=weights" in shown and "writes output_path=out.jsonl" in shown
-    assert cli.main(["eval", "--dry_run", TINY, "--gin_file=commands/eval.gin", task, checkpoint]) == 0
+    words = [TINY, "--gin_file=commands/eval.gin", "--gin.OTHER_VOCABULARY=True", task, checkpoint]
+    assert cli.main(["eval", "--dry_run", *words]) == 0
     assert "data: tests_dry_run, split validation" in capsys.readouterr().out
+    assert cli.main(["bench", "--dry_run", *TRAIN[2:]]) == 0
+    assert "model: T5Config, 4,309,888 parameters" in capsys.readouterr().out
+    assert cli.main(["bench", "--dry_run", *TRAIN[2:], "--gin.BATCH_SIZE=12"]) == 2
     assert not (empty_directory / "cache").exists() and not (empty_directory / "out.jsonl").exists()
 
 
 def test_dry_run_of_unsupported_command_raises(capsys):
     assert cli.main(["plan", "--dry_run"]) == 2
     assert "unknown flag --dry_run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"train": "pairs.jsonl"}, "has no split 'validation'. Give one of train, or its file in TASK_ARGUMENTS"),
+        ({"train": "pair.jsonl"}, "TASK_ARGUMENTS={'train': 'pair.jsonl'}: file not found"),
+        ({"train": "pairs.jsonl", "validation": "held.jsonl"}, "TASK_ARGUMENTS={'validation': 'held.jsonl'}: file not"),
+    ],
+)
+def test_missing_files_of_a_table_are_reported_with_their_setting(capsys, empty_directory, files, message):
+    (empty_directory / "pairs.jsonl").write_text('{"inputs": "a", "targets": "b"}\n')
+    words = [*TRAIN, "--gin.MIXTURE_OR_TASK_NAME=text_table", f"--gin.TASK_ARGUMENTS={files}"]
+    words += [f"--gin.VOCABULARY_PATH={Path(vocabularies.__file__).parent / 'python_docs.model'}"]
+    assert cli.main(words) == 2
+    assert message in capsys.readouterr().err

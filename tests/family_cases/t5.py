@@ -47,13 +47,13 @@ FAMILIES = {
 
 # Totals of the shapes in T5X's model files, which equal the published checkpoints of the public sizes.
 PARAMETERS = {
-    "t5_1_0/tiny": 260_704,
+    "t5_1_0/tiny": 2_220_928,
     "t5_1_0/small": 60_506_624,
     "t5_1_0/base": 222_903_552,
     "t5_1_0/large": 737_668_096,
     "t5_1_0/3b": 2_851_598_336,
     "t5_1_0/11b": 11_307_321_344,
-    "t5_1_1/tiny": 518_240,
+    "t5_1_1/tiny": 4_309_888,
     "t5_1_1/small": 76_961_152,
     "t5_1_1/base": 247_577_856,
     "t5_1_1/large": 783_150_080,

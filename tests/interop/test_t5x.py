@@ -197,12 +197,13 @@ def test_commands_need_model_of_checkpoint(sample, tmp_path, run_command, monkey
     files = ["--gin.CHECKPOINT_PATH=t5x", "--input=in.jsonl", "--output=out.jsonl", "--gin.open_model.data=None"]
     code, output = run_command(["infer", *files])
     assert code != 0 and "CHECKPOINT_PATH=t5x is a T5X checkpoint, which does not describe its model" in output
-    model = "--gin_file=models/t5_1_1/tiny.gin"
+    sizes = ("embed_dim", "mlp_dim", "num_heads", "head_dim")
+    model = ["--gin_file=models/t5_1_1/tiny.gin", *(f"--gin.T5Config.{name}={getattr(SAMPLE, name)}" for name in sizes)]
     lengths = "--gin.TASK_FEATURE_LENGTHS={'inputs': 4, 'targets': 2}"
-    code, output = run_command(["infer", model, "--gin_file=commands/infer.gin", *files, lengths])
+    code, output = run_command(["infer", *model, "--gin_file=commands/infer.gin", *files, lengths])
     assert code == 0, output
     assert "prediction" in (tmp_path / "out.jsonl").read_text()
-    code, output = run_command(["convert", model, "--input=t5x", "--output=run"])
+    code, output = run_command(["convert", *model, "--input=t5x", "--output=run"])
     assert code == 0 and "29 tensors, model with 518,240 parameters" in output
 
 

@@ -48,9 +48,19 @@ def environment(tmp_path, monkeypatch):
 def test_invalid_command_raises_with_its_message(environment):
     program = environment(2)
     with pytest.raises(check_command.LaunchError, match="invalid t5x_like command: .* no such gin file"):
-        check_command.check_command(COMMAND)
+        check_command.check_command(COMMAND, devices=16)
     arguments = Path(f"{program}.arguments").read_text().splitlines()
-    assert arguments == ["train", "--gin_file=runs/pretrain.gin", "--gin.MODEL_DIR=gs://my-bucket/runs/x", "--dry_run"]
+    assert arguments == ["train", "--gin_file=runs/pretrain.gin", "--gin.MODEL_DIR=gs://my-bucket/runs/x"] + [
+        *("--dry_run=elsewhere", "--cpu_devices=16")
+    ]
+
+
+def test_checks_that_were_not_possible_are_printed(environment, capsys):
+    program = environment(3)
+    program.write_text("#!/bin/sh\necho '  steps: 7'\necho 'not checked: the data x: gs://b cannot be read'\nexit 3\n")
+    assert check_command.main(COMMAND) == 0
+    shown = capsys.readouterr().err
+    assert "except for 1 checks:\nnot checked: the data x: gs://b cannot be read" in shown and "steps" not in shown
 
 
 def test_commands_match_t5x_like():

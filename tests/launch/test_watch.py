@@ -123,7 +123,7 @@ def test_job_that_another_tpu_runs_is_refused():
 
 
 def test_invalid_command_is_an_error_before_anything_is_requested(monkeypatch):
-    def refuse(command):
+    def refuse(command, devices):
         raise scripted_cloud.tpu.slices.LaunchError(f"invalid t5x_like command: {command[1]}")
 
     cloud = ScriptedCloud("ACTIVE")

@@ -164,7 +164,7 @@ class TaskEvaluator:
         except MissingPackageError:
             raise
         except ModuleNotFoundError as error:
-            raise UserError(
+            raise MissingPackageError(
                 f"task {task.name}: a metric needs {error.name}, which is not installed. Install it."
             ) from error
         except Exception as error:  # a metric of the user, for which predictions differ from targets

@@ -99,7 +99,10 @@ def tasks_with_split(provider: seqio.Task | seqio.Mixture, split: str) -> list[s
     found = [task for task in tasks if split in splits[task.name]]
     if not found:
         known = sorted({known for of_task in splits.values() for known in of_task})
-        raise UserError(f"{provider.name} has no split {split!r}. Give one of {', '.join(known)}.")
+        has_argument = any(split in task_arguments.names(task.name) for task in tasks)
+        file = f", or its file in TASK_ARGUMENTS, {{{split!r}: …}}" if has_argument else ""
+        without = ". Without evaluation, give --gin.EVAL_DATA=None" if split == "validation" else ""
+        raise UserError(f"{provider.name} has no split {split!r}. Give one of {', '.join(known)}{file}{without}.")
     return found
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from t5x_like.errors import UserError
+from t5x_like.packages import MissingPackageError
 
 if TYPE_CHECKING:
     import seqio
@@ -69,7 +70,7 @@ def _load_tensorflow() -> None:
 
         from t5x_like.data.seqio_feed import devices  # noqa: F401
     except ModuleNotFoundError as error:
-        raise UserError(
+        raise MissingPackageError(
             f"{error.name!r} is not installed, and reading a SeqIO task needs TensorFlow, TFDS and SeqIO. Run "
             f"`{_INSTALL_COMMAND}`. Training from a cache needs none of them; see data/cached.gin."
         ) from error

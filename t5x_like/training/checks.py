@@ -1,0 +1,172 @@
+"""What a run checks before it uses a device: one sequence, which `train` and `--dry_run` run."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from t5x_like import optimizers
+from t5x_like.data.vocabulary_digest import TextVocabulary
+from t5x_like.models.base import ModelConfig
+from t5x_like.training import frozen_base, loaded_teachers, run_feed, warm_start
+from t5x_like.training.checkpoints.checkpointer import Checkpointer
+from t5x_like.training.evaluation import Evaluations
+from t5x_like.training.improvement import check_metrics, check_run
+from t5x_like.training.program import Program
+from t5x_like.training.recipe import Recipe
+from t5x_like.training.runs import run_directory, run_tokenizer, stored_config
+
+Result = TypeVar("Result")
+
+
+class RunCheck(Protocol):
+    """Runs a check. A dry run notes a check that is not possible on its machine, and goes on with the next one."""
+
+    def __call__(self, subject: str, check: Callable[[], Result]) -> Result | None:
+        """Returns the result of a check; None if it is not possible here.
+
+        Args:
+          subject: What is checked, for messages.
+          check: Raises a `UserError` if it is invalid.
+        """
+
+
+def run_check(subject: str, check: Callable[[], Result]) -> Result:
+    """Runs a check, all of whose errors are errors of the run."""
+    return check()
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """The results of the checks of a recipe. None stands for a result that a dry run does not have.
+
+    Attributes:
+      vocabulary: The vocabulary of the text of the run.
+      evaluations: The evaluations of the run.
+      starts_from: The path of the pretrained weights, which fit; None for a run without them, or that resumes.
+    """
+
+    vocabulary: TextVocabulary | None
+    evaluations: Evaluations | None
+    starts_from: str | None
+
+
+def check_settings(recipe: Recipe, run: RunCheck = run_check) -> None:
+    """Checks the settings that need neither data nor a mesh.
+
+    Args:
+      recipe: The recipe of the run.
+      run: Runs a check.
+
+    Raises:
+      UserError: A setting is invalid.
+    """
+    storage = recipe.storage
+    run(f"LOGGERS={storage.loggers}", storage.check_loggers)
+    storage.check(recipe.periods)
+    if storage.local is not None:
+        run(f"LOCAL_DIRECTORY={storage.local.directory}", storage.local.check_writable)
+
+
+def check_recipe(recipe: Recipe, program: Program, run: RunCheck = run_check) -> Checked:
+    """Checks the data and the initial weights of a run, before its directory is created.
+
+    Args:
+      recipe: The recipe of the run.
+      program: Its program, which is traced already.
+      run: Runs a check.
+
+    Returns:
+      The `Checked`.
+
+    Raises:
+      UserError: Data, evaluations, vocabulary or initial weights do not suit the run.
+    """
+    config, partitioner, periods = program.config, program.partitioner, recipe.periods
+    vocabulary = run(f"the data {recipe.data.name}", lambda: _check_data(recipe, config))
+
+    def open_evaluations() -> Evaluations:
+        evaluations = Evaluations(recipe.evaluations or {}, recipe.predicting, config, partitioner)
+        check_run(evaluations.names if periods.evaluate is not None else (), periods.patience)
+        return evaluations
+
+    evaluations = run("the evaluation data", open_evaluations)
+    model_dir = recipe.storage.model_dir
+    resumes = run(f"MODEL_DIR={model_dir}", lambda: run_directory.may_resume(model_dir))
+    path = recipe.initial.path
+    if not path or resumes:
+        return Checked(vocabulary, evaluations, None)
+
+    def check_initial() -> str:
+        params = optimizers.merge(program.shapes[0].params, program.shapes[1].params)
+        warm_start.check(recipe.initial, params, config, partitioner, recipe.objective)
+        if vocabulary is not None:
+            run_tokenizer.check_initial(recipe.initial, vocabulary)
+        return path
+
+    return Checked(vocabulary, evaluations, run(f"INITIAL_CHECKPOINT_PATH={path}", check_initial))
+
+
+def _check_data(recipe: Recipe, config: ModelConfig) -> TextVocabulary:
+    data, features = recipe.data, recipe.objective.features
+    data.check(features)
+    data.check_vocabulary(config.vocab_size)
+    return run_tokenizer.of_data(data, features, recipe.vocabulary_path)
+
+
+def check_first_batch(recipe: Recipe, config: ModelConfig) -> None:
+    """Checks the first batch of the training data in stored order, as the feed of a run checks each batch.
+
+    Args:
+      recipe: The recipe of the run.
+      config: The configuration of its model.
+
+    Raises:
+      UserError: A token id or a label is too large, or the batch has no targets.
+    """
+    check = run_feed.BatchCheck(recipe, config.vocab_size)
+    for batch in recipe.data.eval_batches(recipe.objective.features, 1, process_index=0, process_count=1):
+        check(batch)
+
+
+def check_stored(
+    model_dir: str, recipe: Recipe, vocabulary: TextVocabulary | None, run_config: run_directory.RunConfig | None
+) -> None:
+    """Checks that a run to resume has the configuration, teachers, vocabulary and frozen base that it started with.
+
+    Args:
+      model_dir: The run directory.
+      recipe: The recipe of the run.
+      vocabulary: The vocabulary of its text; None if it is not known.
+      run_config: The resolved configuration; None for a run started from Python.
+
+    Raises:
+      UserError: One of them differs or is missing.
+    """
+    stored_config.check(model_dir, run_config)
+    loaded_teachers.check(model_dir, recipe.teachers, run_config)
+    if not run_directory.may_resume(model_dir):
+        return
+    if vocabulary is not None:
+        run_tokenizer.check(model_dir, vocabulary)
+    if (base := frozen_base.of_run(model_dir)) is not None:
+        base.check_exists()
+
+
+def check_best_metric(recipe: Recipe, program: Program, evaluations: Evaluations, checkpointer: Checkpointer) -> None:
+    """Checks that the metrics of the evaluations can be computed, and that one of them decides which are the best.
+
+    Args:
+      recipe: The recipe of the run.
+      program: Its program.
+      evaluations: Its evaluations.
+      checkpointer: The checkpoints of the run, which name the metric.
+
+    Raises:
+      UserError: A package of a metric is missing, or no evaluation has the metric.
+    """
+    periods = recipe.periods
+    if not evaluations.names or periods.evaluate is None:
+        return
+    decides = periods.patience is not None or checkpointer.keep_best
+    params = optimizers.merge(program.shapes[0].params, program.shapes[1].params)
+    check_metrics(evaluations, checkpointer.best_metric if decides else None, params)

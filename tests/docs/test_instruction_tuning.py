@@ -1,0 +1,47 @@
+"""The commands and the program of docs/instruction_tuning.md, with a small GPT-2: infer and transformers agree."""
+
+import json
+import re
+import shlex
+import subprocess
+
+import page_commands
+import pytest
+import small_models
+
+pytestmark = [pytest.mark.full, pytest.mark.parity]
+
+# Text in a command -> settings of a small one.
+LENGTHS = "TASK_FEATURE_LENGTHS=\"{'inputs': 32, 'targets': 24}\""
+SMALLER = {
+    r" train ": [
+        "TRAIN_STEPS=4",
+        "BATCH_SIZE=2",
+        "LEARNING_RATE=0.01",
+        "TASK_METRICS=False",
+        LENGTHS,
+        f"BOS_ID={small_models.BOS_ID}",
+    ],
+    r" eval ": ["TASK_METRICS=False"],
+}
+
+
+def test_page_leads_from_prompts_to_the_same_answers_in_transformers(tmp_path, monkeypatch, run_command, capsys):
+    monkeypatch.chdir(tmp_path)
+    small_models.write_gpt2(tmp_path / "gpt2")
+    for command in page_commands.commands("instruction_tuning"):
+        if "--interactive" in command:
+            continue
+        if command.startswith("printf"):
+            subprocess.run(command, shell=True, check=True)
+            continue
+        more = [f"--gin.{each}" for text, settings in SMALLER.items() if re.search(text, command) for each in settings]
+        code, output = run_command(shlex.split(" ".join([command, *more]))[1:])
+        assert code == 0, f"{command}: {output}"
+    (answer,) = (json.loads(line)["prediction"] for line in open("answers.jsonl"))
+    program = re.search(r"^```python\n(.*?)^```", page_commands.read("instruction_tuning"), re.DOTALL | re.MULTILINE)[1]
+    capsys.readouterr()
+    exec(compile(program, "docs/instruction_tuning.md", "exec"), {"__name__": "program"})
+    printed = capsys.readouterr().out
+    whole = answer.rstrip("\ufffd")  # bytes of a character that the maximum length cuts
+    assert whole and printed.startswith(whole)
