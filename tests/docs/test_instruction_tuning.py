@@ -1,5 +1,7 @@
 """The commands and the program of docs/instruction_tuning.md, with a small GPT-2: infer and transformers agree."""
 
+import contextlib
+import io
 import json
 import re
 import shlex
@@ -26,7 +28,7 @@ SMALLER = {
 }
 
 
-def test_page_leads_from_prompts_to_the_same_answers_in_transformers(tmp_path, monkeypatch, run_command, capsys):
+def test_page_leads_from_prompts_to_the_same_answers_in_transformers(tmp_path, monkeypatch, run_command):
     monkeypatch.chdir(tmp_path)
     small_models.write_gpt2(tmp_path / "gpt2")
     for command in page_commands.commands("instruction_tuning"):
@@ -40,8 +42,7 @@ def test_page_leads_from_prompts_to_the_same_answers_in_transformers(tmp_path, m
         assert code == 0, f"{command}: {output}"
     (answer,) = (json.loads(line)["prediction"] for line in open("answers.jsonl"))
     program = re.search(r"^```python\n(.*?)^```", page_commands.read("instruction_tuning"), re.DOTALL | re.MULTILINE)[1]
-    capsys.readouterr()
-    exec(compile(program, "docs/instruction_tuning.md", "exec"), {"__name__": "program"})
-    printed = capsys.readouterr().out
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(program, "docs/instruction_tuning.md", "exec"), {"__name__": "program"})
     whole = answer.rstrip("\ufffd")  # bytes of a character that the maximum length cuts
-    assert whole and printed.startswith(whole)
+    assert whole and printed.getvalue().startswith(whole)

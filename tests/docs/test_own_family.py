@@ -39,10 +39,10 @@ def test_commands_of_the_page_train_and_evaluate(tmp_path, monkeypatch, run_comm
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mixer.py").write_text(MODULE)
     (tmp_path / "mixer.gin").write_text(GIN)
-    monkeypatch.setenv(*re.search(r"^    export (\w+)=(\w+)$", PAGE, re.MULTILINE).groups())
     train, evaluate = page_commands.commands("own_family")
     code, output = run_command([*shlex.split(train)[1:], *SMALLER, "--gin.WARMUP_STEPS=2"])
     assert code == 0, output
+    monkeypatch.setenv(*re.search(r"^    export (\w+)=(\w+)$", PAGE, re.MULTILINE).groups())
     code, output = run_command(shlex.split(evaluate)[1:])
     assert code == 0 and "accuracy = " in output, output
     losses = [row["loss"] for row in read_metrics("runs/mixer") if row["split"] == "validation"]
