@@ -24,6 +24,6 @@ def test_python_versions_are_supported():
 
 def test_first_commands_of_the_readme_set_up_train_and_test():
     commands = re.findall(r"^    (.+)$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert commands == ["git clone … && cd t5x_like", "./launch/local.sh train", "./launch/local.sh test"]
+    assert commands == ["git clone URL t5x_like && cd t5x_like", "./launch/local.sh train", "./launch/local.sh test"]
     for command in commands[1:]:
         assert command in SCRIPT
