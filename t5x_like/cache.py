@@ -91,7 +91,6 @@ def cache(
       RunFailed: the storage is full or cannot be written, or shards are missing or truncated after writing.
     """
     writer, console = _writer(), console or terminal.console(file=sys.stderr, highlight=False)
-    processes = (os.cpu_count() or 1) if processes is None else processes
     plans, mixture = make_plans(
         data=data,
         objective=objective,
