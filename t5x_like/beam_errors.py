@@ -51,8 +51,9 @@ def make_pipeline(options: Sequence[str], **flags: bool) -> "beam.Pipeline":
     try:
         return beam.Pipeline(options=PipelineOptions(list(options), **flags))
     except (AttributeError, ImportError, ValueError) as error:  # of the name of the runner, and of values
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise UserError(
-            f"BEAM={list(options)}: {str(error).splitlines()[0].rstrip('.')}. Give a runner of Beam, such as "
+            f"BEAM={list(options)}: {reason}. Give a runner of Beam, such as "
             "--runner=DataflowRunner or --runner=apache_beam.runners.dask.dask_runner.DaskRunner, and its options."
         ) from error
 

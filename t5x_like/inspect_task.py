@@ -30,9 +30,8 @@ PERCENTILES = (0, 10, 50, 90, 99, 100)
 # Default lengths: short rows, and their number of predictions. BERT masks at most 20 of 128 tokens.
 DEFAULT_LENGTH = 128
 DEFAULT_PREDICTIONS = 20
-# Fractions above these are problems: unknown tokens are noise, and padding wastes compute.
+# A larger fraction of unknown tokens is a problem: they are noise.
 UNKNOWN_FRACTION = 0.001
-PADDING_FRACTION = 0.5
 # Documents that `find` prints.
 MOST_ORIGINS = 10
 
@@ -240,7 +239,7 @@ def _print_documents(source: "SeqIOSource", sample: int, found: Inspection, cons
     if found.documents:
         skipped = ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "none"
         console.print(Text(f"\nskipped documents among the first {found.documents:,}: {skipped}"))
-        if (share := counts.total() / found.documents) > PADDING_FRACTION:
+        if (share := counts.total() / found.documents) > first_rows.PADDING_FRACTION:
             found.problems.append(
                 f"{share:.0%} of the documents are skipped ({skipped}). Check that the text feature is the right one."
             )
@@ -378,7 +377,7 @@ def _print_rows(
         found.efficiency[name] = float(np.mean(ids > 0))
         found.examples_per_row = max(found.examples_per_row, float(np.mean(ids.reshape(len(ids), -1).max(axis=1))))
     for name, fraction in found.efficiency.items():
-        if judged and fraction < 1 - PADDING_FRACTION:
+        if judged and fraction < 1 - first_rows.PADDING_FRACTION:
             advice = against_padding(name, source, spec, found)
             found.problems.append(f"{1 - fraction:.0%} of {name!r} is padding. {advice[0].upper()}{advice[1:]}.")
     full = ", ".join(f"{name} {fraction:.1%}" for name, fraction in found.efficiency.items())

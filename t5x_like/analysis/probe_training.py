@@ -38,7 +38,7 @@ def fit(loss: Callable[..., Array], params: Any, x: np.ndarray, labels: np.ndarr
 
     options = {"maxiter": steps, "maxfun": 2 * steps + 20, "gtol": _LARGEST_GRADIENT}
     found = optimize.minimize(compute, np.asarray(initial, np.float64), jac=True, method="L-BFGS-B", options=options)
-    if found.nit >= steps:
+    if found.status == 1:  # the limit of updates, or of evaluations
         logging.warning(
             "PROBE_STEPS=%d: a probe has not converged, with a gradient of %.1g. Give more.",
             steps,

@@ -370,12 +370,12 @@ COMMANDS = {
         "convert weights from and to Hugging Face directories, and from T5X checkpoints",
         "commands/convert.gin",
         flags={
-            "input": (
-                "CHECKPOINT_PATH",
-                "a Hugging Face directory, a T5X checkpoint, a run, or one of its checkpoints",
-            ),
+            "input": ("CHECKPOINT_PATH", "a Hugging Face directory, a T5X checkpoint, a run or its checkpoint"),
             "output": ("OUTPUT_PATH", "the directory to write"),
-            "heads": ("HEADS", "all (the default), or none for the bare model"),
+            "heads": (
+                "HEADS",
+                "all (the default), supported: those that transformers computes, or none for the bare model",
+            ),
             "merge": ("MERGE", "False: write the adapters of a run alone, in the files of peft (default: True)"),
             "quantization": ("QUANTIZATION", "write a run with weights in int8, int4, bfloat16 or float16"),
             "quantized_inputs": ("QUANTIZED_INPUTS", "dynamic: the inputs of projections are int8 as well"),

@@ -54,8 +54,8 @@ def read(path: str) -> tuple[ElmoConfig, dict[str, Float[np.ndarray, "..."]], tu
         characters = _size(options, "char_cnn.max_characters_per_token", 50)
     leaves, shapes = {}, parameters.named_leaves(jax.eval_shape(config.make, jax.random.key(0)))
     contents = paths.read_bytes(weights := paths.join(path, weights_name))
-    values = sum(math.prod(leaf.shape) for leaf in shapes.values())
-    limits.check_expansion(f"{weights}, {OPTIONS}", values, len(contents))
+    claimed = np.dtype(np.float16).itemsize * sum(math.prod(leaf.shape) for leaf in shapes.values())
+    limits.check_expansion(f"{weights}, {OPTIONS}", claimed, len(contents))
     expected = {name: array.shape for name, array in _arrays(config, _zeros(shapes))}
     stored = hdf5_files.read(weights, contents, expected, OPTIONS)
     for name, leaf in shapes.items():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from t5x_like import limits
+from t5x_like import limits, packages
 from t5x_like.errors import UserError
 
 _COPY = "Copy it again."
@@ -29,15 +29,9 @@ def h5py(path: str) -> ModuleType:
       path: the file or directory that needs it, for the message.
 
     Raises:
-      UserError: it is not installed.
+      MissingPackageError: It is not installed.
     """
-    try:
-        import h5py
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{path}: .hdf5 needs h5py, which is not installed. Run `pip install -e '.[hdf5]' -c constraints.txt`."
-        ) from error
-    return h5py
+    return packages.require("h5py", f"{path}: .hdf5", extra="hdf5")
 
 
 def read(

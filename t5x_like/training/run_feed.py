@@ -37,12 +37,12 @@ def open_feed(recipe: Recipe, vocab_size: int, partitioner: partitioning.Partiti
     problems = getattr(data, "text_problems", None)  # of live tasks; a cache is checked when it is written
     for problem in problems(features) if problems and index == 0 else ():
         logging.warning("%s", problem)
-    first_rows = FirstRows(features)
+    first_rows = FirstRows(features) if index == 0 else None
     check = BatchCheck(recipe, vocab_size, is_whole=count == 1)
 
     def put(batch):
         check(batch)
-        for problem in first_rows.add(batch):
+        for problem in first_rows.add(batch) if first_rows else ():
             logging.warning("%s: %s", data.name, problem)
         return partitioner.put_batch(batch, features.axes)
 
