@@ -3,8 +3,6 @@
 import dataclasses
 from collections.abc import Mapping
 
-import jax
-
 from t5x_like.distillation.cached_logits import CachedLogits
 from t5x_like.distillation.loss import Loss
 from t5x_like.distillation.objective import Distillation
@@ -12,13 +10,9 @@ from t5x_like.distillation.on_policy import OnPolicy
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.loading import open_teacher
-from t5x_like.objectives import passes
 from t5x_like.optimizers.schedules import Schedule
-from t5x_like.partitioning import Partitioner
-from t5x_like.training.program import make_program
-from t5x_like.training.recipe import Recipe, Update
+from t5x_like.training.recipe import Recipe
 from t5x_like.training.runs import run_vocabulary
-from t5x_like.training.state import assemble
 
 
 def distill(
@@ -72,20 +66,5 @@ def distill(
     objective.check(student.model)
     recipe = dataclasses.replace(student, objective=objective, evaluated=own, teachers=loaded)
     if objective.cached and require_weights:
-        _check_losses_of_cached_logits(recipe)
+        student.data.check(objective.features)  # before the rows of another cache have other shapes than the logits
     return recipe
-
-
-def _check_losses_of_cached_logits(recipe: Recipe) -> None:
-    """Traces the losses, so that one that reads more than the cached logits is refused before a device is used."""
-    one = Partitioner(devices=jax.local_devices()[:1], ici={"data": 1})
-    program = make_program(dataclasses.replace(recipe, partitioner=one, update=Update(compiler_options={})))
-    state, frozen = program.shapes
-    batch = {
-        name: jax.ShapeDtypeStruct(shape, program.batch_dtypes[name]) for name, shape in program.batch_shapes.items()
-    }
-
-    def terms(params, frozen, batch):
-        return passes.terms(passes.forward_at_evaluation(recipe.objective, assemble(params, frozen), batch))
-
-    one.eval_shape(terms, state.params, frozen, batch)

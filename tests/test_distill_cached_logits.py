@@ -100,3 +100,16 @@ def test_checkpoint_of_the_teacher_that_did_not_compute_the_logits_is_refused(st
     copying_run.run(tmp_path / "other", total=1, evaluate=None, seed=5)
     with pytest.raises(UserError, match="were computed by .*, but the teacher 't' of this run is"):
         run(tmp_path / "run", Teacher(str(tmp_path / "other"), logits=logits), cache)
+
+
+def test_logits_of_other_lengths_are_refused(stored, tmp_path):
+    teacher, cache, logits = stored
+    lengths, of_other = {"inputs": 12, "targets": 16}, tmp_path / "cache"
+    write_cache(of_other / "train", CASES["sequence_to_sequence"], ids=32, vocabulary="digest", lengths=lengths)
+    for directory, message in (
+        (cache, "'inputs' has 8 items in the cache, 12 items in this run"),
+        (str(of_other), "belong to the rows of the cache"),
+    ):
+        data = CachedSource(cache_dir=directory, batch_size=8, task_feature_lengths=lengths)
+        with pytest.raises(UserError, match=message):
+            recipe(tmp_path / "run", Teacher(teacher, logits=logits), directory, data=data)
