@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import page_commands
 import pytest
@@ -24,6 +25,7 @@ SMALLER = {
         LENGTHS,
         f"BOS_ID={small_models.BOS_ID}",
     ],
+    r"infer --gin.HF_PATH": [LENGTHS],
     r" eval ": ["TASK_METRICS=False"],
 }
 
@@ -40,7 +42,8 @@ def test_page_leads_from_prompts_to_the_same_answers_in_transformers(tmp_path, m
         more = [f"--gin.{each}" for text, settings in SMALLER.items() if re.search(text, command) for each in settings]
         code, output = run_command(shlex.split(" ".join([command, *more]))[1:])
         assert code == 0, f"{command}: {output}"
-    (answer,) = (json.loads(line)["prediction"] for line in open("answers.jsonl"))
+    assert Path("exported_answers.jsonl").read_text() == Path("answers.jsonl").read_text()
+    answer = json.loads(Path("answers.jsonl").read_text())["prediction"]
     program = re.search(r"^```python\n(.*?)^```", page_commands.read("instruction_tuning"), re.DOTALL | re.MULTILINE)[1]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(program, "docs/instruction_tuning.md", "exec"), {"__name__": "program"})
