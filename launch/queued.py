@@ -316,5 +316,9 @@ class QueuedResource:
                 call = tpu_v2.DeleteQueuedResourceRequest(name=self.full_name, force=True, request_id=str(uuid.uuid4()))
                 self.clients.tpu.delete_queued_resource(call, timeout=cloud.TIMEOUT_SECONDS)
         except NotFound:
-            return self._get() is not None
+            if self._get() is None:
+                return False
+            raise TransientFailure(
+                f"{self.name} was not deleted: not found, but it exists. A retry may succeed."
+            ) from None
         return True

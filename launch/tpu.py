@@ -176,7 +176,7 @@ def dry_run(options: argparse.Namespace, request: Request | None, command: list[
     """Prints what an action would call, and what `train` costs, without a call."""
     tpu = QueuedResource(None, options.name, options.zone, options.project, getattr(options, "num_slices", 1))
     url = "https://tpu.googleapis.com/v2"
-    directory = f"gs://BUCKET/RUN/launch/{tpu.name}"
+    directory = given_directory(options) or f"gs://BUCKET/RUN/launch/{tpu.name}"
     if options.action == "train":
         directory = job.directory_of(tpu.name, jobs.model_dir(command), options.staging)
         print(f"# store this checkout and job.json in {directory}")
@@ -224,23 +224,60 @@ def run_action(options: argparse.Namespace, command: list[str]) -> int:
     elif options.action == "logs":
         stored.show_log(f"{options.slice}-{options.worker}", options.lines)
     else:
-        if stored:  # all workers save and exit; they read this at the next poll. A watching `train` ends
-            stored.change(lambda contents: {**contents, "stop": True})
+        is_stopped = stored is not None and request_stop(stored, options)
         if options.action == "delete" and not tpu.delete():
-            raise CommandFailed(f"{tpu.name} not found. Check --zone and --project.")
+            detail = ", and its job was asked to stop" if is_stopped else ""
+            advice = "" if is_stopped else " To end a `train` that waits to create it, add --model_dir or --staging."
+            raise CommandFailed(f"{tpu.name} not found{detail}. Check --zone and --project.{advice}")
     return 0
 
 
+def request_stop(stored: job.Job, options: argparse.Namespace) -> bool:
+    """Asks the workers to save and exit, which read this at their next poll, and a watching `train` to end.
+
+    Args:
+      stored: The directory of the job.
+      options: The parsed command line of `stop` or `delete`.
+
+    Returns:
+      Whether there is a job.
+
+    Raises:
+      LaunchError: There is none, and `stop` or the user's directory needs one.
+    """
+    if stored.change(lambda contents: {**contents, "stop": True}) is not None:
+        return True
+    if options.action == "stop" or options.model_dir or options.staging:
+        raise slices.LaunchError(
+            f"{stored.directory}: job.json not found. Give NAME, and --model_dir or --staging, as `train` got them."
+        )
+    return False
+
+
 def find_job(tpu: QueuedResource, bucket: Bucket, options: argparse.Namespace) -> job.Job | None:
-    """Returns the directory of the job that a TPU runs, or None if it runs none."""
-    if run := getattr(options, "model_dir", None):
-        return job.Job(bucket, job.directory_of(tpu.name, run, None))
-    directory = tpu.state().job
-    if not directory and options.action == "logs":
-        raise CommandFailed(
-            f"{tpu.name} not found, or it runs no job. Give --model_dir, or check --zone and --project."
+    """Returns the directory of the job that the user gives or a TPU runs, or None if it runs none.
+
+    Args:
+      tpu: The TPU, which need not exist.
+      bucket: Reads and writes objects.
+      options: The parsed command line.
+
+    Raises:
+      LaunchError: There is none, and the action needs one.
+    """
+    directory = given_directory(options) or tpu.state().job
+    if not directory and options.action in ("logs", "stop"):
+        raise slices.LaunchError(
+            f"{tpu.name} not found, or it runs no job. Give --model_dir or --staging of the job, or check --zone and "
+            "--project."
         )
     return job.Job(bucket, directory) if directory else None
+
+
+def given_directory(options: argparse.Namespace) -> str | None:
+    """Returns the directory of a job by --model_dir or --staging of `logs`, `stop` and `delete`, or None."""
+    run, staging = getattr(options, "model_dir", None), getattr(options, "staging", None)
+    return job.directory_of(options.name, run, staging) if run or staging else None
 
 
 def show_status(tpu: QueuedResource, stored: job.Job | None) -> None:

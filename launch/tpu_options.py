@@ -48,13 +48,12 @@ def make_parser(description: str) -> argparse.ArgumentParser:
         *(_add_tpu, _add_request, _add_job, _add_watch),
     )
     add("status", "show the state of the TPU, of the job on all workers, and of the run", _add_tpu)
-    logs = add("logs", "print the end of a worker's output", _add_tpu)
+    logs = add("logs", "print the end of a worker's output", _add_tpu, _add_stored_job)
     logs.add_argument("--worker", type=int, default=0, help="index of the worker (default: %(default)s)")
     logs.add_argument("--slice", type=int, default=0, help="index of the slice (default: %(default)s)")
     logs.add_argument("--lines", type=int, default=50, help="lines to print; 0 for all (default: %(default)s)")
-    logs.add_argument("--model_dir", help="directory of the run, gs://…, if the TPU does not exist any more")
-    add("stop", "ask the job to save a checkpoint and exit, and keep the TPU", _add_tpu)
-    add("delete", "delete a TPU, its VMs and their disks", _add_tpu)
+    add("stop", "ask the job to save a checkpoint and exit, and keep the TPU", _add_tpu, _add_stored_job)
+    add("delete", "stop the job, and delete a TPU, its VMs and their disks", _add_tpu, _add_stored_job)
     fetch = add("fetch", "copy a run out of its bucket")
     fetch.add_argument("source", metavar="gs://BUCKET/RUN", help="directory of the run")
     fetch.add_argument("target", metavar="DIRECTORY", help="local directory to copy to")
@@ -66,6 +65,11 @@ def _add_tpu(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="name of the TPU")
     parser.add_argument("--zone", help="zone of the TPU, such as us-west4-a")
     parser.add_argument("--project", help="project of the TPU (default: of your credentials)")
+
+
+def _add_stored_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model_dir", help="directory of the run, gs://…, if the TPU does not exist now")
+    parser.add_argument("--staging", help="alternatively the --staging of `train`, for a job that has one")
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:
