@@ -5,7 +5,8 @@ request, how the job has ended on each worker, and the heartbeat of the run. It 
 time. It leaves alone what the platform or the workers recover: repairs, a lost slice of several, lost processes.
 
 Nothing is deleted on the word of an error: an error only says that something is not known. A TPU is absent if the API
-says so twice, minutes apart, and does not list it. A TPU is not deleted while its run sends heartbeats.
+says so twice, minutes apart, or once after it was being deleted, and does not list it. A TPU is not deleted while its
+run sends heartbeats.
 
 Requires Python 3.10, google-cloud-tpu and google-cloud-storage.
 """
@@ -76,7 +77,7 @@ class Watch:
         self.heartbeat = Heartbeat(job.bucket, self.run_directory, clock)
         self.recreations, self.delay, self.progress = 0, options.poll_seconds, -1
         self.has_answered = False  # the API: its errors are then no longer errors of the options
-        self.exists = self.was_ready = False
+        self.exists = self.was_ready = self.was_deleting = False
         self.workers, self.ready_seconds = 0, 0.0  # when it was ready last
         self.logged: set[str] = set()  # odd values
         self.last_detail = None
@@ -112,7 +113,8 @@ class Watch:
         if state.detail != self.last_detail:
             self._log(state.detail)
             self.last_detail, self.since["state"] = state.detail, now
-        self.exists = self.exists or state.kind != TpuState.ABSENT
+        if state.kind != TpuState.ABSENT:
+            self.exists, self.was_deleting = True, state.kind == TpuState.DELETING
         if state.kind == TpuState.READY:
             self.was_ready, self.workers = True, state.workers or self.workers
             self.ready_seconds = now - self.since["ready"]
@@ -165,7 +167,7 @@ class Watch:
                 raise state.error
             reason = str(state.error)
         elif state.kind == TpuState.ABSENT:
-            reason = state.detail if waited >= ABSENT_SECONDS else None
+            reason = state.detail if self.was_deleting or waited >= ABSENT_SECONDS else None
         elif state.kind in (TpuState.LOST, TpuState.DELETING) or (state.is_gone and self.request.spot):
             reason = state.detail
         elif state.kind == TpuState.PENDING and self.was_ready and waited > REPAIR_SECONDS:
@@ -179,7 +181,7 @@ class Watch:
                 self.logged.add(state.detail)
                 self._log(f"{reason}; waiting for {QUIET_SECONDS:g} s without a heartbeat of the run")
             return None
-        if reason and state.kind == TpuState.ABSENT and not self.was_ready:
+        if reason and state.kind == TpuState.ABSENT and not (self.was_ready or self.was_deleting):
             raise CommandFailed(f"{self.tpu.name} not found: it was deleted while it was being created.")
         return reason
 
@@ -189,7 +191,7 @@ class Watch:
         state = self._retry(self.tpu.state)
         self._note(state)
         if self._reason_to_recreate(state) is None or not self.delete():
-            self._log("not deleted: it is back")
+            self._log(f"not deleted now: {state.detail}")
             return
         # A new job for the workers: how an earlier one ended does not count. Its code stays the same.
         known, fresh = self.contents["id"], new_id()
@@ -213,6 +215,7 @@ class Watch:
         progress = self._retry(self._newest_progress)
         if progress > self.progress:
             self.progress, self.recreations, self.delay = progress, 0, self.options.poll_seconds
+            self.ready_seconds = 0.0  # it counts once
         if self.recreations == self.options.max_recreations:
             raise CommandFailed(
                 f"{self.tpu.name}: {reason}. Stopped after {self.recreations} recreations without a new checkpoint "
@@ -248,7 +251,8 @@ class Watch:
                     continue
                 if state.job != self.job.directory:
                     raise
-            self.exists, self.was_ready, self.last_detail = True, False, None
+            self.exists, self.last_detail = True, None
+            self.was_ready = self.was_deleting = False
             self.workers, self.ready_seconds = 0, 0.0
             self.since = dict.fromkeys(self.since, self.clock.monotonic())
             self.heartbeat.restart()
@@ -358,7 +362,7 @@ def finish(watch: Watch, code: int, log: Callable[[str], None]) -> int:
         log(f"{tpu.name} is deleted and incurs no more costs")
         return code
     if wanted:
-        log(f"{tpu.name} is not deleted, because its run still sends heartbeats")
+        log(f"{tpu.name} is not deleted, because its run is not known to be silent")
     log_remaining(tpu, options, log)
     return code
 

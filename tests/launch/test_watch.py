@@ -79,7 +79,7 @@ def test_tpu_whose_run_beats_is_not_deleted_whatever_its_state():
 def test_tpu_that_is_back_after_the_wait_is_not_deleted():
     cloud = ScriptedCloud("ACTIVE", *["SUSPENDED"] * 3, *["ACTIVE"] * 10)
     code, log = train(cloud, "--poll_seconds=60")
-    assert code == 0 and "creating it again in 60 s" in log and "not deleted: it is back" in log
+    assert code == 0 and "creating it again in 60 s" in log and "not deleted now: ready" in log
     assert cloud.changes == ["create"]
 
 
@@ -200,6 +200,19 @@ def test_recreations_without_progress_are_limited():
     assert code == 1 and "first: SUSPENDED. Stopped after 1 recreations without a new checkpoint (--max_rec" in log
 
 
+def test_failed_creations_of_a_command_without_a_run_are_limited(capsys):
+    """Time on a TPU that is ready is progress once, and not of each attempt after it."""
+    cloud = ScriptedCloud(*["ACTIVE"] * 10, ["SUSPENDED"], "ACTIVE")
+    cloud.created = lambda name: OUTAGE if "delete" in cloud.changes else ScriptedCloud.created(cloud, name)
+    options = ["--local_model_dir", "--staging=gs://my-bucket/runs/first/launch", "--poll_seconds=600"]
+    command = ["--", "t5x_like", "train", "--gin.MODEL_DIR=/mnt/run"]
+    with scripted_cloud.connected(cloud, cloud.clock):
+        words = ["train", "first", *scripted_cloud.SLICE, *options, "--max_recreations=3", *command]
+        assert scripted_cloud.tpu.main(words) == 1
+    log = capsys.readouterr().err
+    assert "Stopped after 3 recreations without a new checkpoint" in log and cloud.changes == ["create", "delete"]
+
+
 @pytest.mark.parametrize("times", [5, pytest.param(120, marks=pytest.mark.full)])
 def test_preemptions_with_progress_are_not_an_end(times):
     cloud = ScriptedCloud(*["ACTIVE", ["SUSPENDED"]] * times, "ACTIVE")
@@ -213,6 +226,32 @@ def test_preemptions_with_progress_are_not_an_end(times):
     code, log = train(cloud, "--max_recreations=2", "--spot", "--poll_seconds=200")
     assert code == 0 and cloud.changes.count("create") == times + 1
     assert "creating it again in 200 s (1 of 2)" in log and "(2 of 2)" not in log
+
+
+@pytest.mark.parametrize("seconds", [90, 210], ids=["of the silence", "before the recreation"])
+def test_deletion_that_ends_during_a_wait_is_one_preemption(seconds):
+    cloud = ScriptedCloud("ACTIVE", ["DELETING"], "ACTIVE")
+    cloud.clock.on_sleep.append(lambda: cloud.current == ["DELETING"] and cloud.clock.seconds >= seconds and forget())
+
+    def forget():
+        cloud.resources.clear()
+        cloud.absent = cloud.absent or cloud.clock.seconds
+
+    cloud.absent = None
+    code, log = train(cloud, "--max_recreations=1")
+    assert code == 0 and cloud.changes == ["create", "create"]
+    assert cloud.absent == seconds and log.count("creating it again") == 1
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["no lock", "lock of a lost process"])
+def test_train_right_after_a_deletion_waits_for_the_name(held):
+    cloud = ScriptedCloud(["DELETING"], "ACTIVE")
+    cloud.use(f"gs://my-bucket/{DIRECTORY}")
+    if held:
+        cloud.put(f"{RUN}/lock.json", {"beats": 0})
+    cloud.clock.on_sleep.append(lambda: cloud.current == ["DELETING"] and cloud.resources.clear())
+    code, log = train(cloud, "--max_recreations=1")
+    assert code == 0 and cloud.changes == ["create"]
 
 
 def test_request_that_was_deleted_while_it_was_queued_is_not_repeated():

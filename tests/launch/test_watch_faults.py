@@ -360,4 +360,19 @@ def test_tpu_is_not_deleted_at_the_end_while_the_run_beats():
     cloud.clock.on_sleep.append(lambda: cloud.put(f"{RUN}/lock.json", {"beats": cloud.clock.seconds}))
     code, log = train(cloud, "--delete_when_done")
     assert code == 0 and cloud.changes == ["create"]
-    assert "first is not deleted, because its run still sends heartbeats" in log and "what remains: first" in log
+    assert "first is not deleted, because its run is not known to be silent" in log and "what remains: first" in log
+
+
+def test_tpu_is_not_deleted_at_the_end_if_the_heartbeat_cannot_be_read():
+    cloud = ScriptedCloud("ACTIVE")
+    cloud.put(f"{RUN}/lock.json", {"beats": 0})
+    denied = failure(403, "caller does not have permission")
+
+    def deny(method, path):
+        """Reads fail from the first one after the end of the job on."""
+        return denied if method == "GET" and "/storage/" in path and cloud.clock.seconds >= 60 else None
+
+    cloud.fault = lambda method, path: deny(method, path) or cloud.poll(method, path)
+    code, log = train(cloud, "--delete_when_done")
+    assert code == 0 and cloud.changes == ["create"]
+    assert "first is not deleted, because its run is not known to be silent" in log
