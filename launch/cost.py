@@ -31,7 +31,7 @@ def check(options: argparse.Namespace) -> None:
     """Checks the options for the cost.
 
     Raises:
-      LaunchError: A value is not a positive number.
+      LaunchError: A value is negative or not finite.
     """
     for name in ("price", "hours"):
         value = getattr(options, name, None)

@@ -65,8 +65,8 @@ COMMAND = ["--", "t5x_like", "train", "--gin.MODEL_DIR=gs://my-bucket/runs/first
         (["train", "first", *SLICE, "--num_slices=0", *COMMAND], "--num_slices=0: below the minimum. Give at least 1"),
         (["train", "first", *SLICE, "--project=X", *COMMAND], "is not a project ID"),
         (["train", "first", *SLICE, "--staging=/tmp/x", *COMMAND], "--staging=/tmp/x is not a directory in a bucket"),
-        (["train", "first", *SLICE, "--price=-1", "--dry_run", *COMMAND], "--price=-1: not a positive number"),
-        (["train", "first", *SLICE, "--hours=nan", "--dry_run", *COMMAND], "--hours=nan: not a positive number"),
+        (["train", "first", *SLICE, "--price=-1", "--dry_run", *COMMAND], "--price=-1: negative or not finite"),
+        (["train", "first", *SLICE, "--hours=nan", "--dry_run", *COMMAND], "--hours=nan: negative or not finite"),
         (
             ["train", "first", *SLICE, "--", "t5x_like", "train", "--gin.MODEL_DIR=gs://my-bucket/runs/[1]"],
             "--gin.MODEL_DIR=gs://my-bucket/runs/[1] is not a directory in a bucket",
