@@ -28,8 +28,10 @@ from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.weight_source import InitialWeights
 
-# Arguments of a command, or settings of its recipe, with paths that it writes and reads.
-WRITTEN = ("model_dir", "output_dir", "output_path", "cache_dir", "logits_dir", "json_path")
+# Arguments of a command, or settings of its recipe, with paths that it writes and reads; the former with their macro.
+WRITTEN = {name: name.upper() for name in ("model_dir", "output_dir", "output_path", "cache_dir", "json_path")} | {
+    "logits_dir": "TEACHER_LOGITS"
+}
 READ = ("initial_checkpoint_path", "checkpoint_path", "input_path")
 # Files of TPUs and GPUs, which a dry run does not open: another process may use them.
 _ACCELERATORS = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*")
@@ -48,7 +50,7 @@ def dry_run(command: Command, arguments: Arguments) -> int:
     Raises:
       UserError: The command would fail before its first batch.
     """
-    checklist = Checklist(elsewhere=arguments.dry_run == ELSEWHERE)
+    checklist = Checklist(elsewhere=arguments.dry_run == ELSEWHERE, knows_devices=arguments.cpu_devices is not None)
     has_accelerators = any(map(glob.glob, _ACCELERATORS))
     if command.multi_process and arguments.cpu_devices is None and (checklist.elsewhere or has_accelerators):
         checklist.skip("the mesh", "the devices of the command are not used. Give their number with --cpu_devices=N")
@@ -87,7 +89,11 @@ def _check_paths(command: Command, macros: Mapping[str, Any], checklist: Checkli
 def _describe(command: Command, arguments: Arguments, resolved: config.Resolved, checklist: Checklist) -> Iterator[str]:
     """Checks a command, and yields lines about it."""
     if command.function == "t5x_like.ablate.ablate":
-        yield from _check_ablation(config.arguments(resolved.configured(), without=("metric", "title")), checklist)
+        grid = checklist.run(
+            "the configuration", lambda: config.arguments(resolved.configured(), without=("metric", "title"))
+        )
+        if grid is not None:
+            yield from _check_ablation(grid, checklist)
         return
     given = checklist.run("the configuration", lambda: config.arguments(resolved.configured()))
     if given is None:
@@ -107,7 +113,9 @@ def _describe(command: Command, arguments: Arguments, resolved: config.Resolved,
     yield from _paths(given, checklist)
     partitioner = getattr(given.get("loaded") or recipe, "partitioner", None) or given.get("partitioner")
     if "the mesh" not in checklist.unchecked:
-        yield f"mesh: {_mesh(partitioner)}"
+        mesh = checklist.run("the mesh", lambda: _mesh(partitioner), opens_store=False)
+        if mesh is not None:
+            yield f"mesh: {mesh}"
 
 
 def _check_ablation(given: Mapping[str, Any], checklist: Checklist) -> Iterator[str]:
@@ -230,12 +238,12 @@ def _paths(given: Mapping[str, Any], checklist: Checklist) -> Iterator[str]:
     for name in READ:
         if given.get(name):
             yield f"reads {name}={given[name]}"
-    for name in WRITTEN:
+    for name, setting in WRITTEN.items():
         path = given.get(name)
         if not isinstance(path, str):
             continue
         if not paths.is_local(path):
-            checklist.skip(f"writing to {name.upper()}={path}", "a dry run writes nothing")
+            checklist.skip(f"writing to {setting}={path}", "a dry run writes nothing")
         yield f"writes {name}={path}{_resumes(path) if name == 'model_dir' else ''}"
 
 

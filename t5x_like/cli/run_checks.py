@@ -107,9 +107,9 @@ def trace_program(recipe: Recipe, checklist: Checklist) -> Program | None:
     one = Partitioner(rules=given.rules, devices=jax.devices()[:1], attention=given.attention)
     for partitioner in _meshes(given, checklist) or (one,):
         of_mesh = dataclasses.replace(recipe, partitioner=partitioner)
-        program = checklist.run("the training step", lambda recipe=of_mesh: make_program(recipe))
+        program = checklist.run("the training step", lambda recipe=of_mesh: make_program(recipe), opens_store=False)
         if program is not None:
-            checklist.run("the training step", program.trace)
+            checklist.run("the training step", program.trace, opens_store=False)
             return program
     return None
 

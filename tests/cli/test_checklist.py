@@ -41,6 +41,25 @@ def test_errors_of_the_machine_are_noted(error):
     assert list(checks.lines()) == [f"not checked: the data: {error}", "not checked: the teacher: TEACHER=x: not read"]
 
 
+def test_mesh_that_does_not_fit_known_devices_is_an_error():
+    with pytest.raises(DeviceMismatchError):
+        Checklist(knows_devices=True).run("the mesh", raising(DeviceMismatchError("the mesh needs 8 devices")))
+
+
+def test_damaged_message_of_protobuf_is_an_error():
+    cause = type("DecodeError", (Exception,), {"__module__": "google.protobuf.message"})()
+    with pytest.raises(UserError, match="damaged"):
+        Checklist().run("the vocabulary", raising(UserError("spiece.model is damaged. Copy it again."), cause))
+
+
+def test_subjects_with_one_reason_are_one_line():
+    checks = Checklist()
+    for subject in ("the data", "the teacher"):
+        checks.skip(subject, "seqio is not installed")
+    assert set(checks.unchecked) == {"the data", "the teacher"}
+    assert list(checks.lines()) == ["not checked: the data: seqio is not installed"]
+
+
 def test_errors_of_the_clients_of_stores_are_noted():
     error = type("HttpError", (Exception,), {"__module__": "gcsfs.retry"})("Anonymous caller: 401")
     checks = Checklist()

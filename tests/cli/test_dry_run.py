@@ -167,6 +167,7 @@ def test_mesh_for_another_machine_is_reported_as_not_checked(capsys):
     line = [*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.ICI={'fsdp': 4096}"]
     assert cli.main(line) == protocol.NOT_CHECKED
     assert "not checked: the mesh: a mesh of ici={'fsdp': 4096}" in capsys.readouterr().out
+    assert cli.main([*line, "--cpu_devices=8"]) == 2
 
 
 def test_mesh_of_several_slices_is_checked_on_as_many_fake_devices(capsys):
