@@ -95,12 +95,13 @@ def own_run(tmp_path_factory, huggingface):
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
-    """Returns a directory with the modules of docs/new_task.md."""
+    """Returns a directory with the modules and gin files of the pages for which a user writes some."""
     directory = tmp_path_factory.mktemp("modules")
-    text = (ROOT / "docs" / "new_task.md").read_text(encoding="utf-8")
-    for name, code in re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", text, flags=re.DOTALL):
-        (directory / name).write_text(code, encoding="utf-8")
-    return str(directory)
+    for page in ("new_task.md", "own_family.md"):
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        for name, code in re.findall(r"`(\w+\.\w+)`:\n\n```(?:python|gin)\n(.*?)```", text, flags=re.DOTALL):
+            (directory / name).write_text(code, encoding="utf-8")
+    return directory
 
 
 def test_documentation_shows_every_command():
@@ -115,7 +116,10 @@ def test_shown_command_resolves(words, run_directory, huggingface, own_run, modu
     names = re.compile(f"--gin.HF_PATH=({'|'.join(MODELS)}).*")
     words = [names.sub(lambda match: f"--gin.HF_PATH={huggingface / match[1]}", word) for word in words]
     words = own_run(words)
-    monkeypatch.syspath_prepend(modules)
+    own_files = {f"--gin_file={path.name}": f"--gin_file={path}" for path in modules.glob("*.gin")}
+    words = [own_files.get(word, word) for word in words]
+    monkeypatch.syspath_prepend(str(modules))
+    monkeypatch.setenv("T5X_LIKE_TRUSTED_MODULES", ",".join(path.stem for path in modules.glob("*.py")))
     monkeypatch.setattr(epochs, "_rows", lambda settings: 1000)  # the data of the commands is not here
     # The buckets are empty. Without access to the network, each request for them would be repeated for half a minute.
     monkeypatch.setattr(paths, "_open_store", lambda path: (fsspec.filesystem("memory"), path.partition("://")[2]))
