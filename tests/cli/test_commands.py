@@ -31,7 +31,8 @@ def shown_in(path):
     indented = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     lines = [line for line in _joined(indented) if line.startswith("   ")] + _joined(fenced)
     found = [match[1] for line in lines if (match := COMMAND.match(line))]
-    return [shlex.split(command, comments=True)[1:] for command in found]
+    split = [shlex.split(command, comments=True)[1:] for command in found]
+    return [[word for word in words if not word.startswith(">")] for words in split]  # > writes the output to a file
 
 
 def _joined(text):
