@@ -261,7 +261,7 @@ def test_killed_command_resumes_to_the_same_bytes(causal, tmp_path, monkeypatch)
 
 
 def test_one_split_needs_no_tuple(causal):
-    assert command._sources(str(causal), "train").keys() == command._sources(str(causal), ("train",)).keys()
+    assert command.find_sources(str(causal), "train").keys() == command.find_sources(str(causal), ("train",)).keys()
 
 
 def test_full_disk_ends_the_command(causal, tmp_path, monkeypatch):
