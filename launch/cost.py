@@ -23,7 +23,7 @@ SECONDS_PER_HOUR = 3600
 
 def add_options(parser: argparse._ActionsContainer) -> None:
     """Adds the options for the cost that a dry run prints."""
-    parser.add_argument("--price", type=float, help="price of a chip or GPU per hour, for the cost in a dry run")
+    parser.add_argument("--price", type=float, help="price of a chip or GPU per hour in USD, for the cost in a dry run")
     parser.add_argument("--hours", type=float, help="hours of the run, as `t5x_like plan` estimates, for its cost")
 
 

@@ -12,7 +12,7 @@
 #   --container=IMAGE       image to run in: FILE.sif with Apptainer; FILE.sqsh or a name in a registry with Pyxis
 #   --mounts=PATH[,PATH…]   directories that the container sees under the same paths, besides the working directory
 #   --dry_run               print the command and its cost instead of running it
-#   --price=PRICE           price of a GPU per hour, for the cost that --dry_run prints
+#   --price=PRICE           price of a GPU per hour in USD, for the cost that --dry_run prints
 #   --hours=HOURS           hours of the run, for the same
 #   --ANYTHING[=VALUE]      any other option is passed to sbatch, such as --partition=NAME or --reservation=NAME, with
 #                           hyphens for underscores in its name
@@ -96,8 +96,9 @@ check_number --save_seconds "$save_seconds"
 [[ $container || ! $mounts ]] || usage_error "--mounts=$mounts without --container. Add --container=IMAGE, or remove it"
 [[ ! $mounts || $mounts =~ ^/[^,:]*(,/[^,:]*)*$ ]] ||
   usage_error "--mounts=$mounts: not a list of directories. Give absolute paths, separated by commas"
-for value in "$price" "$hours"; do
-  [[ ! $value || $value =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage_error "--price=$price --hours=$hours: not numbers. Write --price=2.5"
+for option in price hours; do
+  [[ ! ${!option} || ${!option} =~ ^[0-9]+(\.[0-9]+)?$ ]] ||
+    usage_error "--$option=${!option}: not a number. Write --$option=2.5"
 done
 limit="$(seconds "$time")"
 # A time of 0 means that Slurm sets no limit, and then it does not send the signal either.
@@ -117,9 +118,9 @@ set -- env "${variables[@]}" \
 if [[ $dry_run ]]; then
   awk -v devices=$((nodes * gpus)) -v price="$price" -v hours="$hours" 'BEGIN {
     if (price == "") { print "# cost per hour: unknown (add --price, of one of " devices " GPUs)"; hours = "" }
-    else printf "# cost per hour: %.2f (%d GPUs at %.2f; --price)\n", devices * price, devices, price
+    else printf "# cost per hour: %.2f USD (%d GPUs at %.2f USD; --price)\n", devices * price, devices, price
     if (hours == "") print "# cost of the run: unknown" (price == "" ? "" : " (add --hours)")
-    else printf "# cost of the run: %.2f (--hours=%s)\n", devices * price * hours, hours
+    else printf "# cost of the run: %.2f USD (--hours=%s)\n", devices * price * hours, hours
   }'
   printf '%q ' "$@"
   printf '\n'
