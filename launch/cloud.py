@@ -52,7 +52,7 @@ HTTP_CODES = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6, 412: 9, 501: 12}
 
 
 class TransientFailure(CommandFailed):
-    """A call failed but may succeed when retried: no capacity, an outage of the service or network, an odd answer."""
+    """A call failed but may succeed when retried: no capacity, an outage of service or network, an invalid answer."""
 
 
 class LoginExpired(TransientFailure):
@@ -201,7 +201,7 @@ def classify(text: str, code: int, details: list) -> CommandFailed:
     Args:
       text: The message so far, a sentence.
       code: The code, of google.rpc.Code.
-      details: google.rpc.Status.details as JSON objects.
+      details: The field `details` of google.rpc.Status as JSON objects.
     """
     kinds = {str(item.get("@type")).rpartition(".")[2]: item for item in details if isinstance(item, dict)}
     reason = kinds.get("ErrorInfo", {}).get("reason")

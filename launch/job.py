@@ -40,7 +40,7 @@ NUMBERS = (int, int | float)  # in Python, a bool is an int
 END_FIELDS = {"worker": str, "exit_code": int}
 
 
-class OddValue(CommandFailed):
+class InvalidValue(CommandFailed):
     """An object of a job does not have the values that it must have."""
 
 
@@ -60,7 +60,7 @@ class Job:
         """Returns the contents and the generation of job.json, or None and 0 if it does not exist.
 
         Raises:
-          OddValue: Its contents are not those of a job.
+          InvalidValue: Its contents are not those of a job.
           TransientFailure: It cannot be read, but a retry may succeed.
           CommandFailed: It cannot be read: missing permission.
         """
@@ -107,7 +107,7 @@ class Job:
         self.bucket.write(f"{self.directory}/{code_name(archive)}.tar.gz", archive)
 
     def ends(self, job_id: str) -> tuple[list[dict], list[str]]:
-        """Returns how a job ended on each worker on which it has, and what is odd about other objects.
+        """Returns how a job ended on each worker on which it has, and what is invalid in other objects.
 
         Args:
           job_id: The job.
@@ -117,7 +117,7 @@ class Job:
             if (path, generation) not in self._ends and (found := self.bucket.read(path)):
                 try:
                     value = parse(path, found.data, END_FIELDS)
-                except OddValue as error:
+                except InvalidValue as error:
                     value = str(error)
                 self._ends[path, found.generation] = value
         values = [self._ends[key] for key in listed.items() if key in self._ends]
@@ -152,19 +152,19 @@ def parse(path: str, data: bytes, fields: dict[str, Any]) -> dict:
       fields: The types of the values that it must have.
 
     Raises:
-      OddValue: It is not an object of these values.
+      InvalidValue: It is not an object of these values.
     """
     try:
         contents = json.loads(data)
     except ValueError as error:
-        raise OddValue(f"{path}: not JSON ({error}). Correct or delete it.") from None
+        raise InvalidValue(f"{path}: not JSON ({error}). Correct or delete it.") from None
     if not isinstance(contents, dict):
-        raise OddValue(f"{path}: {type(contents).__name__}, not an object. Correct or delete it.")
+        raise InvalidValue(f"{path}: {type(contents).__name__}, not an object. Correct or delete it.")
     for name, kind in fields.items():
         value = contents.get(name)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind in NUMBERS):
             given = f"{name}={json.dumps(value)}" if name in contents else f"{name} missing"
-            raise OddValue(f"{path}: {given}, not {getattr(kind, '__name__', kind)}. Correct or delete it.")
+            raise InvalidValue(f"{path}: {given}, not {getattr(kind, '__name__', kind)}. Correct or delete it.")
     return contents
 
 

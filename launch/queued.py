@@ -200,7 +200,7 @@ class QueuedResource:
             )
             operation = self.clients.tpu.create_queued_resource(call, **self._policy).operation
         if not operation.name:
-            raise TransientFailure(f"{self.name} was not created: odd answer of the API, without an operation.")
+            raise TransientFailure(f"{self.name} was not created: invalid answer of the API, without an operation.")
 
     def _create_flex_start(self, body: dict[str, Any]) -> None:
         """Sends a request that only v2alpha1 has, whose fields google-cloud-tpu does not have."""
@@ -228,7 +228,7 @@ class QueuedResource:
             return State(TpuState.ABSENT, "absent")
         name = resource.state.state.name
         if resource.name != self.full_name or name not in STATES:
-            raise TransientFailure(f"{self.name}: odd answer of the API, of {resource.name!r} in state {name}.")
+            raise TransientFailure(f"{self.name}: invalid answer of the API, of {resource.name!r} in state {name}.")
         job = next((spec.node.metadata.get(JOB_METADATA, "") for spec in resource.tpu.node_spec), "")
         kind = STATES[name]
         if kind == TpuState.FAILED:

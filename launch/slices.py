@@ -70,9 +70,9 @@ def parse_slice(accelerator_type: str | None, topology: str | None) -> Slice:
     One of the two is enough. If both are given, they must agree.
 
     Args:
-      accelerator_type: `v5litepod-16`, `v5e-16` or `v4-256`. The number counts chips of v5e and v6e, and cores of v4,
-        v5p and tpu7x.
-      topology: `v5e:4x4` as in `t5x_like plan`, or `4x4` together with an accelerator type.
+      accelerator_type: The value of `--type`: `v5litepod-16`, `v5e-16` or `v4-256`. The number counts chips of v5e and
+        v6e, and cores of v4, v5p and tpu7x.
+      topology: The value of `--topology`: `v5e:4x4` as in `t5x_like plan`, or `4x4` together with an accelerator type.
 
     Raises:
       LaunchError: The slice does not exist, or the two arguments disagree.

@@ -291,10 +291,10 @@ def show_status(tpu: QueuedResource, stored: job.Job | None) -> None:
     if not contents:
         return
     print(f"{contents['code'][:17]} of {contents['commit']}: {' '.join(contents['command'])}")
-    ends, odd = stored.ends(contents["id"])
+    ends, problems = stored.ends(contents["id"])
     for end in ends:
         print(f"worker {end['worker']}: ended with exit code {end['exit_code']}")
-    print(*odd, sep="\n", end="\n" if odd else "")
+    print(*problems, sep="\n", end="\n" if problems else "")
     if contents["run"]:
         print(run_report.report(stored.bucket, contents["run"]))
 

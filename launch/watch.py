@@ -22,7 +22,7 @@ import jobs
 import run_report
 from cloud import AlreadyExists, LoginExpired, TransientFailure
 from heartbeat import Heartbeat
-from job import Job, OddValue, new_id
+from job import InvalidValue, Job, new_id
 from protocol import PREEMPTED, SUCCESS, USER_ERROR
 from queued import STARTUP_SCRIPT, QueuedResource, Request, State, TpuState
 from shell import CommandFailed
@@ -79,7 +79,7 @@ class Watch:
         self.has_answered = False  # the API: its errors are then no longer errors of the options
         self.exists = self.was_ready = self.was_deleting = False
         self.workers, self.ready_seconds = 0, 0.0  # when it was ready last
-        self.logged: set[str] = set()  # odd values
+        self.logged: set[str] = set()  # invalid values
         self.last_detail = None
         self.since = dict.fromkeys(("state", "ready", "ending", "report"), clock.monotonic())
 
@@ -126,8 +126,8 @@ class Watch:
 
     def _check(self, state: State) -> int | None:
         """Returns the exit code of the job if it has ended, and otherwise reports the progress of the run."""
-        ends, odd = self._retry(lambda: self.job.ends(self.contents["id"]))
-        for problem in set(odd) - self.logged:
+        ends, problems = self._retry(lambda: self.job.ends(self.contents["id"]))
+        for problem in set(problems) - self.logged:
             self.logged.add(problem)
             self._log(problem)
         now = self.clock.monotonic()
@@ -187,7 +187,7 @@ class Watch:
 
     def _recreate(self, reason: str) -> None:
         """Deletes the TPU and creates it again, unless it is back after the wait before that."""
-        self._count(reason)
+        self._wait_before_retry(reason)
         state = self._retry(self.tpu.state)
         self._note(state)
         if self._reason_to_recreate(state) is None or not self.delete():
@@ -208,7 +208,7 @@ class Watch:
         self.contents = changed
         self._create()
 
-    def _count(self, reason: str) -> None:
+    def _wait_before_retry(self, reason: str) -> None:
         """Counts an attempt to create the TPU again, and waits before it, longer after each without progress."""
         reason = reason.rstrip(".")
         self._stop_if_requested(reason)
@@ -247,7 +247,7 @@ class Watch:
             except (AlreadyExists, TransientFailure) as error:  # the cloud may have accepted a request nevertheless
                 state = self._retry(self.tpu.state)
                 if state.kind in (TpuState.ABSENT, TpuState.DELETING):
-                    self._count(str(error))
+                    self._wait_before_retry(str(error))
                     continue
                 if state.job != self.job.directory:
                     raise
@@ -276,15 +276,15 @@ class Watch:
         Returns:
           Whether it is absent. Otherwise it was not deleted, because its run is not known to be silent.
         """
-        delay, is_asked = self.options.poll_seconds, not is_ended
-        while (state := self._retry(self.tpu.state)).kind != TpuState.ABSENT or not is_asked:
+        delay, is_requested = self.options.poll_seconds, not is_ended
+        while (state := self._retry(self.tpu.state)).kind != TpuState.ABSENT or not is_requested:
             if state.kind != TpuState.DELETING:
                 if self.heartbeat.read() or not self.heartbeat.is_silent(QUIET_SECONDS):
                     return False
                 self._refresh()
                 try:
                     self.tpu.delete()
-                    is_asked = True
+                    is_requested = True
                 except CommandFailed as error:
                     self._log(f"{error} Trying again in {delay:g} s")
             self.clock.sleep(delay)
@@ -320,7 +320,7 @@ class Watch:
                 raise
             except CommandFailed as error:
                 needs_login = isinstance(error, LoginExpired)
-                transient = isinstance(error, TransientFailure | OddValue)
+                transient = isinstance(error, TransientFailure | InvalidValue)
                 if not self.has_answered and (needs_login or not transient):
                     raise
                 text = str(error).rstrip(".")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloud import Changed
-from job import OddValue, parse
+from job import InvalidValue, parse
 from shell import CommandFailed
 from slices import LaunchError
 
@@ -108,7 +108,7 @@ class Watcher:
             return None, 0
         try:
             claim = parse(self._path, found.data, FIELDS)
-        except OddValue as error:
+        except InvalidValue as error:
             self._log(f"{error} It counts as no watcher.")
             return None, found.generation
         return (claim if claim["count"] >= 0 else None), found.generation

@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 
 import protocol
-from job import END_FIELDS, JOB_FIELDS, OddValue, parse
+from job import END_FIELDS, JOB_FIELDS, InvalidValue, parse
 
 CODE = Path(__file__).resolve().parent.parent
 GCLOUD_SECONDS = 120  # of a copy
@@ -53,8 +53,8 @@ class Worker:
         self.log = home / f"t5x_like-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.log"
         self.copied, self.first_end = 0, time.monotonic()
         self.command: subprocess.Popen | None = None
-        self.is_asked = self.shutting_down = False
-        self.is_latest, self.odd = False, ""  # whether job.json could be read, and what was odd about it
+        self.is_requested = self.shutting_down = False
+        self.is_latest, self.problem = False, ""  # whether job.json could be read, and what was invalid in it
         signal.signal(signal.SIGTERM, self._shut_down)
 
     def run(self) -> int:
@@ -177,7 +177,7 @@ class Worker:
         self._copy_log()
 
     def _latest(self) -> dict:
-        """Returns job.json of the bucket, or the known one if it cannot be read or has odd values."""
+        """Returns job.json of the bucket, or the known one if it cannot be read or has invalid values."""
         path = f"{self.directory}/job.json"
         text = self._read(path)
         self.is_latest = False
@@ -185,10 +185,10 @@ class Worker:
             return self.job
         try:
             latest = parse(path, text.encode(), JOB_FIELDS)
-        except OddValue as error:
-            if str(error) != self.odd:
-                self.odd = str(error)
-                self._say(self.odd)
+        except InvalidValue as error:
+            if str(error) != self.problem:
+                self.problem = str(error)
+                self._say(self.problem)
             return self.job
         self.is_latest = True
         return latest
@@ -230,16 +230,16 @@ class Worker:
 
     def _ask_to_exit(self) -> None:
         """Asks the command once to save and exit: a second signal could end it before it has saved."""
-        if self.command is not None and self.command.returncode is None and not self.is_asked:
-            self.is_asked = True
+        if self.command is not None and self.command.returncode is None and not self.is_requested:
+            self.is_requested = True
             self.command.terminate()
 
 
 def _ends(text: str) -> list[dict]:
-    """Parses how a job ended on workers, one object per line, without objects that are odd or being written."""
+    """Parses how a job ended on workers, one object per line, without objects that are invalid or being written."""
     found = []
     for line in text.splitlines():
-        with contextlib.suppress(OddValue):
+        with contextlib.suppress(InvalidValue):
             found.append(parse("ends", line.encode(), END_FIELDS))
     return found
 

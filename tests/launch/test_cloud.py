@@ -61,7 +61,7 @@ def test_errors_have_types_and_advice(reply, kind, advice):
         (8, [QUOTA], cloud.CommandFailed),
         (8, [{"@type": "x.ErrorInfo", "reason": "QUOTA_EXCEEDED"}], cloud.CommandFailed),
         (8, [QUOTA, {"@type": "x.ErrorInfo", "reason": "RATE_LIMIT_EXCEEDED"}], cloud.TransientFailure),
-        (8, ["odd", {}], cloud.TransientFailure),
+        (8, ["invalid", {}], cloud.TransientFailure),
         (14, [], cloud.TransientFailure),
         (0, [], cloud.TransientFailure),
         (7, [], cloud.CommandFailed),

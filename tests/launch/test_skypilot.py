@@ -104,7 +104,7 @@ def test_script_of_the_task_runs_the_command(capsys, tmp_path, words):
         (["first", "--topology=tpu7x:2x2x1", *COMMAND], "Use launch/gke.py or launch/tpu.py"),
         (["first", "--topology=v5p:4x4x16", *COMMAND], "names a slice by its number of chips only"),
         (["first", "--topology=v5e:4x4", "--zone=us-central2-b", *COMMAND], "not known to have v5e"),
-        (["first", "--topology=v5e:4x4", "--price=-1", *COMMAND], "--price=-1: not a positive number"),
+        (["first", "--topology=v5e:4x4", "--price=-1", *COMMAND], "--price=-1: negative or not finite"),
         (["first", "--topology=v5e:4x4", "--", "t5x_like", "train"], "without --gin.MODEL_DIR"),
         (["first", "--topology=v5e:4x4"], "no command given"),
     ],

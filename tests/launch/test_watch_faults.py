@@ -1,5 +1,5 @@
 """Tests for `launch/tpu.py train` against a server with faults: answers that are not the API's, outages, lost answers,
-odd values in the bucket, and several commands at once. Nothing is deleted on the word of an error.
+invalid values in the bucket, and several commands at once. Nothing is deleted on the word of an error.
 """
 
 import json
@@ -181,7 +181,7 @@ def test_node_without_endpoints_is_ready():
         ("launch/first/watcher.json", b"{}", "another watcher, which has ended, has taken over"),
     ],
 )
-def test_odd_value_in_the_bucket_is_reported(name, data, message):
+def test_invalid_value_in_the_bucket_is_reported(name, data, message):
     cloud = ScriptedCloud(*["ACTIVE"] * 30, ["SUSPENDED"], "ACTIVE")
 
     def write():

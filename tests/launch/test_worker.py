@@ -66,7 +66,7 @@ def make(tmp_path, monkeypatch):
         ({**JOB, "id": "2"}, {}, ("another job or a stop was requested", 75)),
         (JOB, {"0-1": 0, "0-2": 75}, None),
         (JOB, {"0-1": 0, "0-2": 2}, ("worker 0-2 has failed", 2)),
-        (JOB, {"0-1": "2"}, None),  # odd values
+        (JOB, {"0-1": "2"}, None),  # invalid values
         ({"id": "2"}, {}, None),
         ([], {}, None),
     ],
