@@ -202,6 +202,7 @@ def events(world: World, options: list[str], codes: list[int]) -> None:
         found = world.objects.get(BUCKET, f"{DIRECTORY}/watcher.json")
         if found and json.loads(found[0])["count"] >= 0:
             name = json.loads(found[0])["name"]
+            world.stopped = False  # a `train` after a stop starts the job again
             codes.append(scripted_cloud.tpu.main(["train", "first", *options, f"--take_over={name}", *COMMAND]))
 
     plan(0.2, world.user_deletes)
