@@ -2,7 +2,8 @@
 
 Rows are divided into blocks of `block_size` tokens. The first and the last block see all tokens, and all blocks see
 them. The other blocks see their own block, its neighbors, and random blocks that differ per layer and head (section 2
-and appendix D; `bigbird_plan`). Rows of at most `5 + 2 * num_random_blocks` blocks have dense attention.
+and appendix D; `bigbird_plan`). Rows of at most `5 + 2 * num_random_blocks` blocks have dense attention, whatever the
+length of the batch: padding is not a part of a row.
 """
 
 import dataclasses
@@ -12,18 +13,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import BlockLists, Mask
 from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.blocks import Hidden
+from t5x_like.layers.captures import NO_EDITS, LayerEdits
 from t5x_like.layers.projections import Projection
 from t5x_like.models import bert, bigbird_plan, checks
 from t5x_like.models.base import Batch
 from t5x_like.models.bert import Bert, BertConfig, BertEmbeddings
 from t5x_like.models.bigbird_plan import Plan
+
+_MATRICES = frozenset({"scores", "probabilities"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +69,14 @@ class BigBirdConfig(BertConfig):
                 "model, or plan=None for random blocks of its own."
             )
 
+    @property
+    def dense_length(self) -> int:
+        """The length of the longest row whose tokens all see each other, if there are blocks."""
+        return bigbird_plan.dense_blocks(self.num_random_blocks) * self.block_size
+
     def is_dense(self, length: int) -> bool:
         """Returns whether all tokens of a row of this length see each other."""
-        limit = bigbird_plan.dense_blocks(self.num_random_blocks)
-        return self.block_size is None or length <= limit * self.block_size
+        return self.block_size is None or length <= self.dense_length
 
     def blocks(self, length: int) -> BlockLists:
         """Returns the blocks of all layers, whose `keys` have a leading dimension `layers`."""
@@ -127,12 +135,55 @@ class SparseAttention(MultiHeadAttention):
 
     def __init__(self, config: BigBirdConfig, *, key: jax.Array):
         super().__init__(key=key, scale=config.head_dim**-0.5, **bert.attention_options(config))
+        self.dense_length = None if config.block_size is None else config.dense_length
         if not config.qkv_bias:
             for name, each in zip(("query", "key", "value"), jax.random.split(key, 3), strict=True):
                 axes = ("embed", "heads" if name == "query" else "kv_heads", "kv")
                 options = {"init": config.initializer, "dtype": config.compute_dtype, "axes": axes, "key": each}
                 sizes = (config.embed_dim,), (config.num_heads, config.head_dim)
                 setattr(self, name, Projection(*sizes, **options))
+
+    def attend(
+        self,
+        x: Hidden,
+        *,
+        mask: Mask,
+        dense_rows: Bool[Array, " batch"] | None = None,
+        capture: frozenset[str] = frozenset(),
+        edits: LayerEdits = NO_EDITS,
+        **options,
+    ) -> tuple[Float[Array, "batch length heads kv"], dict[str, Array]]:
+        """Computes the averages of the values; see `MultiHeadAttention.attend`.
+
+        Args:
+          x: activations that the queries are computed from.
+          mask: the keys that each query may attend to.
+          dense_rows: the rows whose tokens all see each other, whatever the blocks of the mask.
+          capture: see `MultiHeadAttention.attend`.
+          edits: see `MultiHeadAttention.attend`.
+          **options: see `MultiHeadAttention.attend`.
+        """
+        result = super().attend(x, mask=mask, capture=capture, edits=edits, **options)
+        if dense_rows is None:
+            return result
+        # Matrices over a row, and edits of arrays of its length, need all of it.
+        is_whole = bool(edits.edits) or not capture.isdisjoint(_MATRICES)
+        length = x.shape[1] if is_whole else min(self.dense_length, x.shape[1])
+        own = jax.tree.map(lambda each: each[:, :length], dataclasses.replace(mask, blocks=None))
+
+        def dense(x: Hidden) -> tuple[Array, dict[str, Array]]:
+            output, captured = super(SparseAttention, self).attend(
+                x[:, :length], mask=own, capture=capture & _MATRICES, edits=edits, **options
+            )
+            return jnp.pad(output, ((0, 0), (0, x.shape[1] - length), (0, 0), (0, 0))), captured
+
+        shapes = jax.eval_shape(dense, x)
+        nothing = lambda x: jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), shapes)  # noqa: E731
+        # Recomputed for gradients, because both branches would store what the other one needs.
+        others = jax.lax.cond(dense_rows.any(), jax.checkpoint(dense), nothing, x)
+        chosen = dense_rows[:, None, None, None]
+        merged = {name: jnp.where(chosen, each, result[1][name]) for name, each in others[1].items()}
+        return jnp.where(chosen, others[0], result[0]), result[1] | merged
 
     def weights_dropout(self, mask: Mask) -> Dropout:
         """Returns the dropout of the attention weights; see `MultiHeadAttention.weights_dropout`."""
@@ -162,11 +213,13 @@ class BigBird(Bert):
         inputs, length = super().attention_inputs(batch), batch["encoder_input_tokens"].shape[1]
         if self.config.is_dense(length):
             return inputs
-        blocks = self.config.blocks(length)
+        blocks, mask = self.config.blocks(length), inputs["mask"]
         keys = jnp.asarray(blocks.keys)
+        is_real = mask.key_valid if mask.key_segments is None else mask.key_segments > 0
+        dense_rows = ~is_real[:, self.config.dense_length :].any(axis=1)
 
         def of_layer(index):
-            mask = dataclasses.replace(inputs["mask"], blocks=dataclasses.replace(blocks, keys=keys[index]))
-            return {**inputs, "mask": mask}
+            listed = dataclasses.replace(mask, blocks=dataclasses.replace(blocks, keys=keys[index]))
+            return {**inputs, "mask": listed, "dense_rows": dense_rows}
 
         return of_layer

@@ -92,6 +92,34 @@ def test_sparse_attention_is_the_softmax_over_the_keys_of_visible_blocks(count_r
     assert (found[:, 5] == 0).any() and (found[:, 0] > 0).all() and (found[:, -1] > 0).all()
 
 
+@pytest.mark.parametrize("features", ["tokens", "segments"])
+def test_row_does_not_depend_on_the_rows_beside_it(features):
+    """A short row is dense in a batch of any length, in its states, its attention and its gradients."""
+    model, length = random_model(SPARSE), 10
+    given = tokens(2, 29)
+    given[0, length:] = 0
+    batch = {"encoder_input_tokens": given}
+    if features == "segments":
+        batch["encoder_segment_ids"] = (np.arange(29) < np.array([[length], [29]])).astype(np.int32)
+    name = "encoder/layers/1/attention/probabilities"
+
+    def squares(model, batch, row, length):
+        return (model(batch).hidden[row, :length] ** 2).sum()
+
+    for row, real in ((0, length), (1, 29)):
+        alone = {key: value[row : row + 1, :real] for key, value in batch.items()}
+        expected, found = model(alone, capture=[name]), model(batch, capture=[name])
+        np.testing.assert_allclose(model(batch).hidden[row, :real], expected.hidden[0], atol=2e-5)
+        np.testing.assert_allclose(found.hidden[row, :real], expected.hidden[0], atol=2e-5)
+        probabilities = found.captured[name][row, :, :real, :real]
+        np.testing.assert_allclose(probabilities, expected.captured[name][0], atol=1e-6)
+        gradients = (
+            jax.jit(jax.grad(squares), static_argnums=(2, 3))(model, *given)
+            for given in ((batch, row, real), (alone, 0, real))
+        )
+        assert_trees_close(*gradients)
+
+
 def test_sparse_rows_are_the_same_scanned_and_on_eight_devices():
     batch = {"encoder_input_tokens": tokens(8, 24)}
     value, gradient = jax.jit(jax.value_and_grad(loss))(random_model(SPARSE), batch)

@@ -46,7 +46,9 @@ VARIANTS = {
 
 
 def make_batch(length, config):
-    rng, lengths = np.random.default_rng(0), np.array([length, 2 * length // 3])
+    """Returns rows of two lengths that are both dense or both sparse: transformers decides for the whole batch."""
+    shorter = 2 * length // 3 if config.is_dense(length) else max(2 * length // 3, config.dense_length + 1)
+    rng, lengths = np.random.default_rng(0), np.array([length, shorter])
     valid = np.arange(length) < lengths[:, None]
     positions = np.stack([np.sort(rng.choice(size, PREDICTIONS, replace=False)) for size in lengths])
     batch = {
