@@ -15,6 +15,7 @@ from t5x_like.conversion.prompt_format import PromptFormat
 from t5x_like.conversion.sources import Weights
 from t5x_like.data import tokenizer_files
 from t5x_like.errors import UserError
+from t5x_like.inference.predictors import predicts_text
 from t5x_like.interop import adapter_hub, exports, peft, quantized
 from t5x_like.interop.compressed_tensors import Integers
 from t5x_like.interop.formats import Format
@@ -167,10 +168,13 @@ def write_huggingface(weights: Weights, path: str, output_path: str, settings: E
     objective = weights.objective or Objective()
     bos_id = _bos_id(objective) if settings.bos_id is None else settings.bos_id
     tokenizer = tokenizers.find_for_export(path, settings.vocabulary_path)
-    model = tokenizers.with_special_tokens(weights.model, tokenizer, bos_id)
+    generates = weights.objective is not None and predicts_text(objective.features)
+    continues = generates and description.shape(weights.model) == "decoder"
+    model = tokenizers.with_special_tokens(weights.model, tokenizer, bos_id, continues=continues)
     run = model_card.ExportedRun.read(path, settings.choice, settings.network)
-    length = tokenizers.max_length(model, run.settings.value("data.task_feature_lengths"))
-    files = tokenizers.exported_files(tokenizer, model, bos_id, length)
+    lengths = run.settings.value("data.task_feature_lengths")
+    length = tokenizers.max_length(model, lengths, bos_id, continues=continues)
+    files = tokenizers.exported_files(tokenizer, model, bos_id, length, continues=continues)
     files = prompt_format.with_prompts(files, tokenizer, PromptFormat.of_run(path))
     with weights_run.removed_on_failure(output_path):
         interop.to_huggingface(
@@ -181,7 +185,7 @@ def write_huggingface(weights: Weights, path: str, output_path: str, settings: E
             predicts=objective.predicts,
             dropout_rate=getattr(settings.head or objective.head_form, "dropout_rate", None),
             padding_id=tokenizers.padding_id(tokenizer, model),
-            generation_settings=tokenizers.generation_settings(path),
+            generation_settings=tokenizers.generation_settings(path, lengths if generates else None),
             integers=settings.integers,
         )
         tokenizer_files.write(files, output_path)

@@ -19,7 +19,7 @@ from t5x_like.training import weight_files
 from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.runs import run_tokenizer
 
-_START = "decoder_start_token_id"
+_START, _NEW_TOKENS = "decoder_start_token_id", "max_new_tokens"
 
 
 def read_source(source: str, model: ModelConfig) -> dict[str, bytes]:
@@ -65,34 +65,46 @@ def find_for_export(checkpoint_path: str, vocabulary_path: str | None) -> str | 
     return path
 
 
-def with_special_tokens(model: ModelConfig, tokenizer: str | None, bos_id: int | None) -> ModelConfig:
+def with_special_tokens(
+    model: ModelConfig, tokenizer: str | None, bos_id: int | None, *, continues: bool = False
+) -> ModelConfig:
     """Returns a model with the special token ids of the run.
 
-    Imported ids are kept, but for the first input of an encoder-decoder's decoder, which may have changed.
+    Imported ids are kept, but for the first input of the decoder, which may have changed.
+
+    Args:
+      model: Configuration of the model.
+      tokenizer: Its tokenizer, if it has one.
+      bos_id: The first input of the decoder in training.
+      continues: Whether a decoder continues texts, so that `bos_id` is known: None stands for no BOS.
     """
     default, shape = interop.special_tokens(model), description.shape(model)
     if model.special_tokens is None:
         ids = tokenizer_export.special_tokens(tokenizer, shape, default, bos_id)
         found = None if ids is None else special_tokens.SpecialTokens(ids)
-    elif shape == "encoder_decoder" and bos_id not in (None, default.get(_START)):
-        found = model.special_tokens
-        files = (found.config, found.generation)
-        found = special_tokens.SpecialTokens(*(ids if ids is None else {**dict(ids), _START: bos_id} for ids in files))
-    else:
+        model = dataclasses.replace(model, special_tokens=found)
+    key = "bos_token_id" if continues else _START if shape == "encoder_decoder" and bos_id is not None else None
+    known = interop.special_tokens(model)
+    if key is None or known.get(key) == bos_id:
         return model
-    return dataclasses.replace(model, special_tokens=found)
+    stored = model.special_tokens or special_tokens.SpecialTokens()
+    files = (None if ids is None else {**dict(ids), key: bos_id} for ids in (stored.config, stored.generation))
+    return dataclasses.replace(model, special_tokens=special_tokens.SpecialTokens(*files))
 
 
-def max_length(model: ModelConfig, lengths: Any) -> int | None:
+def max_length(model: ModelConfig, lengths: Any, bos_id: int | None = None, *, continues: bool = False) -> int | None:
     """Returns the maximum number of tokens of a text: as many as in training, and no more than positions.
 
     Args:
       model: Configuration of the model.
       lengths: Maximum length of each task feature in training; None if it is not known.
+      bos_id: See `with_special_tokens`. BOS comes before the inputs.
+      continues: See `with_special_tokens`.
     """
     known = lengths if isinstance(lengths, Mapping) else {}
-    read = ("inputs", "targets") if description.shape(model) == "decoder" else ("inputs",)
-    of_text = sum(known.get(name, 0) for name in read) or None
+    of_text = known.get("inputs", known.get("targets") if continues else None)
+    if of_text is not None and continues and "inputs" in known:
+        of_text += bos_id is not None
     return min((n for n in (of_text, getattr(model, "max_length", None)) if n is not None), default=None)
 
 
@@ -103,16 +115,32 @@ def padding_id(tokenizer: str | None, model: ModelConfig) -> int | None:
     return next((index for index in candidates if index is not None and 0 <= index < model.vocab_size), None)
 
 
-def generation_settings(checkpoint_path: str) -> dict[str, Any]:
-    """Returns the settings of generation of the Hugging Face directory that a run started from."""
+def generation_settings(checkpoint_path: str, lengths: Any) -> dict[str, Any]:
+    """Returns the settings of generation of a run: those of the directory that it started from, and its own length.
+
+    Args:
+      checkpoint_path: The run.
+      lengths: Maximum length of each task feature, if the run generates `targets` from `inputs`; otherwise None.
+    """
     _, found = generation.read(directory_of_run(checkpoint_path))
-    return {key: value for key, value in found.items() if not key.endswith(special_tokens.SUFFIX)}
+    found = {key: value for key, value in found.items() if not key.endswith(special_tokens.SUFFIX)}
+    if not isinstance(lengths, Mapping) or not {"inputs", "targets"} <= lengths.keys():
+        return found
+    return {key: value for key, value in found.items() if key != "max_length"} | {_NEW_TOKENS: lengths["targets"]}
 
 
 def exported_files(
-    tokenizer: str | None, model: ModelConfig, bos_id: int | None, length: int | None
+    tokenizer: str | None, model: ModelConfig, bos_id: int | None, length: int | None, *, continues: bool = False
 ) -> dict[str, bytes]:
-    """Returns the files of the tokenizer of an exported run, which truncates a text to `length` tokens."""
+    """Returns the files of the tokenizer of an exported run.
+
+    Args:
+      tokenizer: The tokenizer of the run, if it has one.
+      model: Configuration of the model.
+      bos_id: See `with_special_tokens`.
+      length: Maximum number of tokens of a text.
+      continues: See `with_special_tokens`.
+    """
     if tokenizer is None:
         return {}
     sentencepiece, tokenizer_class, lowers_text = interop.sentencepiece_format(model)
@@ -121,6 +149,7 @@ def exported_files(
         vocab_size=model.vocab_size,
         bos_id=bos_id,
         max_length=length,
+        continues=continues,
         sentencepiece=sentencepiece,
         tokenizer_class=tokenizer_class,
         lowers_text=lowers_text,

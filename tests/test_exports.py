@@ -1,0 +1,79 @@
+"""Exports of every family and head: the same text gives the same result in the run, by `infer`, and in transformers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import exported_cells as cells
+import pytest
+import read_exports
+import seqio
+
+pytestmark = [pytest.mark.full, pytest.mark.parity]
+
+TRANSFORMERS_5 = "T5X_LIKE_TRANSFORMERS5"
+PAGE = Path(__file__).resolve().parents[1] / "docs/exports.md"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Returns a directory with the data of all cells, whose tasks are registered."""
+    directory = tmp_path_factory.mktemp("exports")
+    cells.write_data(directory)
+    yield directory
+    for task in cells.TASKS:
+        seqio.TaskRegistry.remove(task)
+
+
+@pytest.fixture(scope="module")
+def results():
+    """Cell -> directory and predictions of transformers 4, which the other version must repeat."""
+    return {}
+
+
+def assert_equal(kind, found, expected, where):
+    assert len(found) == len(expected), where
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert read_exports.equal(kind, one, other), f"{where}, record {number}: {one} instead of {other}"
+
+
+@pytest.mark.parametrize(("family", "kind"), cells.CELLS, ids=lambda value: value)
+def test_export_predicts_what_the_run_predicts(family, kind, root, results, monkeypatch):
+    import jax
+
+    devices = jax.devices
+    monkeypatch.setattr(jax, "devices", lambda *platform: devices(*platform)[:1])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    run, directory = cells.train(family, kind, root), root / "exported" / f"{family}-{kind}"
+    expected = cells.predict(kind, root, run)
+    cells.run_words(["convert", f"--input={run}", f"--output={directory}"])
+    assert json.loads((directory / "config.json").read_text())["architectures"] == [cells.CELLS[family, kind]]
+    assert_equal(kind, cells.predict(kind, root, directory), expected, "infer")
+    found = read_exports.read(str(directory), kind, cells.records_of(kind))
+    assert_equal(kind, found, expected, "transformers")
+    results[f"{family}-{kind}"] = (str(directory), kind, found)
+
+
+def test_transformers_5_predicts_the_same(root, results):
+    packages = os.environ.get(TRANSFORMERS_5)
+    if not packages:
+        pytest.skip(f"needs transformers 5: set {TRANSFORMERS_5} to the directory of `pip install --target`")
+    given, found = root / "cells.json", root / "results.json"
+    given.write_text(
+        json.dumps([[name, path, kind, cells.records_of(kind)] for name, (path, kind, _) in results.items()])
+    )
+    environment = os.environ | {"PYTHONPATH": packages, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, read_exports.__file__, str(given), str(found)], env=environment, check=True)
+    predicted = json.loads(found.read_text())
+    assert predicted.pop("version").startswith("5.")
+    problems = []
+    for name, (_, kind, expected) in results.items():
+        if not read_exports.equal(kind, predicted[name], expected):
+            problems.append(f"{name}: {str(predicted[name])[-600:]} instead of {str(expected)[:300]}")
+    assert not problems, "\n".join(problems)
+
+
+def test_table_of_the_page_has_all_cells():
+    assert cells.table() in PAGE.read_text()
