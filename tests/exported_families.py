@@ -1,4 +1,4 @@
-"""Hugging Face directories of small models of every family with random weights, and with a tokenizer of its kind."""
+"""Hugging Face directories of small models with random weights, each with a tokenizer of its family's kind."""
 
 import dataclasses
 import io
@@ -14,10 +14,8 @@ import numpy as np
 from t5x_like import interop, parameters
 from t5x_like.models import build
 
-POSITIONS = 32
+POSITIONS = 64
 WORDS = "river stone light paper garden window table north bread winter letter summer bridge forest engine".split()
-_ROBERTA = ["<s>", "<pad>", "</s>", "<unk>"]
-_DEBERTA = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
 
 
 def sentences(number=400, seed=0):
@@ -37,20 +35,6 @@ def trained(kind, size, **settings):
         from data_tasks.vocabularies import trainers
 
         return trainers.KINDS[kind](sentences(), size, **settings)
-
-    return files
-
-
-def byte_pieces(before, tokenizer_class, **settings):
-    """Returns a function that makes a vocabulary of bytes with a few merges, as that of RoBERTa, BART and DeBERTa."""
-
-    def files():
-        found = trained("byte_bpe", 300)()
-        pieces = [piece for piece in json.loads(found["vocab.json"]) if piece != "<|endoftext|>"]
-        pieces = [*before, *pieces, "<mask>" if before is _ROBERTA else "[MASK]"]
-        config = json.dumps({"tokenizer_class": tokenizer_class, **settings}).encode()
-        vocabulary = json.dumps({piece: number for number, piece in enumerate(pieces)}).encode()
-        return {"vocab.json": vocabulary, "merges.txt": found["merges.txt"], "tokenizer_config.json": config}
 
     return files
 
@@ -98,40 +82,19 @@ class Start:
     tokens: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
-_EXACT = {"activations": ("gelu_exact",)}
 _LLAMA = sentence_pieces(
     *("tokenizer.model", "LlamaTokenizer"),
     model_type="bpe",
     byte_fallback=True,
     size=400,
     normalization_rule_name="identity",
+    remove_extra_whitespaces=False,
 )
-_BART_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 STARTS = {
-    "bert": Start(word_pieces("BertTokenizer"), _EXACT),
-    "roberta": Start(byte_pieces(_ROBERTA, "RobertaTokenizer")),
-    "distilbert": Start(word_pieces("DistilBertTokenizer")),
-    "electra": Start(word_pieces("ElectraTokenizer"), _EXACT),
-    "mobilebert": Start(word_pieces("BertTokenizer")),
-    "albert": Start(trained("albert", 100)),
-    "bigbird": Start(trained("bigbird", 200), {"max_length": 64}),
-    "xlnet": Start(trained("xlnet", 100)),
-    "deberta": Start(byte_pieces(_DEBERTA, "DebertaTokenizer")),
-    "deberta_v2": Start(
-        sentence_pieces(
-            *("spm.model", "DebertaV2Tokenizer"),
-            **dict(pad_id=0, bos_id=1, eos_id=2, unk_id=3),
-            **dict(pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]"),
-        ),
-        ids=1,  # [MASK]
-    ),
-    "longformer": Start(byte_pieces(_ROBERTA, "RobertaTokenizer"), _EXACT),
-    "t5_1_0": Start(sentence_pieces("spiece.model", "T5Tokenizer", pad_id=0, eos_id=1, unk_id=2, bos_id=-1), ids=100),
+    "bert": Start(word_pieces("BertTokenizer"), {"activations": ("gelu_exact",)}),
     "t5_1_1": Start(sentence_pieces("spiece.model", "T5Tokenizer", pad_id=0, eos_id=1, unk_id=2, bos_id=-1), ids=100),
-    "bart": Start(byte_pieces(_ROBERTA, "BartTokenizer"), _EXACT, tokens=_BART_IDS | {"forced_eos_token_id": 2}),
     "gpt2": Start(trained("byte_bpe", 300), tokens={"bos_token_id": 0, "eos_token_id": 0}),
     "llama": Start(_LLAMA, tokens={"bos_token_id": 1, "eos_token_id": 2}),
-    "mistral": Start(_LLAMA, tokens={"bos_token_id": 1, "eos_token_id": 2}),
 }
 
 
@@ -166,7 +129,7 @@ def write(name, directory):
     # Random weights of a size with which the predictions of different texts differ.
     draw, leaves = np.random.default_rng(0), {}
     for each, shape in parameters.named_leaves(build.stacked_shapes(config)).items():
-        noise = 0.2 * draw.standard_normal(shape.shape).astype(np.float32)
+        noise = 0.5 * draw.standard_normal(shape.shape).astype(np.float32)
         leaves[f"model/{each}"] = 1 + noise if each.endswith("scale") else noise
     interop.to_huggingface(leaves, config, str(directory))
     for file, contents in files.items():

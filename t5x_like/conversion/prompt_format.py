@@ -19,9 +19,10 @@ GENERIC_CLASS = "PreTrainedTokenizerFast"
 """The class that reads everything from tokenizer.json, in transformers 4 and 5."""
 
 _KEPT_CONFIG = (
-    *("model_max_length", "clean_up_tokenization_spaces", "padding_side", "model_input_names"),
+    *("model_max_length", "clean_up_tokenization_spaces", "pad_token", "model_input_names"),
     "chat_template",  # of the model that training started from
 )
+_INPUTS = ["input_ids", "attention_mask"]  # the default of the generic class has token types, which GPT-2 would add
 _TEMPLATE = """\
 {%- if messages | length > 2 or messages[0]['role'] != 'user' %}
 {{- raise_exception('The model was trained on one prompt and its response: give one message of the user') }}
@@ -73,7 +74,9 @@ class PromptFormat:
 def with_prompts(files: Mapping[str, bytes], tokenizer: str | None, prompts: PromptFormat | None) -> dict[str, bytes]:
     """Returns the files of an exported tokenizer that encodes prompts as the run reads them.
 
-    A tokenizer that does not add the BOS of the run gets a tokenizer.json that does.
+    A tokenizer that does not add the BOS of the run gets a tokenizer.json that does, and one that adds another token
+    gets one that does not. A batch of prompts is padded at the left, because each text continues at its end. Long
+    prompts keep their end, as in `infer`.
 
     Args:
       files: The exported files.
@@ -84,18 +87,19 @@ def with_prompts(files: Mapping[str, bytes], tokenizer: str | None, prompts: Pro
         return dict(files)
     config = json.loads(files[CONFIG])
     bos = None if prompts.bos_id is None else tokenizer_ids.token(tokenizer, prompts.bos_id)
-    found = dict(files)
-    contents = None if bos is None else _tokenizer(files, config)
+    found, ids = dict(files), tokenizer_ids.special_ids(tokenizer)
+    contents = None if bos is None and not _adds_bos(files, config) else _tokenizer(files, config)
     if bos is not None and contents is None:
         logging.warning(
             "the exported tokenizer does not add %r, with which the run reads texts. Put it before each text", bos
         )
     if contents is not None:
-        special = {role: tokenizer_ids.token(tokenizer, n) for role, n in tokenizer_ids.special_ids(tokenizer).items()}
-        special = {f"{role}_token": token for role, token in special.items()} | {"bos_token": bos}
+        special = {f"{role}_token": tokenizer_ids.token(tokenizer, number) for role, number in ids.items()}
+        special |= {} if bos is None else {"bos_token": bos}
         kept = {key: config[key] for key in _KEPT_CONFIG if key in config}
-        config = {"tokenizer_class": GENERIC_CLASS, **kept, **special}
+        config = {"tokenizer_class": GENERIC_CLASS, "model_input_names": _INPUTS, **kept, **special}
         found[TOKENIZER] = _json(tokenizer_json_files.with_bos(contents, bos, prompts.bos_id))
+    config |= {"padding_side": "left", "truncation_side": "left"}
     if prompts.has_pairs:
         config["chat_template"] = chat_template(prompts, bos, config.get("eos_token"), found.get(TOKENIZER))
         if CHAT_TEMPLATE in found:  # of the model that training started from
@@ -121,6 +125,14 @@ def chat_template(prompts: PromptFormat, bos: str | None, eos: Any, tokenizer: b
     # Literals of Jinja are those of JSON.
     literals = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
     return "".join(f"{{%- set {name} = {literal} %}}\n" for name, literal in literals.items()) + _TEMPLATE
+
+
+def _adds_bos(files: Mapping[str, bytes], config: Mapping[str, Any]) -> bool:
+    """Returns whether a tokenizer adds tokens before a text."""
+    if TOKENIZER in files:
+        return tokenizer_json_files.adds_tokens_before(json.loads(files[TOKENIZER]))
+    name = str(config.get("tokenizer_class")).removesuffix("Fast")
+    return name == "LlamaTokenizer" and config.get("add_bos_token", True)
 
 
 def _tokenizer(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, Any] | None:

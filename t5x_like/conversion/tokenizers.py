@@ -1,6 +1,7 @@
 """Tokenizers of converted runs and models."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -130,16 +131,17 @@ def generation_settings(checkpoint_path: str, lengths: Any) -> dict[str, Any]:
 
 
 def exported_files(
-    tokenizer: str | None, model: ModelConfig, bos_id: int | None, length: int | None, *, continues: bool = False
+    tokenizer: str | None, model: ModelConfig, bos_id: int | None, length: int | None
 ) -> dict[str, bytes]:
     """Returns the files of the tokenizer of an exported run.
+
+    A tokenizer without a padding token pads with the end of a text, as the models that read batches expect.
 
     Args:
       tokenizer: The tokenizer of the run, if it has one.
       model: Configuration of the model.
       bos_id: See `with_special_tokens`.
-      length: Maximum number of tokens of a text.
-      continues: See `with_special_tokens`.
+      length: The number of tokens to which it truncates a text.
     """
     if tokenizer is None:
         return {}
@@ -149,13 +151,18 @@ def exported_files(
         vocab_size=model.vocab_size,
         bos_id=bos_id,
         max_length=length,
-        continues=continues,
         sentencepiece=sentencepiece,
         tokenizer_class=tokenizer_class,
         lowers_text=lowers_text,
         has_token_types="token_types" in model.reads,
     )
-    return tokenizer_export.files(tokenizer, reader)
+    files = tokenizer_export.files(tokenizer, reader)
+    if tokenizer_ids.CONFIG not in files or "pad" in tokenizer_ids.special_ids(tokenizer):
+        return files
+    if (number := padding_id(tokenizer, model)) is None:
+        return files
+    config = json.loads(files[tokenizer_ids.CONFIG]) | {"pad_token": tokenizer_ids.token(tokenizer, number)}
+    return files | {tokenizer_ids.CONFIG: (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()}
 
 
 def directory_of_run(checkpoint_path: str) -> str:

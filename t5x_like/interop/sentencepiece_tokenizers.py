@@ -77,7 +77,7 @@ def to_json(
         "added_tokens": [_added_token(token, index, strips=token in sentinels and dummy) for token, index in tokens],
         "normalizer": {"type": "Sequence", "normalizers": _normalizers(model)},
         "pre_tokenizer": _split(model) if is_bpe else None,
-        "post_processor": post_processor(template) if template else None,
+        "post_processor": _template(template) if template else None,
         "decoder": {"type": "Sequence", "decoders": [*decoders, {"type": "Fuse"}, *strip]},
         "model": _bpe(model) if is_bpe else _unigram(model),
     }
@@ -150,12 +150,8 @@ def _bpe(model: sentencepiece_model_pb2.ModelProto) -> dict[str, Any]:
     }
 
 
-def post_processor(template: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Returns the post-processor of a tokenizer.json that adds special tokens to a text, or to each of two texts.
-
-    Args:
-      template: `before` and `after` -> pairs of a token and its id.
-    """
+def _template(template: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Returns the post-processor that adds special tokens to a text, or to each of two texts."""
     before, after = template["before"], template["after"]
 
     def around(name: str, segment: int) -> list[dict[str, Any]]:

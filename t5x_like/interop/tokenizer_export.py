@@ -10,7 +10,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from t5x_like import paths
 from t5x_like.data import tokenizer_classes, tokenizer_files
-from t5x_like.interop import generation_tokenizers, sentencepiece_tokenizers, tokenizer_ids
+from t5x_like.interop import sentencepiece_tokenizers, tokenizer_ids
 
 Shape = Literal["encoder", "encoder_decoder", "decoder"]
 
@@ -72,7 +72,6 @@ class Reader:
         strips accents and lower-cases text first.
       has_token_types: whether the model reads the segment of each token.
       max_length: maximum number of tokens of a text; None: no limit.
-      continues: whether a decoder continues texts, so that the tokenizer adds `bos_id`, or nothing if it is None.
     """
 
     shape: Shape
@@ -83,23 +82,19 @@ class Reader:
     lowers_text: bool = False
     has_token_types: bool = False
     max_length: int | None = None
-    continues: bool = False
 
 
 def files(path: str, model: Reader) -> dict[str, bytes]:
     """Returns the files of the tokenizer, empty if `path` has none.
 
-    Those of a Hugging Face directory are copies, but for the maximum length of a text, for what a decoder needs to
-    continue texts, and for the class of the tokenizer, which config.json of that directory may imply and config.json of
-    the export need not.
+    Those of a Hugging Face directory are copies, but for the maximum length of a text, and for the class of the
+    tokenizer, which config.json of that directory may imply and config.json of the export need not.
 
     Args:
       path: a Hugging Face directory, a SentencePiece model, or a file like `vocab.txt`.
       model: the model that reads the ids.
     """
     found = _files(path, model)
-    if found and model.continues:
-        found = generation_tokenizers.files(found, tokenizer_ids.special_ids(path), model.bos_id)
     if not found or model.max_length is None:
         return found
     settings = json.loads(found.get(tokenizer_ids.CONFIG, b"{}"))
@@ -153,9 +148,7 @@ def _sentencepiece(contents: bytes, name: str, model: Reader) -> dict[str, bytes
     config |= roles
     if model.shape == "encoder_decoder":
         config["additional_special_tokens"] = sorted(sentinels, key=sentinels.get, reverse=True)
-    has_bos = not model.continues or model.bos_id is not None
-    decoder = ("bos" if has_bos else None, None)
-    before, after = {"encoder": ("cls", "sep"), "encoder_decoder": (None, "eos"), "decoder": decoder}[model.shape]
+    before, after = {"encoder": ("cls", "sep"), "encoder_decoder": (None, "eos"), "decoder": ("bos", None)}[model.shape]
     around = {"before": before, "after": after}
     template = {key: [(pieces[ids[role]], ids[role])] if role in ids else [] for key, role in around.items()}
     tokenizer = sentencepiece_tokenizers.to_json(parsed, sentinels, template if any(template.values()) else None)

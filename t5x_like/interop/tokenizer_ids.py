@@ -85,7 +85,8 @@ def special_id(directory: str, role: str) -> int | None:
     token = config.get(key) or _read(directory, SPECIAL_TOKENS_MAP).get(key)
     token = token.get("content") if isinstance(token, dict) else token
     if token is None and key not in config:
-        token = default_token(tokenizer_class(directory), role)
+        known = tokenizer_classes.CLASSES.get(tokenizer_class(directory))
+        token = known and known.special_tokens.get(role)
     return None if token is None else next((index for piece, index in _ids(directory) if piece == token), None)
 
 
@@ -94,12 +95,6 @@ def tokenizer_class(directory: str) -> str | None:
     files = _read(directory, CONFIG), _read(directory, MODEL_CONFIG)
     found = tokenizer_classes.find_class(*files, has_tokenizer=paths.is_file(paths.join(directory, TOKENIZER)))
     return "GPT2Tokenizer" if found is None and _is_byte_bpe(directory) else found
-
-
-def default_token(name: str | None, role: str) -> str | None:
-    """Returns the special token that a class of transformers has if the files name none."""
-    known = tokenizer_classes.CLASSES.get((name or "").removesuffix("Fast"))
-    return known and known.special_tokens.get(role)
 
 
 def _is_byte_bpe(directory: str) -> bool:

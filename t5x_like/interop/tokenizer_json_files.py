@@ -57,14 +57,27 @@ def with_first_space(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     return {**tokenizer, "normalizer": None, "pre_tokenizer": metaspace}
 
 
-def with_bos(tokenizer: Mapping[str, Any], bos: str, bos_id: int) -> dict[str, Any]:
+def adds_tokens_before(tokenizer: Mapping[str, Any]) -> bool:
+    """Returns whether a tokenizer adds special tokens before a text.
+
+    Args:
+      tokenizer: The contents of a tokenizer.json.
+    """
+    processor = tokenizer.get("post_processor") or {}
+    parts = processor.get("processors", [processor])
+    return any("SpecialToken" in part["single"][0] for part in parts if part.get("type") == "TemplateProcessing")
+
+
+def with_bos(tokenizer: Mapping[str, Any], bos: str | None, bos_id: int | None) -> dict[str, Any]:
     """Returns a tokenizer that adds BOS before each text, and recognizes it in a text.
 
     Args:
       tokenizer: The contents of a tokenizer.json.
-      bos: The token.
+      bos: The token; None to add no token.
       bos_id: Its id.
     """
+    if bos is None:
+        return {**tokenizer, "post_processor": None}
     added = list(tokenizer.get("added_tokens") or [])
     if bos not in (token["content"] for token in added):
         added = sorted([*added, _added_token(bos, bos_id)], key=lambda token: token["id"])

@@ -37,7 +37,7 @@ _PIPELINES = {
 }
 # The classes whose records `infer` reads: as they are, or by the columns of a task.
 _GENERATE = ("ForConditionalGeneration", "ForCausalLM", "LMHeadModel")
-_PREDICT = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+_PREDICT = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
 _SIZES = (
     *("vocab_size", "embed_dim", "mlp_dim", "num_layers", "encoder_layers", "decoder_layers", "num_heads"),
     *("num_kv_heads", "head_dim", "max_length"),
@@ -184,6 +184,12 @@ def _separator(run: ExportedRun) -> Any:
         return ...
     separator = run.settings.arguments(objective).get("separator")
     return separator if separator or run.inputs_eos is None else None if run.inputs_eos else ""
+
+
+def _num_choices(run: ExportedRun) -> int | None:
+    """Returns the number of choices per example; None for another objective than multiple choice."""
+    objective = run.settings.value("objective")
+    return run.settings.arguments(objective).get("num_choices") if isinstance(objective, Reference) else None
 
 
 def _prompts(run: ExportedRun, has_tokenizer: bool) -> list[str]:
@@ -365,6 +371,8 @@ def _commands(run: ExportedRun, name: str, has_tokenizer: bool) -> Iterator[str]
                 settings[macro] = value
         if not settings.get("MIXTURE_OR_TASK_NAME"):
             return
+        if (choices := _num_choices(run)) is not None:
+            settings["NUM_CHOICES"] = choices
     else:
         return
     settings["TASK_FEATURE_LENGTHS"] = lengths

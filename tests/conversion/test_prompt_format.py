@@ -1,0 +1,65 @@
+"""Tokenizers of exported decoders: they add BOS as in training, and pad and truncate prompts at the left."""
+
+import json
+
+import exported_families
+import pytest
+
+from t5x_like.conversion import tokenizers
+from t5x_like.conversion.prompt_format import PromptFormat, with_prompts
+from t5x_like.data import tokenizer_files
+from t5x_like.data.tokenizer_classes import TOKENIZER
+from t5x_like.interop import tokenizer_ids
+
+pytestmark = pytest.mark.parity
+
+FAMILIES = ("gpt2", "llama")
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """Returns a function that exports a tokenizer, and returns transformers' tokenizers of source and export."""
+    import transformers
+
+    def both(family, has_bos=True):
+        source, output = tmp_path / "source", tmp_path / "output"
+        config = exported_families.write(family, source)
+        ids = tokenizer_ids.special_ids(str(source))
+        files = tokenizers.exported_files(str(source), config, None, None)
+        prompts = PromptFormat(ids["bos"] if has_bos else None)
+        tokenizer_files.write(with_prompts(files, str(source), prompts), str(output))
+        (output / "config.json").write_text((source / "config.json").read_text())
+        return [transformers.AutoTokenizer.from_pretrained(path) for path in (source, output)]
+
+    return both
+
+
+@pytest.mark.parametrize("has_bos", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokenizer_adds_the_bos_of_training(family, has_bos, exported):
+    original, found = exported(family, has_bos)
+    for text in ("a letter", "", "x  y"):
+        expected = original(text, add_special_tokens=False).input_ids
+        assert found(text).input_ids == [original.bos_token_id] * has_bos + expected
+        assert found.decode(expected) == original.decode(expected)
+        assert {*found(text)} == {"input_ids", "attention_mask"}
+    assert found.eos_token_id == original.eos_token_id
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batches_are_padded_and_truncated_at_the_left(family, exported):
+    _, found = exported(family)
+    long, short = found("a letter").input_ids, found("a").input_ids
+    rows = found(["a letter", "a"], padding=True).input_ids
+    assert rows == [long, [found.pad_token_id] * (len(long) - len(short)) + short]
+    assert found("a letter", truncation=True, max_length=3).input_ids == [long[0], *long[-2:]]
+
+
+def test_bos_of_a_tokenizer_json_is_removed(tmp_path):
+    exported_families.write("gpt2", tmp_path / "source")
+    source = str(tmp_path / "source")
+    files = tokenizer_files.read(source, tokenizer_files.TOKENIZER)
+    added = with_prompts(files, source, PromptFormat(tokenizer_ids.special_ids(source)["bos"]))
+    assert json.loads(added[TOKENIZER])["post_processor"]["type"] == "TemplateProcessing"
+    removed = with_prompts(added, source, PromptFormat(None))
+    assert json.loads(removed[TOKENIZER])["post_processor"] is None
