@@ -44,6 +44,7 @@ def plan(tmp_path, monkeypatch):
         vocabulary_path=None,
         split="train",
         seed=0,
+        text_problems=lambda spec: (),
         task_feature_lengths=LENGTHS,
         pack=False,
         continuous=False,
@@ -201,7 +202,7 @@ PARENT = """
 import concurrent.futures, multiprocessing, os, time
 from t5x_like.cache import _start_worker
 context = multiprocessing.get_context("spawn")
-with concurrent.futures.ProcessPoolExecutor(1, context, _start_worker, (None,)) as pool:
+with concurrent.futures.ProcessPoolExecutor(1, context, _start_worker, (None, False)) as pool:
     print(pool.submit(os.getpid).result(), flush=True)
     pool.submit(time.sleep, 600).result()
 """

@@ -159,7 +159,7 @@ def test_mistral_without_window_stays_a_mistral():
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor '2': must be a number"),
         (
             {"rope_scaling": {"type": "dynamic", "factor": 1e29}},
-            "factor · max_position_embeddings .*: must be a positive integer below",
+            "factor · max_position_embeddings .*: must be a positive integer, at most",
         ),
         ({"rope_scaling": YARN[0] | {"truncate": 1}}, "truncate 1: must be true or false"),
         ({"rope_scaling": LLAMA3[0], "rope_parameters": YARN[0]}, "must be equal"),

@@ -194,6 +194,7 @@ def test_files_of_adapters_apply_to_hugging_face_directories(tmp_path, run_comma
     write_base(config, stacked(randomized(config)), tmp_path / "base")
     files = ["--gin_file=runs/pretrain.gin", "--gin_file=adapters/lora.gin", "--gin.LORA_RANK=3"]
     task = ["--gin.MIXTURE_OR_TASK_NAME=python_docs_masked_lm", "--gin.TRAIN_STEPS=1"]
+    task.append("--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 4}")
     code, text = run_command(["train", "--dry_run", f"--gin.HF_PATH={tmp_path / 'base'}", *files, *task])
     assert code == 2 and "vocab_size" in text and "LORA_RANK" not in text, text  # the data has more token ids
 
