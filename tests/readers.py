@@ -35,6 +35,7 @@ from t5x_like.interop import (
     tensorflow_checkpoints,
     word_vectors,
 )
+from t5x_like.interop.adapter_base import Base
 from t5x_like.models.albert import AlbertConfig
 from t5x_like.models.bart import BartConfig
 from t5x_like.models.elmo import ElmoConfig
@@ -175,7 +176,7 @@ def _adapters(adapters, write) -> Make:
         def read(path):
             if not weight_files.is_adapter(str(path)):
                 raise UserError(weight_files.explain_missing(str(path)))
-            adapters, found, _ = adapter_files.read(str(path), config, kernels, adapter_files.LoralibSettings())
+            adapters, found, _ = adapter_files.read(str(path), Base(config, kernels), adapter_files.LoralibSettings())
             return repr(adapters), digest(found)
 
         return Artefact(directory, read, ("adapter_config.json",), payload=safetensors_payload)
@@ -208,7 +209,7 @@ def _loralib() -> Make:
     return _one_file(
         "updates.safetensors",
         lambda path: safetensors_files.write(str(path.parent), updates, file=path.name),
-        lambda path: digest(adapter_files.read(path, config, kernels, settings)[1]),
+        lambda path: digest(adapter_files.read(path, Base(config, kernels), settings)[1]),
     )
 
 
@@ -218,7 +219,7 @@ def _prompt() -> Make:
     return _one_file(
         "prompt.npy",
         lambda path: np.save(path, np.ones((3, config.embed_dim), np.float32)),
-        lambda path: digest(adapter_files.read(path, config, kernels, adapter_files.LoralibSettings())[1]),
+        lambda path: digest(adapter_files.read(path, Base(config, kernels), adapter_files.LoralibSettings())[1]),
     )
 
 

@@ -43,8 +43,12 @@ class _Table:
     def _check_column(path: str, schema: Any, column: str) -> None:
         import pyarrow as pa
 
-        if column not in schema.names:
-            raise missing_column(path, column, schema.names)
+        try:
+            names = schema.names
+        except UnicodeDecodeError as error:
+            raise DamagedFile(f"{path}: the name of a column is not UTF-8. Copy the file again.") from error
+        if column not in names:
+            raise missing_column(path, column, names)
         kind = schema.field(column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
