@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class RunCheck(Protocol):
-    """Runs a check. A dry run notes a check that is not possible on its machine, and goes on with the next one."""
+    """Runs a check. A dry run notes a check that is not possible on its machine, and continues with the next."""
 
     def __call__(self, subject: str, check: Callable[[], Result]) -> Result | None:
         """Returns the result of a check; None if it is not possible here.
