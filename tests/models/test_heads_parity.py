@@ -237,9 +237,8 @@ def test_logits_loss_and_gradients(example, assert_parity):
 
 def test_transformers_reads_exported_head(example, tmp_path):
     labels = example.objective.labels
-    regression = isinstance(example.objective, SequenceRegression)
     rate = next(iter(example.params["objective"].values())).dropout.rate
-    options = {"labels": labels, "regression": regression, "dropout_rate": rate}
+    options = {"labels": labels, "predicts": example.objective.predicts, "dropout_rate": rate}
     interop.to_huggingface(example.params, example.config, str(tmp_path), **options)
     loaded, report = type(example.reference).from_pretrained(tmp_path, output_loading_info=True)
     assert not set(report["missing_keys"]) - UNUSED
