@@ -235,6 +235,14 @@ def test_logits_loss_and_gradients(example, assert_parity):
     assert_parity(interop.tensors_to_huggingface(gradient, example.config), gradients, "gradients")
 
 
+# What the class of a text then computes as its loss, and its pipeline as its output.
+PROBLEMS = {
+    "label": "single_label_classification",
+    "labels": "multi_label_classification",
+    "scores": "regression",
+}
+
+
 def test_transformers_reads_exported_head(example, tmp_path):
     labels = example.objective.labels
     rate = next(iter(example.params["objective"].values())).dropout.rate
@@ -248,6 +256,7 @@ def test_transformers_reads_exported_head(example, tmp_path):
     assert interop.task_head(str(tmp_path)).labels == labels
     assert loaded.config.id2label == example.reference.config.id2label
     assert loaded.config.label2id == {label: index for index, label in enumerate(labels)}
-    assert loaded.config.problem_type in (None, example.reference.config.problem_type)
+    problem = PROBLEMS[example.objective.predicts] if "ForSequence" in type(loaded).__name__ else None
+    assert loaded.config.problem_type == problem
     for name, tensor in example.reference.state_dict().items():
         assert name in UNUSED or torch.equal(loaded.state_dict()[name], tensor), name
