@@ -3,6 +3,7 @@
 This module imports neither JAX nor TensorFlow, so tests of plain Python start immediately.
 """
 
+import collections
 import importlib.metadata
 import importlib.util
 import logging
@@ -34,6 +35,8 @@ NEEDED = {
     "beam": (("apache_beam",), "cache"),
     "clean": (("datasketch", "gcld3", "langdetect", "langdetect_rs", "punkt", "tldextract", "trafilatura"), "clean"),
 }
+# Name of the CPU time in the reports of tests, and number of files whose time is printed.
+CPU, CPU_START, DEAREST = "cpu", pytest.StashKey[float](), 10
 # Number of configurations per family that are compared with the reference by default; `-m parity` compares all.
 PARITY_CONFIGURATIONS = 3
 
@@ -136,6 +139,38 @@ def pytest_collection_modifyitems(config, items):
             given = item.callspec.params if hasattr(item, "callspec") else {}
             if max(given.get("pair", 0), given.get("seed", 0)) >= PARITY_CONFIGURATIONS:
                 item.add_marker("slow")
+
+
+def _cpu_seconds() -> float:
+    """Returns the CPU time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    item.stash[CPU_START] = _cpu_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Notes the CPU time of a test, with its fixtures, in its last report."""
+    report = yield
+    if call.when == "teardown" and CPU_START in item.stash:
+        report.user_properties.append((CPU, f"{_cpu_seconds() - item.stash[CPU_START]:.2f}"))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Prints the dearest files, because a wall time depends on what else the machine does."""
+    seconds = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", ()):
+                if name == CPU:
+                    seconds[report.nodeid.partition("::")[0]] += float(value)
+    if len(seconds) > DEAREST:
+        dearest = ", ".join(f"{path.removeprefix('tests/')} {value:.0f}" for path, value in seconds.most_common(DEAREST))
+        terminalreporter.write_line(f"{seconds.total():.0f} CPU seconds of tests; the dearest files: {dearest}")
 
 
 def reason_to_skip(markers: set[str], find=importlib.util.find_spec) -> str | None:
