@@ -133,9 +133,13 @@ def describe_program(program: Program, recipe: Recipe) -> Iterator[str]:
 
 
 def describe_data(name: str, source: DataSource, objective: Objective, checklist: Checklist) -> Iterator[str]:
-    """Yields lines about a data source and its batches."""
-    if (lines := checklist.run(f"the data {source.name}", source.describe)) is None:
+    """Yields lines about a data source, its batches, and what is wrong with its text."""
+    subject, spec = f"the data {source.name}", objective.features
+    if (lines := checklist.run(subject, source.describe)) is None:
         return
     yield f"{name}: {lines[0].removeprefix('data: ')}"
-    shapes, dtypes = source.batch_shapes(objective.features), objective.features.dtypes
-    yield from (f"  {feature} {list(shape)} {dtypes[feature]}" for feature, shape in shapes.items())
+    yield from (
+        f"  {feature} {list(shape)} {spec.dtypes[feature]}" for feature, shape in source.batch_shapes(spec).items()
+    )
+    problems = checklist.run(subject, lambda: source.text_problems(spec))
+    yield from (f"  warning: {problem}" for problem in problems or ())

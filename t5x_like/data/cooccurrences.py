@@ -148,6 +148,10 @@ class CooccurrenceSource:
         """Returns task feature -> whether its text ends in EOS."""
         return self.text.add_eos()
 
+    def text_problems(self, spec: FeatureSpec) -> list[str]:
+        """Returns what is wrong if little of the text reaches a row."""
+        return self.text.text_problems(WORDS)
+
     def has_metrics(self) -> bool:
         """Returns False: counts have no metrics of a task."""
         return False

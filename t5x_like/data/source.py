@@ -65,6 +65,13 @@ class DataSource(Protocol):
     def add_eos(self) -> Mapping[str, bool]:
         """Returns task feature -> whether its text ends in EOS; empty if this is not known."""
 
+    def text_problems(self, spec: FeatureSpec) -> list[str]:
+        """Returns what is wrong if little of a user's text reaches a row; empty where this is not measured.
+
+        Args:
+          spec: Features that the objective reads.
+        """
+
     def has_metrics(self) -> bool:
         """Returns whether a task has its own metrics, computed from predictions or scores."""
 

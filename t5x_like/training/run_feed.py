@@ -34,8 +34,7 @@ def open_feed(recipe: Recipe, vocab_size: int, partitioner: partitioning.Partiti
     source = data.host_iterator(features, process_index=index, process_count=count)
     for line in data.describe():
         logging.info("%s", line)
-    problems = getattr(data, "text_problems", None)  # of live tasks; a cache is checked when it is written
-    for problem in problems(features) if problems and index == 0 else ():
+    for problem in data.text_problems(features) if index == 0 else ():
         logging.warning("%s", problem)
     first_rows = FirstRows(features) if index == 0 else None
     check = BatchCheck(recipe, vocab_size, is_whole=count == 1)

@@ -216,6 +216,19 @@ def test_rows_beyond_the_positions_are_an_error(capsys, empty_directory):
     assert "rows of 4000 tokens: longer than the positions of the model" in capsys.readouterr().err
 
 
+def test_text_that_does_not_reach_a_row_is_reported(capsys, empty_directory):
+    (empty_directory / "text.txt").write_text("one two . " * 400)
+    (empty_directory / "held.txt").write_text("two one . " * 400)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "."]
+    (empty_directory / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary))
+    words = ["--gin_file=runs/bert.gin", "--gin.MIXTURE_OR_TASK_NAME=text_files_sentence_pairs", "--cache_dir=cache"]
+    words += ["--gin.DATA_FILES=text.txt", "--gin.VALIDATION_FILES=held.txt", "--gin.VOCABULARY_PATH=vocab.txt"]
+    words += ["--gin.TASK_ARGUMENTS={'one_sentence_a_line': True}"]
+    words += ["--gin.TASK_FEATURE_LENGTHS={'inputs': 32, 'targets': 6}"]
+    assert cli.main(["cache", "--dry_run", *words]) == 0
+    assert "  warning: text_files_sentence_pairs: only " in capsys.readouterr().out
+
+
 def test_settings_that_differ_from_the_stored_run_are_an_error(capsys, empty_directory):
     (empty_directory / "run" / "checkpoints" / "3").mkdir(parents=True)
     (empty_directory / "run" / "config.gin").write_text("t5x_like.training.recipe.Recipe.seed = 7\n")

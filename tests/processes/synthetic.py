@@ -50,6 +50,9 @@ class Rows:
     def restore(self, state):
         self.batches_read = int(state)
 
+    def text_problems(self, spec):
+        return []
+
     def has_metrics(self):
         return False
 

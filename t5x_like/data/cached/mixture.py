@@ -177,6 +177,10 @@ class CachedMixture:
             )
         return lines
 
+    def text_problems(self, spec: FeatureSpec) -> list[str]:
+        """Returns an empty list; see `CachedSource`."""
+        return []
+
     def has_metrics(self) -> bool:
         """Returns False: a task computes its own metrics from texts, which are not in a cache."""
         return False
