@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from t5x_like import inspect_row
+from t5x_like import inspect_origins
 from t5x_like.data import first_rows, mixing, specs
 from t5x_like.data.cached import CachedSource
 from t5x_like.data.features import FeatureSpec
@@ -32,8 +32,6 @@ DEFAULT_LENGTH = 128
 DEFAULT_PREDICTIONS = 20
 # A larger fraction of unknown tokens is a problem: they are noise.
 UNKNOWN_FRACTION = 0.001
-# Documents that `find` prints.
-MOST_ORIGINS = 10
 
 
 def inspect(
@@ -139,9 +137,10 @@ def inspect(
             cache_dir=cache_dir, batch_size=batch_size, split=split, seed=seed, mixture_or_task_name=source.name
         )
         names = _special_names(source, spec)
-        return inspect_row.print_row(cache, spec, row, step, _text_vocabularies(source), names, console)
+        return inspect_origins.print_row(cache, spec, row, step, _text_vocabularies(source), names, console)
     if find is not None:
-        _print_origins(source, find, found, console)
+        inspect_origins.print_origins(source, find, found, console)
+        _print_problems(found, console)
         return found
     _print_task(source, console)
     _print_vocabularies(source, console)
@@ -178,20 +177,6 @@ def default_lengths(spec: FeatureSpec, tasks: Sequence[Any]) -> dict[str, int]:
         ]
         return lengths | {"targets": max(span_lengths(DEFAULT_LENGTH, **rate).targets for rate in rates)}
     return lengths
-
-
-def _print_origins(source: "SeqIOSource", text: str, found: Inspection, console: Console) -> None:
-    """Prints where the documents with a text come from."""
-    for task in source.tasks:
-        if not hasattr(task.source, "origins"):
-            raise UserError(f"FIND: {task.name} does not read files of documents. Give a task text_files_….")
-        for place, fields in itertools.islice(task.source.origins(source.split, text), MOST_ORIGINS):
-            found.origins.append((place, dict(fields)))
-    for place, fields in found.origins:
-        console.print(Text("  ".join([place, *(f"{name}: {value}" for name, value in fields.items())])), soft_wrap=True)
-    if not found.origins:
-        found.problems.append(f"no document of the split {source.split!r} contains {text!r}. Copy a part of a row.")
-    _print_problems(found, console)
 
 
 # ---- sections of the output, in the order of the data ----------------------------------------------------------------

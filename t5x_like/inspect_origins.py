@@ -1,6 +1,7 @@
-"""`t5x_like inspect --row`: a row of a cache, and the documents that it comes from."""
+"""`t5x_like inspect --row` and `--find`: the documents that a row of a cache, or a text, comes from."""
 
-from typing import Any
+import itertools
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -12,6 +13,12 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.data.inspection import Inspection
 from t5x_like.data.token_text import rows_as_text
 from t5x_like.errors import UserError
+
+if TYPE_CHECKING:
+    from t5x_like.data.seqio_feed import SeqIOSource
+
+# Documents that `print_origins` prints.
+MOST_ORIGINS = 10
 
 
 def print_row(
@@ -62,3 +69,26 @@ def print_row(
             shown = "  ".join([place, *(f"{name}: {value}" for name, value in fields.items())])
             console.print(Text(shown), soft_wrap=True)
     return found
+
+
+def print_origins(source: "SeqIOSource", text: str, found: Inspection, console: Console) -> None:
+    """Prints where the documents with a text come from.
+
+    Args:
+      source: The task.
+      text: The text, such as a part of a row.
+      found: Gets the documents as `origins`, or a problem if there is none.
+      console: Console to print to.
+
+    Raises:
+      UserError: The task does not read files of documents.
+    """
+    for task in source.tasks:
+        if not hasattr(task.source, "origins"):
+            raise UserError(f"FIND: {task.name} does not read files of documents. Give a task text_files_….")
+        for place, fields in itertools.islice(task.source.origins(source.split, text), MOST_ORIGINS):
+            found.origins.append((place, dict(fields)))
+    for place, fields in found.origins:
+        console.print(Text("  ".join([place, *(f"{name}: {value}" for name, value in fields.items())])), soft_wrap=True)
+    if not found.origins:
+        found.problems.append(f"no document of the split {source.split!r} contains {text!r}. Copy a part of a row.")
