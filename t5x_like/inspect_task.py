@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from t5x_like import inspect_origins
-from t5x_like.data import first_rows, mixing, specs
+from t5x_like.data import first_rows, mixing, prompts, specs
 from t5x_like.data.cached import CachedSource
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.inspection import Inspection, against_padding
@@ -55,6 +55,7 @@ def inspect(
     continuous: bool = False,
     batch_size: int = 1,
     spec: FeatureSpec | str | None = None,
+    separator: str | None = None,
     find: str | None = None,
     cache_dir: str | None = None,
     row: int | None = None,
@@ -85,6 +86,7 @@ def inspect(
       batch_size: Rows of a batch, on which the rows of continuous data depend.
       spec: Features that the objective reads, or their name in `t5x_like.data.specs`, such as PREFIX_LM. By default
         the spec that reads most of the task's features.
+      separator: Text between the inputs and targets that a decoder reads in one row; None for EOS.
       find: Text, such as a part of a row. Only the documents of files that contain it are printed, with the file, the
         record, and its URL and date.
       cache_dir: Cache of the task, of which a row is printed instead, with the documents that it comes from.
@@ -124,6 +126,8 @@ def inspect(
     )
     if not isinstance(spec, FeatureSpec):
         spec = specs.get_spec(spec) if spec else source.suitable_spec()
+    spec = dataclasses.replace(spec, separator=separator if spec.joins_inputs else spec.separator)
+    prompts.check(source, spec)
     source = dataclasses.replace(
         source,
         task_feature_lengths=source.task_feature_lengths or default_lengths(spec, source.tasks),
@@ -256,7 +260,7 @@ def _print_lengths(source: "SeqIOSource", spec: FeatureSpec, sample: int, found:
     tokens, unknown, padding_ids = Counter(), Counter(), source.padding_ids()
     classes = ClassCounts(label_names(source))
     with _record_errors(found, "the task cannot be read"):
-        for example in source.examples(sample):
+        for example in source.examples(sample, separator=spec.separator):
             classes.add(example)
             for name in lengths:
                 if name in example:

@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import seqio
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from data_tasks import (  # noqa: F401  registers the tasks
     preprocessors,
+    vocabularies,
 )
 from data_tasks.corpora.documents import Corpus, DocumentSource
 from data_tasks.downstream import (  # noqa: F401  registers the tasks
@@ -180,6 +182,21 @@ def test_spec_can_be_given():
         assert set(found.efficiency) == {"inputs + targets"}
     with pytest.raises(ValueError, match="FEATURES='PREFIXLM': unknown feature spec. Give one of .*PREFIX_LM"):
         run("python_docs_prefix_lm", spec="PREFIXLM")
+
+
+@pytest.mark.parametrize(
+    ("separator", "row", "longest"), [(None, "a </s> b </s>", 2), ("", "a b </s>", 1), ("\n> ", "a↵>  b </s>", 4)]
+)
+def test_rows_of_a_decoder_have_the_separator(tmp_path, separator, row, longest):
+    (tmp_path / "train.jsonl").write_text(json.dumps({"inputs": "a", "targets": "b"}) + "\n")
+    arguments = {"train": str(tmp_path / "train.jsonl")}
+    vocabulary = str(Path(vocabularies.__file__).parent / "python_docs.model")
+    settings = {"task_arguments": arguments, "vocabulary_path": vocabulary, "separator": separator}
+    for name in ("PREFIX_LM", "PROMPTED_WITH_BOS"):
+        found, output = run("text_table", spec=name, **settings)
+        assert f"\n{row}  [padding" in output and found.lengths["inputs"].max() == longest
+    _, output = run("text_table", **settings)
+    assert "inputs → encoder_input_tokens\na </s>  [padding" in output
 
 
 def test_sentence_pairs_are_not_packed(register):

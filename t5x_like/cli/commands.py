@@ -316,6 +316,7 @@ COMMANDS = {
             "CACHE_DIR": "a cache that was written with PROVENANCE, for --row",
         },
         needs_run=True,
+        run_macros=("SEPARATOR",),
         base_gin_file="commands/inspect.gin",
     ),
     "vocabulary": Command(

@@ -212,6 +212,11 @@ class FeatureSpec:
         return tuple(part for feature in self.features for part in feature.parts)
 
     @property
+    def joins_inputs(self) -> bool:
+        """Whether a decoder reads several task features in one row that begins with BOS: inputs, then targets."""
+        return any(feature.role == "shifted" and len(feature.sources) > 1 for feature in self.features)
+
+    @property
     def segment_features(self) -> tuple[str, ...]:
         """The features whose non-zero entries mark the real tokens of a batch, one per source."""
         return tuple(feature.name for feature in self.features if feature.role == "segment_ids")

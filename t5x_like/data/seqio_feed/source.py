@@ -344,11 +344,11 @@ class SeqIOSource:
         """Returns the examples of the task, neither trimmed nor packed; `shard_info` and `separator` may be given."""
         return self._task_dataset(self.provider, shuffle=shuffle, num_epochs=num_epochs, **reading)
 
-    def examples(self, number: int) -> "Iterator[dict[str, np.ndarray]]":
-        """Yields the first examples of the task, at most `number`."""
+    def examples(self, number: int, **reading: Any) -> "Iterator[dict[str, np.ndarray]]":
+        """Yields the first examples of the task, at most `number`; see `task_dataset`."""
         from t5x_like.data.seqio_feed import task_errors
 
-        yield from task_errors.explain_each(self.task_dataset().take(number).as_numpy_iterator(), self)
+        yield from task_errors.explain_each(self.task_dataset(**reading).take(number).as_numpy_iterator(), self)
 
     def suitable_spec(self) -> FeatureSpec:
         """Returns the spec that reads most of the task's features; see `specs.spec_for_task`."""
