@@ -84,10 +84,15 @@ def train(
     watcher = Watcher(bucket, stored.directory, options.poll_seconds, time.sleep, log)
     try:
         check_directory(tpu, stored, options)
+        earlier, _ = stored.read()
         watcher.claim(options.take_over)
-        contents = store_job(stored, tpu, command, options)
+        contents = store_job(stored, tpu, command, options, earlier)
         watching = watch.Watch(tpu, request, stored, contents, watcher, options, log, time)
         return watch.finish(watching, watching.run(), log)
+    except watch.StopRequested as error:
+        log(str(error))
+        watch.log_remaining(tpu, options, log)
+        return protocol.PREEMPTED
     except CommandFailed as error:
         alert.send(options.alert, str(error))
         watch.log_remaining(tpu, options, log)
@@ -122,7 +127,9 @@ def check_directory(tpu: QueuedResource, stored: job.Job, options: argparse.Name
         )
 
 
-def store_job(stored: job.Job, tpu: QueuedResource, command: list[str], options: argparse.Namespace) -> dict:
+def store_job(
+    stored: job.Job, tpu: QueuedResource, command: list[str], options: argparse.Namespace, earlier: dict | None
+) -> dict:
     """Stores a job with its code, or continues a stored one that has not ended, with the code that it has.
 
     Args:
@@ -130,12 +137,14 @@ def store_job(stored: job.Job, tpu: QueuedResource, command: list[str], options:
       tpu: The TPU.
       command: The command that each worker runs.
       options: The parsed command line.
+      earlier: The contents of job.json before this command waited for another watcher.
 
     Returns:
       The contents of job.json.
 
     Raises:
       Changed: Another command has changed job.json at the same time.
+      StopRequested: `stop` or `delete` was called while this command waited.
     """
     archive = job.pack_code(log, jobs.ROOT)
     settings = {
@@ -153,6 +162,8 @@ def store_job(stored: job.Job, tpu: QueuedResource, command: list[str], options:
         "delete": tpu.delete_words(),
     }
     before, generation = stored.read()
+    if before and before.get("stop") and before != earlier:
+        raise watch.StopRequested(f"{stored.directory}: nothing is started, because a stop was requested meanwhile")
     code, commit = job.code_name(archive), job.describe_commit(jobs.ROOT)
     if before and not options.repack and settings.items() <= before.items():
         if not before.get("stop") and not stored.ends(before["id"])[0]:
@@ -220,7 +231,7 @@ def run_action(options: argparse.Namespace, command: list[str]) -> int:
         return train(tpu, bucket, request, command, options)
     stored = find_job(tpu, bucket, options)
     if options.action == "status":
-        show_status(tpu, stored)
+        show_status(tpu, stored, is_given=given_directory(options) is not None)
     elif options.action == "logs":
         stored.show_log(f"{options.slice}-{options.worker}", options.lines)
     else:
@@ -245,13 +256,19 @@ def request_stop(stored: job.Job, options: argparse.Namespace) -> bool:
     Raises:
       LaunchError: There is none, and `stop` or the user's directory needs one.
     """
-    if stored.change(lambda contents: {**contents, "stop": True}) is not None:
+    # The ID shows a `train` that waits for another watcher that a job which had been stopped is stopped again.
+    if stored.change(lambda contents: {**contents, "stop": True, "stop_id": job.new_id()}) is not None:
         return True
-    if options.action == "stop" or options.model_dir or options.staging:
-        raise slices.LaunchError(
-            f"{stored.directory}: job.json not found. Give NAME, and --model_dir or --staging, as `train` got them."
-        )
+    if options.action == "stop" or given_directory(options):
+        raise missing_job(stored)
     return False
+
+
+def missing_job(stored: job.Job) -> slices.LaunchError:
+    """Returns the error of a directory without a job."""
+    return slices.LaunchError(
+        f"{stored.directory}: job.json not found. Give NAME, and --model_dir or --staging, as `train` got them."
+    )
 
 
 def find_job(tpu: QueuedResource, bucket: Bucket, options: argparse.Namespace) -> job.Job | None:
@@ -275,14 +292,25 @@ def find_job(tpu: QueuedResource, bucket: Bucket, options: argparse.Namespace) -
 
 
 def given_directory(options: argparse.Namespace) -> str | None:
-    """Returns the directory of a job by --model_dir or --staging of `logs`, `stop` and `delete`, or None."""
+    """Returns the directory of a job by the options --model_dir or --staging of all actions but `train`, or None."""
     run, staging = getattr(options, "model_dir", None), getattr(options, "staging", None)
     return job.directory_of(options.name, run, staging) if run or staging else None
 
 
-def show_status(tpu: QueuedResource, stored: job.Job | None) -> None:
-    """Prints the state of a TPU, of the job on every worker, and of the run."""
+def show_status(tpu: QueuedResource, stored: job.Job | None, is_given: bool) -> None:
+    """Prints the state of a TPU, of the job on every worker, and of the run.
+
+    Args:
+      tpu: The TPU, which need not exist.
+      stored: The directory of the job, or None if it is not known.
+      is_given: Whether the user gives the directory.
+
+    Raises:
+      LaunchError: The user's directory has no job.
+    """
     contents = (stored.read()[0] if stored else None) or {}
+    if is_given and not contents:
+        raise missing_job(stored)
     tpu = QueuedResource(tpu.clients, tpu.name, tpu.zone, tpu.project, contents.get("num_slices", 1))
     state = tpu.state()
     print(f"{tpu.name}: {state.detail}")

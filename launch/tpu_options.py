@@ -47,7 +47,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
         "request a TPU that runs the command after -- from its boot on, and watch; repeat after preemptions",
         *(_add_tpu, _add_request, _add_job, _add_watch),
     )
-    add("status", "show the state of the TPU, of the job on all workers, and of the run", _add_tpu)
+    add("status", "show the state of the TPU, of the job on all workers, and of the run", _add_tpu, _add_stored_job)
     logs = add("logs", "print the end of a worker's output", _add_tpu, _add_stored_job)
     logs.add_argument("--worker", type=int, default=0, help="index of the worker (default: %(default)s)")
     logs.add_argument("--slice", type=int, default=0, help="index of the slice (default: %(default)s)")

@@ -70,3 +70,38 @@ def test_deletion_that_does_not_find_a_tpu_that_exists_is_an_error(capsys):
 def test_dry_run_shows_the_directory_that_is_given(capsys):
     assert scripted_cloud.tpu.main(["stop", "first", ZONE, RUN_OPTION, "--dry_run"]) == 0
     assert f"WRITE gs://my-bucket/{DIRECTORY}/job.json with stop" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped before"])
+def test_stop_while_a_second_train_waits_is_not_overwritten(is_stopped, capsys):
+    cloud, codes = ScriptedCloud("ACTIVE"), []
+    train(cloud)
+    if is_stopped:
+        assert call(cloud, "stop", "first") == 0
+    cloud.put(f"{DIRECTORY}/watcher.json", {"name": "laptop-7", "count": 5, "poll_seconds": 60})
+
+    def stop():
+        if not codes:
+            codes.append(scripted_cloud.tpu.main(["stop", "first", ZONE, RUN_OPTION]))
+
+    cloud.clock.on_sleep.append(stop)
+    changes = list(cloud.changes)
+    code, log = train(cloud)
+    assert codes == [0] and code == 75 and "nothing is started, because a stop was requested meanwhile" in log
+    assert cloud.stored()["stop"] is True and cloud.changes == changes and "what remains: first" in log
+    cloud.clock.on_sleep.remove(stop)
+    assert train(cloud)[0] == 0 and "stop" not in cloud.stored(), "a later call starts the job again"
+
+
+def test_status_of_a_job_whose_tpu_is_absent(capsys):
+    cloud = ScriptedCloud("ACTIVE")
+    train(cloud)
+    cloud.resources.clear()
+    assert call(cloud, "status", "first") == 0
+    assert "t5x_like train" not in capsys.readouterr().out
+    assert call(cloud, "status", "first", RUN_OPTION) == 0
+    shown = capsys.readouterr().out
+    assert f"t5x_like train --gin.MODEL_DIR=gs://my-bucket/{RUN}" in shown
+    assert "worker 0-1: ended with exit code 0" in shown
+    assert call(cloud, "status", "first", "--model_dir=gs://my-bucket/runs/other") == 2
+    assert "gs://my-bucket/runs/other/launch/first: job.json not found" in capsys.readouterr().err
