@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import seqio
 
 _DIGEST_BYTES = 16
+# The model of DeBERTa v2 and v3. Earlier versions read it alone from a directory: their runs have a copy and a digest
+# of this file, without the tokens that other files of the directory add.
+DEBERTA_V2 = "spm.model"
 _SENTINEL = re.compile(r"<extra_id_\d+>|▁<extra_id_\d+>")
 
 
@@ -35,6 +38,12 @@ class TextVocabulary:
 
     digest: str | None = None
     location: str | None = None
+
+    def may_have(self, digest: str | None) -> bool:
+        """Returns whether the vocabulary has a digest, which a run or a cache has stored, or one of both is unknown."""
+        if None in (digest, self.digest) or digest == self.digest:
+            return True
+        return self.location is not None and digest == of_path(paths.join(self.location, DEBERTA_V2))
 
 
 def of_path(path: str) -> str | None:

@@ -29,11 +29,11 @@ def of_data(data: DataSource, spec: FeatureSpec, vocabulary_path: str | None) ->
     found = data.text_vocabulary(spec)
     if found.location is None:
         return TextVocabulary(found.digest, vocabulary_path)
-    theirs = vocabulary_digest.of_path(found.location)
-    if None not in (theirs, found.digest) and theirs != found.digest:
+    theirs = vocabulary_digest.of_location(found.location)
+    if not theirs.may_have(found.digest):
         raise UserError(
-            f"VOCABULARY_PATH={found.location}: its vocabulary ({theirs}) differs from the vocabulary of {data.name} "
-            f"({found.digest}). Give the vocabulary that the data was tokenized with."
+            f"VOCABULARY_PATH={found.location}: its vocabulary ({theirs.digest}) differs from the vocabulary of "
+            f"{data.name} ({found.digest}). Give the vocabulary that the data was tokenized with."
         )
     return found
 
@@ -94,6 +94,8 @@ def check(model_dir: str, vocabulary: TextVocabulary) -> None:
         return
     stored = tokenizer_files.read(copy, tokenizer_files.TOKENIZER)
     given = tokenizer_files.read(vocabulary.location, tokenizer_files.TOKENIZER)
+    if stored.keys() == {vocabulary_digest.DEBERTA_V2}:
+        given = {name: given[name] for name in stored.keys() & given.keys()}
     if different := sorted(name for name in stored.keys() | given.keys() if stored.get(name) != given.get(name)):
         raise UserError(
             f"VOCABULARY_PATH={vocabulary.location}: {different[0]} differs from the tokenizer of the run, {copy}. "
@@ -140,6 +142,6 @@ def _digest_of_weights(path: str) -> str | None:
 
 
 def _check_digest(vocabulary: TextVocabulary, theirs: str | None, shown: str, remedy: str) -> None:
-    if None not in (theirs, vocabulary.digest) and theirs != vocabulary.digest:
+    if not vocabulary.may_have(theirs):
         ours = " ".join(filter(None, (vocabulary.location, f"({vocabulary.digest})")))
         raise UserError(f"{shown}: its vocabulary ({theirs}) differs from the vocabulary of the data, {ours}. {remedy}")

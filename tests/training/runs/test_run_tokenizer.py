@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
-from t5x_like.data import tokenizer_files
+from data_tasks import vocabularies
+from t5x_like.data import tokenizer_files, vocabulary_digest
 from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.data.vocabulary_kind import VocabularyKind
 from t5x_like.errors import UserError
@@ -65,6 +67,28 @@ def test_other_tokenizer_of_a_resumed_run_raises(tmp_path):
     run_tokenizer.check(run, TextVocabulary("a", f"{run}/tokenizer"))
     with pytest.raises(UserError, match="vocab.txt differs from the tokenizer of the run"):
         run_tokenizer.check(run, second)
+
+
+def test_run_of_deberta_v2_that_stored_its_model_alone_resumes(tmp_path):
+    """As earlier versions stored it, which did not know that spm.model belongs to the files beside it."""
+    run, source = str(tmp_path / "run"), tmp_path / "deberta"
+    write(
+        source,
+        tokenizer_config__json='{"tokenizer_class": "DebertaV2Tokenizer"}',
+        added_tokens__json='{"[MASK]": 9999}',
+    )
+    shutil.copy(Path(vocabularies.__file__).parent / "python_docs.model", source / "spm.model")
+    earlier = TextVocabulary(vocabulary_digest.of_path(f"{source}/spm.model"), f"{source}/spm.model")
+    run_tokenizer.store(run, earlier, None)
+    run_vocabulary.store(run, earlier.digest, VocabularyKind("DebertaV2Vocabulary", 1025), "a_task", {})
+    vocabulary = vocabulary_digest.of_location(str(source))
+    assert vocabulary.digest != earlier.digest
+    run_tokenizer.check(run, vocabulary)
+    run_tokenizer.check_checkpoint(run, vocabulary)
+    assert vocabulary.may_have(None) and not vocabulary.may_have("another")
+    (source / "spm.model").write_bytes(b"another")
+    with pytest.raises(UserError, match="spm.model differs from the tokenizer of the run"):
+        run_tokenizer.check(run, vocabulary)
 
 
 def test_moved_tokenizer_of_a_resumed_run_is_compared_by_its_digest(tmp_path):
