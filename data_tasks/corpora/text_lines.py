@@ -77,28 +77,48 @@ def positioned_lines(
     Raises:
       DamagedFile: see `lines`.
     """
+    position = 0
     try:
         with file as stored:
-            contents = decompress(stored, file.path, offset)
-            while raw := _raw_line(contents, count_bytes):
-                if not offset:
-                    _check_encoding(raw[0], file.path)
-                if raw[1] > MAX_LINE_BYTES:
-                    offset, number = offset + raw[1], number + 1
-                    yield Line(None, offset)
-                    continue
-                for line in raw[0].splitlines(keepends=True):
-                    text = line.rstrip(b"\r\n") + b"\n" * line.endswith((b"\r", b"\n"))
-                    text = text if offset else text.removeprefix(BYTE_ORDER_MARK)
-                    offset, number = offset + len(line), number + 1
-                    yield Line(text, offset)
+            try:
+                for line in _lines(decompress(stored, file.path, offset), file.path, offset, count_bytes):
+                    offset, number = line.end, number + 1
+                    yield line
+            finally:
+                position = stored.tell()
     except Exception as error:
         if not (is_compressed(file.path) and is_damage(error)):
             raise
         raise DamagedFile(
-            f"{file.path}:{number + 1}: the compressed file is damaged or not complete after {offset:,} bytes of text "
-            f"({error}). Copy the file again."
+            f"{file.path}:{number + 1}: the compressed file is damaged or not complete after {offset:,} bytes of text, "
+            f"{before_end(file, position)} ({error}). Copy the file again."
         ) from error
+
+
+def before_end(file: fsspec.core.OpenFile, position: int) -> str:
+    """Returns how many bytes of a damaged file are not read, for messages.
+
+    Args:
+      file: the file.
+      position: bytes of the stored file that were read. Readers are ahead of the place of the damage.
+    """
+    return f"at least {max(file.fs.size(file.path) - position, 0):,} bytes before its end"
+
+
+def _lines(contents: BinaryIO, path: str, offset: int, count_bytes: Callable[[int], None]) -> Iterator[Line]:
+    """Yields the lines of the contents of a file from `offset` on."""
+    while raw := _raw_line(contents, count_bytes):
+        if not offset:
+            _check_encoding(raw[0], path)
+        if raw[1] > MAX_LINE_BYTES:
+            offset += raw[1]
+            yield Line(None, offset)
+            continue
+        for line in raw[0].splitlines(keepends=True):
+            text = line.rstrip(b"\r\n") + b"\n" * line.endswith((b"\r", b"\n"))
+            text = text if offset else text.removeprefix(BYTE_ORDER_MARK)
+            offset += len(line)
+            yield Line(text, offset)
 
 
 def _raw_line(contents: BinaryIO, count_bytes: Callable[[int], None]) -> tuple[bytes, int] | None:

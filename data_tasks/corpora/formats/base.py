@@ -30,7 +30,8 @@ class Record(NamedTuple):
     Attributes:
       number: its number, as in `Cursor`.
       end: the position after it.
-      raw: its contents, which `Format.text` reads; None if it is too long.
+      raw: its contents, which `Format.text` reads; None if it is too long; a `BadRecord` if it is damaged, but not the
+        records after it.
       size: number of bytes.
     """
 
@@ -42,6 +43,17 @@ class Record(NamedTuple):
 
 class BadRecord(Exception):
     """A record without usable text. The message states the problem."""
+
+
+def damaged(error: Exception, number: int = 1) -> BadRecord:
+    """Returns the contents of a damaged record, where the format finds the records after it.
+
+    Args:
+      error: the error of reading it.
+      number: number of records that are damaged with it, itself included.
+    """
+    what = "it is" if number == 1 else f"it and the next {number - 1:,} are"
+    return BadRecord(f"{what} damaged ({' '.join(str(error).split()) or type(error).__name__})")
 
 
 class OtherRecord(Exception):

@@ -11,7 +11,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from data_tasks.corpora import text_lines
 from data_tasks.corpora.compression import decompress, is_damage
-from data_tasks.corpora.formats.base import BadRecord, Cursor, Reading, Record
+from data_tasks.corpora.formats.base import BadRecord, Cursor, Reading, Record, damaged
 from data_tasks.corpora.text_lines import DamagedFile
 from t5x_like.errors import UserError
 
@@ -31,8 +31,10 @@ class _Examples:
     def check_installed(self) -> None:
         """Needs no package."""
 
-    def text(self, raw: bytes, reading: Reading) -> bytes:
+    def text(self, raw: bytes | BadRecord | None, reading: Reading) -> bytes:
         """Returns the value of the feature of an example; see `Format`."""
+        if isinstance(raw, BadRecord):
+            raise raw
         if raw is None:
             raise BadRecord(text_lines.too_long("record"))
         features = _features(raw)
@@ -72,7 +74,7 @@ class TFRecord(_Examples):
                         raise EOFError("the checksum of the length does not match")
                     raw = _read(contents, size)
                     if raw is not None and _checksum(raw) != struct.unpack("<I", contents.read(4))[0]:
-                        raise EOFError("the checksum of the record does not match")
+                        raw = damaged(ValueError("its checksum does not match"))
                     offset, number = offset + 16 + size, number + 1
                     yield Record(number - 1, Cursor(number, offset), raw, size)
         except Exception as error:
@@ -98,18 +100,27 @@ class ArrayRecord(_Examples):
             raise UserError(f"{path}: ArrayRecord reads local paths and gs:// only. Copy the file to one of them.")
         if not file.fs.exists(file.path):
             raise FileNotFoundError(path)
-        number = start.record
+        errors = (ValueError, RuntimeError, IndexError)
         try:
-            reader = ArrayRecordReader(path, _SEQUENTIAL)
-            reader.seek(start.record)
-            for number in range(start.record, reader.num_records()):
+            reader = _array_record_reader(path, start.record)
+            records = range(start.record, reader.num_records())
+        except errors as error:
+            raise DamagedFile(f"{path}: the file is damaged or not complete ({error}). Copy the file again.") from error
+        for number in records:
+            try:
+                reader = reader or _array_record_reader(path, number)
                 raw = reader.read()
-                yield Record(number, Cursor(number + 1), raw, len(raw))
+            except errors as error:
+                raw, reader = damaged(error), None  # it reads nothing more after an error
+            yield Record(number, Cursor(number + 1), raw, len(raw) if reader else 1)
+        if reader is not None:
             reader.close()
-        except (ValueError, RuntimeError, IndexError) as error:
-            raise DamagedFile(
-                f"{path}: the file is damaged or not complete at record {number:,} ({error}). Copy the file again."
-            ) from error
+
+
+def _array_record_reader(path: str, record: int) -> ArrayRecordReader:
+    reader = ArrayRecordReader(path, _SEQUENTIAL)
+    reader.seek(record)
+    return reader
 
 
 def _features(raw: bytes) -> Mapping[str, Any]:

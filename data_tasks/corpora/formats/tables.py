@@ -6,7 +6,7 @@ from typing import Any
 
 import fsspec
 
-from data_tasks.corpora.formats.base import BadRecord, Cursor, Reading, Record, missing_column, require
+from data_tasks.corpora.formats.base import BadRecord, Cursor, Reading, Record, damaged, missing_column, require
 from data_tasks.corpora.text_lines import DamagedFile
 
 # Rows that are decoded at once. A batch of documents of 3 kB is 200 kB.
@@ -27,6 +27,8 @@ class _Table:
 
     def text(self, raw: Any, reading: Reading) -> bytes:
         """Returns the value of a row; see `Format`."""
+        if isinstance(raw, BadRecord):
+            raise raw
         if raw[0] is None:
             raise BadRecord(f"the column {reading.text_column!r} is null")
         return raw[0]
@@ -89,20 +91,30 @@ class Parquet(_Table):
         try:
             with file as stored, parquet.ParquetFile(stored, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
                 self._check_column(file.path, table.schema_arrow, column)
-                group = 0
-                while group < table.num_row_groups:
-                    rows = table.metadata.row_group(group).num_rows
-                    if number + rows > start.record:
-                        break
-                    number, group = number + rows, group + 1
-                groups = range(group, table.num_row_groups)
                 columns = [column, *(name for name in reading.fields if name in table.schema_arrow.names)]
-                for batch in table.iter_batches(_BATCH_ROWS, groups, columns, use_threads=False):
-                    skipped = min(max(start.record - number, 0), len(batch))
-                    yield from self._values(batch, reading, number + skipped, skipped)
-                    number += len(batch)
-        except (require("pyarrow", "Parquet").ArrowException, OSError, MemoryError) as error:
+                for group in range(table.num_row_groups):
+                    end = number + table.metadata.row_group(group).num_rows
+                    if end > start.record:
+                        batches = table.iter_batches(_BATCH_ROWS, [group], columns, use_threads=False)
+                        yield from self._of_group(batches, reading, number, max(number, start.record), end)
+                    number = end
+        except _errors() as error:
             raise _damaged(file.path, error, number) from error
+
+    def _of_group(
+        self, batches: Iterator[Any], reading: Reading, number: int, first: int, end: int
+    ) -> Iterator[Record]:
+        """Yields the rows `first` to `end` of a row group that begins at `number`; one record for the damaged ones."""
+        try:
+            for batch in batches:
+                skipped = min(max(first - number, 0), len(batch))
+                yield from self._values(batch, reading, number + skipped, skipped)
+                number += len(batch)
+        except _errors() as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            number = max(number, first)
+            yield Record(number, Cursor(end), damaged(error, end - number), 1)
 
 
 class Arrow(_Table):
@@ -123,7 +135,7 @@ class Arrow(_Table):
                         skipped = max(start.record - number, 0)
                         yield from self._values(batch, reading, number + skipped, skipped)
                     number += len(batch)
-        except (pyarrow.ArrowException, OSError, MemoryError) as error:  # a length may be damaged
+        except _errors() as error:
             raise _damaged(file.path, error, number) from error
 
     def _batches(self, pyarrow: Any, stored: Any, path: str, column: str) -> Iterator[Any]:
@@ -134,6 +146,11 @@ class Arrow(_Table):
         with opened as table:
             self._check_column(path, table.schema, column)
             yield from map(table.get_batch, range(table.num_record_batches)) if is_file else table
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """Returns the errors of reading a damaged file, whose lengths may be too large."""
+    return require("pyarrow", "Parquet").ArrowException, OSError, MemoryError
 
 
 def _damaged(path: str, error: Exception, number: int) -> Exception:

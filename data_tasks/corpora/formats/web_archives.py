@@ -78,8 +78,8 @@ class WebArchive:
             if not is_damage(error) and not isinstance(error, failures.ArchiveLoadFailed):
                 raise
             raise DamagedFile(
-                f"{file.path}: the archive is damaged or not complete at record {count:,} (from 0), near byte "
-                f"{position:,} of the file ({error}). Copy the file again."
+                f"{file.path}: the archive is damaged or not complete at record {count:,} (from 0), "
+                f"{text_lines.before_end(file, position)} ({error}). Copy the file again."
             ) from error
         if not readable:
             raise DamagedFile(f"{file.path}: {_unreadable(count, pages)}")

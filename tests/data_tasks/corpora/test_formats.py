@@ -158,9 +158,34 @@ def test_damage_in_the_middle_of_an_array_record_file_is_placed(tmp_path):
     writer.close()
     data = path.read_bytes()
     path.write_bytes(data.replace(TEXTS[11].encode(), TEXTS[12].encode()))
-    with pytest.raises(UserError, match=r"/a\.array_record: the file is damaged or not complete at record 11 \("):
+    with pytest.raises(UserError, match=r"/a\.array_record, record 11 \(from 0\): it is damaged \("):
         read(path)
-    assert read(path, "skip")[0] == TEXTS[:11]
+    found, skipped = read(path, "skip")
+    assert found == [*TEXTS[:11], *TEXTS[12:]] and skipped.bad == {"bad_records": 1}
+
+
+def test_records_after_a_damaged_tfrecord_are_read(tmp_path):
+    path = write(tmp_path / "a.tfrecord-00000-of-00001", ["one", "two", "six"])
+    path.write_bytes(path.read_bytes().replace(b"two", b"twi"))
+    with pytest.raises(UserError, match=r"record 1 \(from 0\): it is damaged \(its checksum does not match"):
+        read(path)
+    found, skipped = read(path, "skip")
+    assert found == ["one", "six"] and skipped.bad == {"bad_records": 1}
+
+
+def test_row_groups_after_a_damaged_one_are_read(tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, texts = tmp_path / "a.parquet", [f"text number {number:02d}" for number in range(30)]
+    parquet.write_table(pa.table({"text": texts}), path, row_group_size=10, compression="gzip", use_dictionary=False)
+    middle = parquet.ParquetFile(path).metadata.row_group(1).column(0)
+    data = bytearray(path.read_bytes())
+    end = middle.data_page_offset + middle.total_compressed_size
+    data[end - 60 : end] = bytes(60)
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"/a\.parquet, row 10 \(from 0\): it and the next 9 are damaged \("):
+        read(path)
+    found, skipped = read(path, "skip")
+    assert found == [*texts[:10], *texts[20:]] and skipped.bad == {"bad_records": 1}
 
 
 def test_skipped_records_are_counted_once_and_logged(tmp_path, caplog):

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import re
 import tracemalloc
 
 import pytest
@@ -57,8 +58,11 @@ def test_damaged_file_is_named_with_its_line(tmp_path, suffix, damage):
     damaged = data[:middle] if damage == "truncated" else data[:middle] + b"\0" * 32 + data[middle + 32 :]
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(damaged)
-    with pytest.raises(UserError, match=rf"a\.txt{suffix}:\d+: the compressed file is damaged or not complete .* Copy"):
+    with pytest.raises(
+        UserError, match=rf"a\.txt{suffix}:\d+: the compressed file is damaged or not complete .* Copy"
+    ) as raised:
         lines_of(path)
+    assert re.search(r"bytes of text, at least [\d,]+ bytes before its end \(", str(raised.value))
 
 
 def test_parts_of_a_compressed_file_are_joined(tmp_path, suffix):
