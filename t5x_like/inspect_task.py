@@ -126,7 +126,8 @@ def inspect(
     )
     if not isinstance(spec, FeatureSpec):
         spec = specs.get_spec(spec) if spec else source.suitable_spec()
-    spec = dataclasses.replace(spec, separator=separator if spec.joins_inputs else spec.separator)
+    if any(feature.role == "shifted" and len(feature.sources) > 1 for feature in spec.features):
+        spec = dataclasses.replace(spec, separator=separator)  # a decoder reads BOS, inputs and targets in one row
     prompts.check(source, spec)
     source = dataclasses.replace(
         source,

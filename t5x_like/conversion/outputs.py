@@ -11,7 +11,6 @@ from t5x_like.adapters import quantization
 from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.config import description
 from t5x_like.conversion import prompt_format, tokenizers
-from t5x_like.conversion.prompt_format import PromptFormat
 from t5x_like.conversion.sources import Weights
 from t5x_like.data import tokenizer_files
 from t5x_like.errors import UserError
@@ -166,16 +165,18 @@ def write_huggingface(weights: Weights, path: str, output_path: str, settings: E
       UserError: The other format does not support the model.
     """
     objective = weights.objective or Objective()
-    bos_id = _bos_id(objective) if settings.bos_id is None else settings.bos_id
+    of_objective = weights.objective and weights.objective.features.first_id
+    bos_id = of_objective if settings.bos_id is None else settings.bos_id
     tokenizer = tokenizers.find_for_export(path, settings.vocabulary_path)
     generates = weights.objective is not None and predicts_text(objective.features)
     continues = generates and description.shape(weights.model) == "decoder"
     model = tokenizers.with_special_tokens(weights.model, tokenizer, bos_id, continues=continues)
-    run = model_card.ExportedRun.read(path, settings.choice, settings.network)
+    prompts = prompt_format.of_run(path, objective)
+    run = model_card.ExportedRun.read(path, settings.choice, settings.network, prompts)
     lengths = run.settings.value("data.task_feature_lengths")
     length = tokenizers.max_length(model, lengths, bos_id, continues=continues)
     files = tokenizers.exported_files(tokenizer, model, bos_id, length)
-    files = prompt_format.with_prompts(files, tokenizer, PromptFormat.of_run(path))
+    files = prompt_format.with_prompts(files, tokenizer, prompts)
     with weights_run.removed_on_failure(output_path):
         interop.to_huggingface(
             weights.leaves,
@@ -191,13 +192,6 @@ def write_huggingface(weights: Weights, path: str, output_path: str, settings: E
         tokenizer_files.write(files, output_path)
         model_card.write(output_path, run, model, count(weights.leaves))
     report(weights.leaves, path, output_path)
-
-
-def _bos_id(objective: Objective) -> int | None:
-    """Returns the first input of the decoder in training; None without a decoder, or without BOS."""
-    features = getattr(objective, "features", None)
-    roles = {} if features is None else {each.name: each.role for each in features.features}
-    return features.bos_id if roles.get("decoder_input_tokens") == "shifted" else None
 
 
 def exportable(weights: Weights, heads: str) -> dict[str, Any]:

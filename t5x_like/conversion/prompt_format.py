@@ -8,10 +8,11 @@ from typing import Any
 from absl import logging
 
 from t5x_like.config.stored import StoredSettings
-from t5x_like.config.values import Reference
 from t5x_like.data import tokenizer_classes
+from t5x_like.data.prompts import PromptFormat
 from t5x_like.data.tokenizer_classes import CHAT_TEMPLATE, CONFIG, TOKENIZER
 from t5x_like.interop import sentencepiece_tokenizers, tokenizer_ids, tokenizer_json_files
+from t5x_like.objectives.base import Objective
 from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.runs import run_vocabulary
 
@@ -33,42 +34,19 @@ _TEMPLATE = """\
 {%- if messages | length == 2 %}{{ messages[1]['content'] + eos }}{%- endif %}"""
 
 
-@dataclasses.dataclass(frozen=True)
-class PromptFormat:
-    """How a run reads a prompt.
+def of_run(checkpoint_path: str, objective: Objective) -> PromptFormat | None:
+    """Returns the prompts of a run; None if its objective has none, and for weights without training.
 
-    Attributes:
-      bos_id: The token before it; None for no token.
-      has_pairs: Whether a response follows the prompt, rather than any text.
-      separator: The text between the two; None for EOS.
+    Args:
+      checkpoint_path: A run directory, or one of its checkpoints.
+      objective: Its objective.
     """
-
-    bos_id: int | None
-    has_pairs: bool = False
-    separator: str | None = ""
-
-    @classmethod
-    def of_run(cls, checkpoint_path: str) -> "PromptFormat | None":
-        """Returns the format of a run; None for another objective than a decoder's, and for weights without training.
-
-        Args:
-          checkpoint_path: A run directory, or one of its checkpoints.
-        """
-        model_dir = checkpoint_choice.run_of(checkpoint_path)
-        stored = StoredSettings.read(model_dir)
-        objective = stored.value("objective")
-        if not isinstance(objective, Reference) or stored.value("data") is None:
-            return None
-        arguments = stored.arguments(objective)
-        name = objective.selector.rpartition(".")[2]
-        if name == "CausalLM":
-            return cls(arguments.get("bos_id"))
-        if name != "PrefixLM":
-            return None
-        separator = arguments.get("separator")
-        if not separator and (ends := run_vocabulary.inputs_eos(model_dir, None)) is not None:
-            separator = None if ends else ""  # the task of the run may end its inputs by itself
-        return cls(arguments.get("bos_id"), has_pairs=True, separator=separator)
+    found, model_dir = objective.prompt_format, checkpoint_choice.run_of(checkpoint_path)
+    if found is None or StoredSettings.read(model_dir).value("data") is None:
+        return None
+    if not found.has_pairs or found.separator or (ends := run_vocabulary.inputs_eos(model_dir, None)) is None:
+        return found
+    return dataclasses.replace(found, separator=None if ends else "")  # the task may end its inputs by itself
 
 
 def with_prompts(files: Mapping[str, bytes], tokenizer: str | None, prompts: PromptFormat | None) -> dict[str, bytes]:

@@ -212,9 +212,9 @@ class FeatureSpec:
         return tuple(part for feature in self.features for part in feature.parts)
 
     @property
-    def joins_inputs(self) -> bool:
-        """Whether a decoder reads several task features in one row that begins with BOS: inputs, then targets."""
-        return any(feature.role == "shifted" and len(feature.sources) > 1 for feature in self.features)
+    def first_id(self) -> int | None:
+        """The BOS that a decoder reads first; None without a decoder, or without BOS."""
+        return self.bos_id if any(feature.role == "shifted" for feature in self.features) else None
 
     @property
     def segment_features(self) -> tuple[str, ...]:

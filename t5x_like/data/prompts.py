@@ -6,6 +6,7 @@ encoder, and with the separator of the objective for a decoder.
 
 import contextlib
 import contextvars
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,22 @@ if TYPE_CHECKING:
 INPUTS = "inputs"
 READS = "reads_separator"
 """The attribute of preprocessors that end `inputs` with the separator instead of EOS."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptFormat:
+    """How a decoder reads a prompt.
+
+    Attributes:
+      bos_id: The token before it; None for no token.
+      has_pairs: Whether a response follows the prompt, rather than any text.
+      separator: The text between the two; None for EOS.
+    """
+
+    bos_id: int | None
+    has_pairs: bool = False
+    separator: str | None = ""
+
 
 _SEPARATOR: contextvars.ContextVar[str | None] = contextvars.ContextVar("separator", default=None)
 

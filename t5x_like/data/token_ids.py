@@ -21,7 +21,7 @@ def model_limits(spec: FeatureSpec, vocab_size: int) -> dict[str, int]:
     Raises:
       UserError: the model has no embedding for the BOS of the features.
     """
-    if spec.bos_id >= vocab_size and any(feature.role == "shifted" for feature in spec.features):
+    if (spec.first_id or 0) >= vocab_size:
         raise UserError(
             f"BOS_ID={spec.bos_id}: the model only has the token ids 0 … {vocab_size - 1}. Set BOS_ID to the BOS token "
             "of the model's vocabulary."

@@ -38,7 +38,7 @@ class Layout:
             )
         return cls(
             encoder="encoder_input_tokens" in roles,
-            bos=(spec.bos_id,) if roles["decoder_input_tokens"] == "shifted" else (),
+            bos=() if spec.first_id is None else (spec.first_id,),
             prefix="decoder_prefix" in roles,
         )
 

@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.data.features import FeatureSpec
+from t5x_like.data.prompts import PromptFormat
 from t5x_like.layers.captures import Edit
 from t5x_like.models.base import Batch, ModelConfig
 from t5x_like.models.networks import MODEL, NetworkSpec, specs
@@ -104,6 +105,7 @@ class Objective:
         objective has none.
       predicts: what the head of a text predicts: a `label`, any number of `labels`, `scores`, or the `mean_score` of a
         distribution.
+      prompt_format: how a decoder that continues texts reads them; None for other objectives.
       draws: whether `run` or `read` draws random values for rows, so that they get `Keys.rows` and `Keys.step`.
     """
 
@@ -117,6 +119,7 @@ class Objective:
     computed_features: tuple[str, ...] = ()
     head_form: Any = None
     predicts: Literal["label", "labels", "scores", "mean_score"] = "label"
+    prompt_format: PromptFormat | None = None
     draws: bool = False
     stages: "Mapping[str, Any]" = types.MappingProxyType({})
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 from t5x_like.data import features, specs
+from t5x_like.data.prompts import PromptFormat
 from t5x_like.errors import UserError
 from t5x_like.objectives.token_prediction import TokenPrediction
 from t5x_like.recorded import recorded
@@ -28,4 +29,5 @@ class CausalLM(TokenPrediction):
         super().__init__(z_loss=z_loss, label_smoothing=label_smoothing)
         if bos_id is not None and bos_id < 0:
             raise UserError(f"bos_id={bos_id} is not a token id. Give an id of at least 0, or None for no BOS.")
+        self.prompt_format = PromptFormat(bos_id)
         self.features = specs.NEXT_TOKEN if bos_id is None else dataclasses.replace(specs.CAUSAL_LM, bos_id=bos_id)

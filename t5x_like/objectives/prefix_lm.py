@@ -3,6 +3,7 @@
 import dataclasses
 
 from t5x_like.data import features, specs
+from t5x_like.data.prompts import PromptFormat
 from t5x_like.errors import UserError
 from t5x_like.objectives.token_prediction import TokenPrediction
 from t5x_like.recorded import recorded
@@ -46,4 +47,5 @@ class PrefixLM(TokenPrediction):
             raise UserError(f"separator={separator!r}: not text. Give --gin.SEPARATOR='text', or None for EOS.")
         spec = specs.PROMPTED_WITH_BOS if causal_inputs else specs.PREFIX_LM
         self.features = dataclasses.replace(spec, bos_id=bos_id, separator=separator)
+        self.prompt_format = PromptFormat(bos_id, has_pairs=True, separator=separator)
         self.inputs_eos = separator is None

@@ -12,6 +12,7 @@ from t5x_like import paths
 from t5x_like.config.stored import StoredSettings
 from t5x_like.config.values import Reference, is_literal
 from t5x_like.data import provenance
+from t5x_like.data.prompts import PromptFormat
 from t5x_like.errors import UserError
 from t5x_like.interop.generation import CONFIG
 from t5x_like.metrics import read_metrics, read_starts
@@ -19,7 +20,6 @@ from t5x_like.metrics.checkpoint_evaluations import CheckpointEvaluations
 from t5x_like.metrics.starts import changes
 from t5x_like.models.base import ModelConfig
 from t5x_like.reporting.markdown import code, table
-from t5x_like.training.runs import run_vocabulary
 
 README = "README.md"
 Row = Mapping[str, Any]
@@ -72,7 +72,7 @@ class ExportedRun(NamedTuple):
       tokens: number of tokens of the steps, without padding, computed from the throughput of the metrics; None if no
         step was measured.
       network: name of the exported network; None for the model.
-      inputs_eos: whether the inputs of its task end in EOS; None if it is not known.
+      prompts: how it reads prompts; None if it does not continue texts, or did not train.
       earlier: the records of the earlier starts of the run, which may have read other data.
     """
 
@@ -85,17 +85,20 @@ class ExportedRun(NamedTuple):
     start: Mapping[str, Any]
     tokens: float | None = None
     network: str | None = None
-    inputs_eos: bool | None = None
+    prompts: PromptFormat | None = None
     earlier: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
-    def read(cls, checkpoint: str, choice: str, network: str | None = None) -> "ExportedRun":
+    def read(
+        cls, checkpoint: str, choice: str, network: str | None = None, prompts: PromptFormat | None = None
+    ) -> "ExportedRun":
         """Reads a run.
 
         Args:
           checkpoint: path of the checkpoint, `MODEL_DIR/checkpoints/STEP`.
           choice: how it was chosen.
           network: name of the exported network.
+          prompts: how the run reads prompts.
         """
         directory, _, last = checkpoint.rstrip("/").rpartition("/")
         model_dir, step = directory.rpartition("/")[0], int(last)
@@ -112,7 +115,7 @@ class ExportedRun(NamedTuple):
             start=starts[-1] if starts else {},
             tokens=_tokens(model_dir, step),
             network=network,
-            inputs_eos=_readable(lambda model_dir: run_vocabulary.inputs_eos(model_dir, None), model_dir, None),
+            prompts=prompts,
             earlier=starts[:-1],
         )
 
@@ -177,15 +180,6 @@ def write(directory: str, run: ExportedRun, model: ModelConfig, parameters: Mapp
     paths.write_atomic(file, "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
 
 
-def _separator(run: ExportedRun) -> Any:
-    """Returns the text between prompt and response of a decoder that was trained on pairs; None: EOS, ...: no pairs."""
-    objective = run.settings.value("objective")
-    if run.source or not isinstance(objective, Reference) or not objective.selector.endswith(".PrefixLM"):
-        return ...
-    separator = run.settings.arguments(objective).get("separator")
-    return separator if separator or run.inputs_eos is None else None if run.inputs_eos else ""
-
-
 def _num_choices(run: ExportedRun) -> int | None:
     """Returns the number of choices per example; None for another objective than multiple choice."""
     objective = run.settings.value("objective")
@@ -194,8 +188,9 @@ def _num_choices(run: ExportedRun) -> int | None:
 
 def _prompts(run: ExportedRun, has_tokenizer: bool) -> list[str]:
     """Returns what a client has to know about prompts."""
-    if (separator := _separator(run)) is ...:
+    if run.prompts is None or not run.prompts.has_pairs:
         return []
+    separator = run.prompts.separator
     between = "the end-of-text token" if separator is None else code(repr(separator)) if separator else "nothing"
     template = ", as in the chat template of the tokenizer" if has_tokenizer else ""
     return ["", f"The model was trained on prompts and responses, with {between} between the two{template}."]
@@ -354,9 +349,10 @@ def _commands(run: ExportedRun, name: str, has_tokenizer: bool) -> Iterator[str]
         return
     settings: dict[str, Any] = {}
     if name.endswith(_GENERATE):
-        if (separator := _separator(run)) is None:
+        separator = "" if run.prompts is None else run.prompts.separator
+        if separator is None:
             return  # records of text do not end in EOS
-        if separator is not ... and separator:
+        if separator:
             settings["PROMPT_SEPARATOR"] = repr(separator)
         records = "inputs.txt"
         if lengths.keys() == {"targets"} and (half := lengths["targets"] // 2):

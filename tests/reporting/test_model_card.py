@@ -6,6 +6,7 @@ import pytest
 
 from t5x_like.config.files import read_text
 from t5x_like.config.stored import StoredSettings
+from t5x_like.data.prompts import PromptFormat
 from t5x_like.errors import UserError
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.reporting import markdown, model_card
@@ -96,9 +97,8 @@ def test_card_states_the_facts_of_the_run_and_no_others(tmp_path):
     ("separator", "between"), [("", "nothing"), ("\n>", r"`'\n>'`"), (None, "the end-of-text token")]
 )
 def test_card_states_what_follows_a_prompt(separator, between, tmp_path):
-    text = CONFIG.replace("causal_lm.CausalLM", "prefix_lm.PrefixLM").format(task="pairs", path="pairs.jsonl")
-    text += f"t5x_like.objectives.prefix_lm.PrefixLM.separator = {separator!r}\n"
-    written = card(tmp_path, run_of(settings=StoredSettings(read_text(text))))
+    prompts = PromptFormat(7, has_pairs=True, separator=separator)
+    written = card(tmp_path, run_of(prompts=prompts))
     assert f"prompts and responses, with {between} between the two, as in the chat template" in written
     assert ("t5x_like infer" in written) == (separator is not None)
     assert ("--gin.PROMPT_SEPARATOR=" in written) == bool(separator)

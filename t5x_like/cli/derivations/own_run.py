@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from t5x_like.config import Derived, KnownSettings
 
 _NAME = "INITIAL_CHECKPOINT_PATH"
-_BOS_ROLE = "shifted"
 
 
 def from_run(settings: KnownSettings) -> Derived | None:
@@ -54,10 +53,7 @@ def _model(run: str, settings: KnownSettings, values: dict[str, object]) -> list
     config = huggingface.with_new_tokens(found.model, settings)
     model, of_model = huggingface.describe_model(config, settings)
     features = getattr(found.objective, "features", None)
-    has_bos = features is not None and any(feature.role == _BOS_ROLE for feature in features.features)
-    objective, of_objective = huggingface.describe_objective(
-        config, settings, bos_id=features.bos_id if has_bos else None
-    )
+    objective, of_objective = huggingface.describe_objective(config, settings, bos_id=features and features.first_id)
     values.update({name: value for name, value in of_model.items() if settings.value(name) is None})
     values.update({name: value for name, value in of_objective.items() if not settings.is_given(name)})
 
