@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from t5x_like import paths
 from t5x_like.data import benchmarks, provenance
 from t5x_like.data.source import DataSource
 from t5x_like.decoding.settings import Decoding
-from t5x_like.errors import RunFailed, UserError
+from t5x_like.errors import UserError
 from t5x_like.inference.loaded import Loaded
 from t5x_like.metrics.best import flatten
 from t5x_like.metrics.evaluation_table import EvaluationTable, Result
@@ -94,11 +94,10 @@ def evaluate(
             *(eval_steps, eval_steps * data.batch_size, data.batch_size),
         )
     table = _Table(output_dir, loaded.path)
-    values: dict[str, float] = {}
-    done: set[str] = set()
-    for path in _chosen(loaded.path, checkpoint, poll_seconds, done):
-        with _skip_if_deleted(loaded.path, path, checkpoint), _explain_storage_errors(output_dir):
-            step, fingerprint = checkpoint_choice.find_step(path), _fingerprint(path)
+
+    def evaluate_one(path: str) -> dict[str, float]:
+        step, fingerprint = checkpoint_choice.find_step(path), _fingerprint(path)
+        with _explain_storage_errors(output_dir):
             result = None if unlabeled else table.find(path, fingerprint, settings)
             if result is None:
                 params = loaded.read(path)
@@ -106,10 +105,17 @@ def evaluate(
                 result = _result(path, step, fingerprint, settings, shown, found, evaluations.sources)
                 table.add(result)
                 _write_submissions(evaluations, params, output_dir, step if checkpoint in _SEVERAL else None)
-            done.add(path)
-            labeled = {name: result.evaluations[title] for name, title in titles.items() if title in result.evaluations}
-            values = flatten(labeled)
-            _log(path, step, result)
+        _log(path, step, result)
+        return flatten(
+            {name: result.evaluations[title] for name, title in titles.items() if title in result.evaluations}
+        )
+
+    if checkpoint not in _SEVERAL:
+        return checkpoint_choice.read(loaded.path, checkpoint, evaluate_one)[1]
+    values: dict[str, float] = {}
+    for path in _several(loaded.path, checkpoint, poll_seconds):
+        with _skip_if_deleted(path):
+            values = evaluate_one(path)
     return values
 
 
@@ -164,21 +170,11 @@ def _shown(
     return {name: str(dict(value) if isinstance(value, Mapping) else value) for name, value in values.items()}
 
 
-def _chosen(path: str, checkpoint: str | int, poll_seconds: float, done: Collection[str]) -> Iterator[str]:
-    """Yields the checkpoints to evaluate, the same in every process.
-
-    The latest or best checkpoint is chosen again if it is not in `done`, because its run has deleted it meanwhile.
-    """
-    if checkpoint != WATCH:
-        for _ in range(checkpoint_choice.ATTEMPTS):
-            chosen = distributed.compute_in_main(lambda: checkpoint_choice.choose(path, checkpoint, several=True))
-            yield from chosen
-            if checkpoint == checkpoint_choice.ALL or done:
-                return
-        raise RunFailed(
-            f"CHECKPOINT={checkpoint}: {path} deletes its checkpoints before they are read. Keep more of them with "
-            "KEEP_CHECKPOINTS, or evaluate the run when it has finished."
-        )
+def _several(path: str, checkpoint: str, poll_seconds: float) -> Iterator[str]:
+    """Yields the checkpoints to evaluate, `all` or `watch`, the same in every process."""
+    if checkpoint == checkpoint_choice.ALL:
+        yield from distributed.compute_in_main(lambda: checkpoint_choice.choose(path, checkpoint, several=True))
+        return
     checkpoint_choice.check_is_run(path, checkpoint)
     seen: set[str] = set()
     run = checkpoint_choice.run_of(path)
@@ -212,15 +208,14 @@ def _chosen(path: str, checkpoint: str | int, poll_seconds: float, done: Collect
 
 
 @contextlib.contextmanager
-def _skip_if_deleted(run: str, path: str, checkpoint: str | int) -> Iterator[None]:
+def _skip_if_deleted(path: str) -> Iterator[None]:
     """Ignores errors about a checkpoint that the run has deleted in the meantime."""
     try:
         yield
     except Exception:
-        if checkpoint in _SEVERAL and checkpoint_choice.is_deleted(path):
-            logging.warning("%s is skipped, because the run has deleted it", path)
-        elif not checkpoint_choice.is_replaced(run, checkpoint, path):
+        if not checkpoint_choice.is_deleted(path):
             raise
+        logging.warning("%s is skipped, because the run has deleted it", path)
 
 
 def _explain_storage_errors(output_dir: str | None) -> contextlib.AbstractContextManager:

@@ -117,16 +117,12 @@ class Loaded:
         """Reads parameters of a checkpoint; None: the chosen one, or another one if its run deletes it meanwhile."""
         if path is not None:
             return self._load_from(shapes, path)
-        attempts = 0
-        while True:
-            chosen, attempts = self.checkpoint_path, attempts + 1
-            try:
-                return self._load_from(shapes, chosen)
-            except Exception:
-                is_last = attempts == checkpoint_choice.ATTEMPTS
-                if is_last or not checkpoint_choice.is_replaced(self.path, self.checkpoint, chosen):
-                    raise
-                del self.__dict__["checkpoint_path"]
+        chosen, params = checkpoint_choice.read(
+            *(self.path, self.checkpoint, lambda path: self._load_from(shapes, path)),
+            chosen=self.__dict__.get("checkpoint_path"),
+        )
+        self.__dict__["checkpoint_path"] = chosen  # of the cached property
+        return params
 
     def _load_from(self, shapes: Mapping[str, Any], path: str) -> dict[str, Any]:
         distributed.heartbeat(f"the parameters of {path}")

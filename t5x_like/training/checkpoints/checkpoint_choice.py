@@ -12,7 +12,7 @@ import jax
 from absl import logging
 
 from t5x_like import paths
-from t5x_like.errors import UserError
+from t5x_like.errors import RunFailed, UserError
 from t5x_like.runtime import distributed
 from t5x_like.runtime.run_files import CHECKPOINTS
 from t5x_like.training import weight_files
@@ -21,7 +21,7 @@ from t5x_like.training.checkpoints.stored_checkpoints import StoredCheckpoints
 T = TypeVar("T")
 LATEST, BEST, ALL = "latest", "best", "all"
 # How often a checkpoint is chosen again because its run has deleted the last one.
-ATTEMPTS = 5
+_ATTEMPTS = 5
 # How long the deletion of a checkpoint may take, whose first files are missing.
 _DELETION_SECONDS, _POLL_SECONDS = 1.0, 0.1
 
@@ -101,22 +101,14 @@ def choose_together(path: str, checkpoint: str | int = LATEST) -> str:
     return chosen
 
 
-def is_replaced(path: str, checkpoint: str | int, chosen: str) -> bool:
+def _is_replaced(path: str, checkpoint: str | int, chosen: str) -> bool:
     """Returns whether the run has deleted a chosen checkpoint, in whose place another one can be chosen.
 
     Runs of several processes do not choose again, because the others may be reading it.
-
-    Args:
-      path: see the description of this module.
-      checkpoint: `latest`, `best`, or a step; see `choose`.
-      chosen: the path of the checkpoint, which could not be read.
     """
     if checkpoint not in (LATEST, BEST) or chosen.rstrip("/") == path.rstrip("/") or jax.process_count() > 1:
         return False
-    if not is_deleted(chosen):
-        return False
-    logging.warning("%s has been deleted by its run, choosing again", chosen)
-    return True
+    return is_deleted(chosen)
 
 
 def is_deleted(chosen: str) -> bool:
@@ -129,29 +121,35 @@ def is_deleted(chosen: str) -> bool:
     return True
 
 
-def read(path: str, checkpoint: str | int, function: Callable[[str], T]) -> tuple[str, T]:
+def read(path: str, checkpoint: str | int, function: Callable[[str], T], *, chosen: str | None = None) -> tuple[str, T]:
     """Chooses a checkpoint, and reads it. Chooses again if its run deletes it in the meantime.
 
     Args:
       path: see the description of this module.
       checkpoint: `latest`, `best`, or a step; see `choose`.
       function: reads the checkpoint at a path.
+      chosen: a checkpoint that was chosen before, which is read if it still exists.
 
     Returns:
       The path of the checkpoint, and the result of the function.
 
     Raises:
       UserError: the checkpoint is not found.
+      RunFailed: the run deletes each chosen checkpoint before it is read.
     """
-    attempts = 0
-    while True:
-        (chosen,) = choose(path, checkpoint)
-        attempts += 1
+    for _ in range(_ATTEMPTS):
+        chosen = chosen or choose_together(path, checkpoint)
         try:
             return chosen, function(chosen)
         except Exception:
-            if attempts == ATTEMPTS or not is_replaced(path, checkpoint, chosen):
+            if not _is_replaced(path, checkpoint, chosen):
                 raise
+        logging.warning("%s has been deleted by its run, choosing again", chosen)
+        chosen = None
+    raise RunFailed(
+        f"CHECKPOINT={checkpoint}: {path} deletes its checkpoints before they are read. Keep more of them with "
+        "KEEP_CHECKPOINTS, or repeat the command when the run has finished."
+    )
 
 
 def check_is_run(path: str, checkpoint: str | int) -> None:
