@@ -25,9 +25,11 @@ class RunFailed(RuntimeError):
 
     Attributes:
       exit_code: exit code of the command; see `runtime.protocol`.
+      names_process: whether the message is the failure of another process, which it names.
     """
 
     exit_code: int = protocol.FAILURE
+    names_process: bool = False
 
 
 class RunStopped(RunFailed):

@@ -206,7 +206,7 @@ def compute_everywhere(compute: Callable[[], Any]) -> list[Any]:
         raise failure
     for process, each in enumerate(outcomes):
         if "error" in each:
-            raise ProcessLost(f"process {process} of {len(outcomes)} has failed: {each['error']}", each["exit_code"])
+            raise ProcessFailed(failures.named(process, each["error"]), each["exit_code"])
     return [each["value"] for each in outcomes]
 
 
@@ -240,7 +240,7 @@ def compute_in_main(compute: Callable[[], Any]) -> Any:
     if failure is not None:
         raise failure
     if "error" in outcome:
-        raise ProcessLost(f"process 0 of {jax.process_count()} has failed: {outcome['error']}", outcome["exit_code"])
+        raise ProcessFailed(failures.named(0, outcome["error"]), outcome["exit_code"])
     return outcome["value"]
 
 
@@ -297,6 +297,12 @@ class ProcessLost(RunFailed):
         return self._exit_code
 
 
+class ProcessFailed(ProcessLost):
+    """Another process of the run has told why it failed; the message is that of `failures.named`."""
+
+    names_process = True
+
+
 @contextlib.contextmanager
 def explain_lost_process() -> Iterator[None]:
     """Converts errors of collectives that fail because another process is lost, and tells the others other errors.
@@ -317,7 +323,7 @@ def explain_lost_process() -> Iterator[None]:
         if jax.process_count() == 1:
             raise
         if (known := failures.of_another()) is not None:
-            raise ProcessLost(*known) from error
+            raise ProcessFailed(*known) from error
         raise ProcessLost(
             f"process {jax.process_index()} of {jax.process_count()} has lost another process, which has exited, "
             f"hangs, or is too slow; see its own output. JAX reports: {message[:300]}. To resume from the "

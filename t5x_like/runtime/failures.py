@@ -40,10 +40,17 @@ class Failure:
     Attributes:
       reason: the message of its error.
       exit_code: its exit code; see `protocol`.
+      names_process: whether the reason is the failure of another process, which it names.
     """
 
     reason: str
     exit_code: int
+    names_process: bool
+
+
+def named(process: int, reason: str) -> str:
+    """Returns the message of the failure of a process for the others."""
+    return f"process {process} of {jax.process_count()} has failed: {reason}"
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -72,7 +79,8 @@ def publish_exit(error: BaseException, exit_code: int) -> None:
 
 
 def _publish(directory: str, error: BaseException, exit_code: int) -> None:
-    failure = Failure((str(error) or type(error).__name__)[:_REASON_CHARACTERS], exit_code)
+    names_process = isinstance(error, RunFailed) and error.names_process
+    failure = Failure((str(error) or type(error).__name__)[:_REASON_CHARACTERS], exit_code, names_process)
     _set(f"{directory}/{jax.process_index()}", json.dumps(dataclasses.asdict(failure)))
 
 
@@ -90,9 +98,8 @@ def of_another() -> tuple[str, int] | None:
         return None
     # A process that has lost another one, too, does not know the reason.
     process, failure = min(known.items(), key=lambda item: (item[1].exit_code == protocol.LOST_PEER, item[0]))
-    prefix = f"process {process} of {jax.process_count()} has failed: "
     # The reason may be that of a third process, which this one has read.
-    return failure.reason if " has failed: " in failure.reason else prefix + failure.reason, failure.exit_code
+    return failure.reason if failure.names_process else named(process, failure.reason), failure.exit_code
 
 
 def watch() -> None:
