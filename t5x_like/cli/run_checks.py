@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 
 import jax
 
-from t5x_like import optimizers, paths
+from t5x_like import paths
 from t5x_like.adapters import quantization
 from t5x_like.cli.checklist import Checklist
 from t5x_like.data.source import DataSource
@@ -122,8 +122,7 @@ def _meshes(given: Partitioner, checklist: Checklist) -> tuple[Partitioner, ...]
 
 def describe_program(program: Program, recipe: Recipe) -> Iterator[str]:
     """Yields lines about the model, its heads and its teachers."""
-    params = optimizers.merge(program.shapes[0].params, program.shapes[1].params)
-    count, heads = (quantization.count(params[name]) for name in ("model", "objective"))
+    count, heads = (quantization.count(program.param_shapes[name]) for name in ("model", "objective"))
     yield (
         f"model: {type(program.config).__name__}, {count:,} parameters, heads of "
         f"{type(recipe.objective).__name__} {heads:,}"

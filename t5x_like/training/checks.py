@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from t5x_like import optimizers
 from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.models.base import ModelConfig
 from t5x_like.training import frozen_base, loaded_teachers, run_feed, warm_start
@@ -97,8 +96,7 @@ def check_recipe(recipe: Recipe, program: Program, run: RunCheck = run_check) ->
         return Checked(vocabulary, evaluations, None)
 
     def check_initial() -> str:
-        params = optimizers.merge(program.shapes[0].params, program.shapes[1].params)
-        warm_start.check(recipe.initial, params, config, partitioner, recipe.objective)
+        warm_start.check(recipe.initial, program.param_shapes, config, partitioner, recipe.objective)
         if vocabulary is not None:
             run_tokenizer.check_initial(recipe.initial, vocabulary)
         return path
@@ -168,5 +166,4 @@ def check_best_metric(recipe: Recipe, program: Program, evaluations: Evaluations
     if not evaluations.names or periods.evaluate is None:
         return
     decides = periods.patience is not None or checkpointer.keep_best
-    params = optimizers.merge(program.shapes[0].params, program.shapes[1].params)
-    check_metrics(evaluations, checkpointer.best_metric if decides else None, params)
+    check_metrics(evaluations, checkpointer.best_metric if decides else None, program.param_shapes)

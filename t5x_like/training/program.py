@@ -71,6 +71,12 @@ class Program:
         }
         return state, frozen, batch
 
+    @property
+    def param_shapes(self) -> dict[str, Any]:
+        """The shapes of all parameters, trainable and frozen."""
+        state, frozen = self.shapes
+        return optimizers.merge(state.params, frozen.params)
+
     def trace(self) -> None:
         """Traces `train_step`, which raises the errors of what it cannot compute. Allocates no array.
 
