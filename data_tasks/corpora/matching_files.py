@@ -61,15 +61,18 @@ def path_of(file: fsspec.core.OpenFile) -> str:
 
 def describe(chosen: Sequence[fsspec.core.OpenFile]) -> str:
     """Returns number, size and a hash of files: of their contents if they are small, otherwise of names and sizes."""
-    size = sum(_sizes(chosen))
-    digest, hashed = digest_of(chosen)
+    sizes = _sizes(chosen)
+    digest, hashed = _digest_of(chosen, sizes)
     number = "1 file" if len(chosen) == 1 else f"{len(chosen):,} files"
-    return f"{number}, {size / 1e6:,.2f} MB, hash {'' if hashed == CONTENTS else f'of {hashed} '}{digest}"
+    return f"{number}, {sum(sizes) / 1e6:,.2f} MB, hash {'' if hashed == CONTENTS else f'of {hashed} '}{digest}"
 
 
 def digest_of(chosen: Sequence[fsspec.core.OpenFile]) -> tuple[str, str]:
     """Returns a hash that identifies files, and what it is computed from: `contents`, or `names and sizes`."""
-    sizes = _sizes(chosen)
+    return _digest_of(chosen, _sizes(chosen))
+
+
+def _digest_of(chosen: Sequence[fsspec.core.OpenFile], sizes: Sequence[int]) -> tuple[str, str]:
     local = all(isinstance(file.fs, fsspec.implementations.local.LocalFileSystem) for file in chosen)
     if local and sum(sizes) <= _HASHED_BYTES:
         found = [_content_hash(file.path, file.fs.modified(file.path).isoformat()) for file in chosen]

@@ -16,9 +16,6 @@ from t5x_like.objectives.base import Objective
 from t5x_like.training.checkpoints import checkpoint_choice
 from t5x_like.training.runs import run_vocabulary
 
-GENERIC_CLASS = "PreTrainedTokenizerFast"
-"""The class that reads everything from tokenizer.json, in transformers 4 and 5."""
-
 _KEPT_CONFIG = (
     *("model_max_length", "clean_up_tokenization_spaces", "pad_token", "model_input_names"),
     "chat_template",  # of the model that training started from
@@ -75,7 +72,7 @@ def with_prompts(files: Mapping[str, bytes], tokenizer: str | None, prompts: Pro
         special = {f"{role}_token": tokenizer_ids.token(tokenizer, number) for role, number in ids.items()}
         special |= {} if bos is None else {"bos_token": bos}
         kept = {key: config[key] for key in _KEPT_CONFIG if key in config}
-        config = {"tokenizer_class": GENERIC_CLASS, "model_input_names": _INPUTS, **kept, **special}
+        config = {"tokenizer_class": tokenizer_classes.GENERIC_CLASS, "model_input_names": _INPUTS, **kept, **special}
         found[TOKENIZER] = _json(tokenizer_json_files.with_bos(contents, bos, prompts.bos_id))
     config |= {"padding_side": "left", "truncation_side": "left"}
     if prompts.has_pairs:

@@ -80,8 +80,9 @@ OF_MODEL_TYPE: Mapping[str, str] = {
 }
 """`model_type` in config.json -> the class of directories whose tokenizer_config.json names none."""
 
-# Names of `GENERIC` in transformers 4 and 5.
-_GENERIC_NAMES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+GENERIC_CLASS = "PreTrainedTokenizerFast"
+"""The class that reads everything from tokenizer.json, as transformers 4 names it and transformers 5 reads it."""
+_GENERIC_NAMES = (GENERIC_CLASS, "TokenizersBackend")
 
 VOCABULARIES = tuple(dict.fromkeys((TOKENIZER, *(each.files[0] for each in CLASSES.values() if each.files))))
 """The files from which a tokenizer can be built, together with the files beside it."""

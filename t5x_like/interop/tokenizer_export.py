@@ -14,8 +14,6 @@ from t5x_like.interop import sentencepiece_tokenizers, tokenizer_ids
 
 Shape = Literal["encoder", "encoder_decoder", "decoder"]
 
-# The class of transformers that reads everything from tokenizer.json.
-_GENERIC_CLASS = "PreTrainedTokenizerFast"
 # The key of tokenizer_config.json without which no text is truncated.
 _MAX_LENGTH = "model_max_length"
 # The number of sentinels that a task adds to the pieces of a SentencePiece model.
@@ -108,7 +106,9 @@ def _files(path: str, model: Reader) -> dict[str, bytes]:
         return {}
     found = tokenizer_files.read(path, tokenizer_files.TOKENIZER)
     if paths.listdir(path) and (name := tokenizer_ids.tokenizer_class(path)) is not None:
-        return found | _class_config(found, _GENERIC_CLASS if name == tokenizer_classes.GENERIC else name)
+        return found | _class_config(
+            found, tokenizer_classes.GENERIC_CLASS if name == tokenizer_classes.GENERIC else name
+        )
     if tokenizer_files.is_single_file(found):
         ((name, contents),) = found.items()
         if name == tokenizer_ids.WORDPIECE:
@@ -144,7 +144,11 @@ def _sentencepiece(contents: bytes, name: str, model: Reader) -> dict[str, bytes
     ids = _special_ids(contents, len(pieces), model)
     roles = {f"{role}_token": pieces[number] for role, number in ids.items()}
     inputs = ["input_ids", *(["token_type_ids"] if model.has_token_types else []), "attention_mask"]
-    config = {"tokenizer_class": _GENERIC_CLASS, "clean_up_tokenization_spaces": False, "model_input_names": inputs}
+    config = {
+        "tokenizer_class": tokenizer_classes.GENERIC_CLASS,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": inputs,
+    }
     config |= roles
     if model.shape == "encoder_decoder":
         config["additional_special_tokens"] = sorted(sentinels, key=sentinels.get, reverse=True)
