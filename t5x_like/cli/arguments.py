@@ -214,7 +214,7 @@ def _parser(name: str, command: Command) -> tuple[argparse.ArgumentParser, dict[
         add(group, "--process_id", "index of this process, from 0", type=_integer("--process_id", 0), metavar="N")
     group = parser.add_argument_group("devices and debugging")
     add(group, "--cpu_devices", "run on N fake CPU devices", type=_integer("--cpu_devices", 1), metavar="N")
-    if command.supports_dry_run:
+    if command.dry_run:
         add(group, "--dry_run", _DRY_RUN, alone=HERE, type=_choice("--dry_run", DRY_RUN), metavar="")
     add_switch(group, "--debug", "run without compilation, stop at the first NaN; training prints its first batch")
     add(group, "--log_level", _LOG_LEVEL, type=_choice("--log_level", LOG_LEVELS), metavar="LEVEL")

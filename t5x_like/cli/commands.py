@@ -33,7 +33,7 @@ class Command:
       compiles: Whether it uses the persistent compilation cache; see `runtime.compilation_cache`.
       paths: Macros with paths that it reads or writes; see `cli.path_checks`.
       files: Those of `paths` that are files to write. The other paths to write are directories.
-      supports_dry_run: Whether it accepts `--dry_run`.
+      dry_run: The function of `cli.dry_run_checks` that checks it; None if it does not accept `--dry_run`.
     """
 
     function: str
@@ -55,7 +55,7 @@ class Command:
     compiles: bool = False
     paths: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    supports_dry_run: bool = False
+    dry_run: str | None = None
 
     def gin_files(self, given: Sequence[str] = ()) -> list[str]:
         """Returns the gin files to read.
@@ -131,7 +131,7 @@ COMMANDS = {
         multi_process=True,
         compiles=True,
         paths=("MODEL_DIR", "INITIAL_CHECKPOINT_PATH"),
-        supports_dry_run=True,
+        dry_run="check_training",
     ),
     "distill": Command(
         "t5x_like.train.train",
@@ -147,7 +147,7 @@ COMMANDS = {
         multi_process=True,
         compiles=True,
         paths=("MODEL_DIR", "INITIAL_CHECKPOINT_PATH", "TEACHER"),
-        supports_dry_run=True,
+        dry_run="check_training",
     ),
     "eval": Command(
         "t5x_like.eval.evaluate",
@@ -171,7 +171,7 @@ COMMANDS = {
         multi_process=True,
         compiles=True,
         paths=("CHECKPOINT_PATH", "OUTPUT_DIR"),
-        supports_dry_run=True,
+        dry_run="check_eval",
     ),
     "infer": Command(
         "t5x_like.infer.infer",
@@ -201,7 +201,7 @@ COMMANDS = {
         compiles=True,
         paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
         files=("OUTPUT_PATH",),
-        supports_dry_run=True,
+        dry_run="check_infer",
     ),
     "augment": Command(
         "t5x_like.augment.augment",
@@ -230,7 +230,7 @@ COMMANDS = {
         compiles=True,
         paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
         files=("OUTPUT_PATH",),
-        supports_dry_run=True,
+        dry_run="check_loaded",
     ),
     "embed": Command(
         "t5x_like.embed.embed",
@@ -259,7 +259,7 @@ COMMANDS = {
         compiles=True,
         paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
         files=("OUTPUT_PATH",),
-        supports_dry_run=True,
+        dry_run="check_loaded",
     ),
     "analyze": Command(
         "t5x_like.analyze.analyze",
@@ -290,7 +290,7 @@ COMMANDS = {
         compiles=True,
         paths=("CHECKPOINT_PATH", "OUTPUT_PATH"),
         files=("OUTPUT_PATH",),
-        supports_dry_run=True,
+        dry_run="check_loaded",
     ),
     "inspect": Command(
         "t5x_like.inspect_task.inspect",
@@ -411,7 +411,7 @@ COMMANDS = {
         run_macros=("BATCH_SIZE",),
         compiles=True,
         paths=("CHECKPOINT_PATH", "OUTPUT_PATH"),
-        supports_dry_run=True,
+        dry_run="check_loaded",
     ),
     "ablate": Command(
         "t5x_like.ablate.ablate",
@@ -427,7 +427,7 @@ COMMANDS = {
         multi_process=True,
         compiles=True,
         paths=("OUTPUT_DIR",),
-        supports_dry_run=True,
+        dry_run="check_ablation",
     ),
     "cache": Command(
         "t5x_like.cache.cache",
@@ -444,7 +444,7 @@ COMMANDS = {
         accepts_recipe=True,
         compiles=True,
         paths=("CACHE_DIR",),
-        supports_dry_run=True,
+        dry_run="check_cache",
     ),
     "cache_logits": Command(
         "t5x_like.cache_logits.cache_logits",
@@ -470,7 +470,7 @@ COMMANDS = {
         multi_process=True,
         compiles=True,
         paths=("TEACHER_LOGITS",),
-        supports_dry_run=True,
+        dry_run="check_cache_logits",
     ),
     "bench": Command(
         "t5x_like.bench.bench",
@@ -489,7 +489,7 @@ COMMANDS = {
         multi_process=True,
         paths=("JSON_PATH",),
         files=("JSON_PATH",),
-        supports_dry_run=True,
+        dry_run="check_program",
     ),
     "compare": Command(
         "t5x_like.compare.compare",
