@@ -64,6 +64,7 @@ def add_separator(ds: tf.data.Dataset) -> tf.data.Dataset:
     return ds.map(lambda example: {**example, "inputs": tf.strings.join([example["inputs"], separator])})
 
 
+@prompts.reads_separator
 def end(
     ds: tf.data.Dataset,
     output_features: Mapping[str, seqio.Feature],
@@ -86,9 +87,6 @@ def end(
         ds = ds.map(lambda example: {**example, "inputs": example["inputs"][-length:]})
     features = {**output_features, "inputs": dataclasses.replace(output_features["inputs"], add_eos=False)}
     return seqio.preprocessors.append_eos_after_trim(ds, features, sequence_length)
-
-
-setattr(end, prompts.READS, True)
 
 
 def add_prefix(ds: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:

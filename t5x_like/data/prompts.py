@@ -7,8 +7,8 @@ encoder, and with the separator of the objective for a decoder.
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
@@ -16,9 +16,10 @@ from t5x_like.errors import UserError
 if TYPE_CHECKING:
     from t5x_like.data.source import DataSource
 
+Preprocessor = TypeVar("Preprocessor", bound=Callable)
 INPUTS = "inputs"
-READS = "reads_separator"
-"""The attribute of preprocessors that end `inputs` with the separator instead of EOS."""
+# Preprocessors that end `inputs` with the separator; see `reads_separator`.
+_READERS: list[Callable] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,12 @@ def separated(separator: str | None) -> Iterator[None]:
         _SEPARATOR.reset(token)
 
 
+def reads_separator(preprocessor: Preprocessor) -> Preprocessor:
+    """Marks a preprocessor of SeqIO that ends `inputs` with `separator()`, and with EOS if it is None; a decorator."""
+    _READERS.append(preprocessor)
+    return preprocessor
+
+
 def separator() -> str | None:
     """Returns the text after the inputs; None for EOS."""
     return _SEPARATOR.get()
@@ -61,7 +68,7 @@ def separator() -> str | None:
 def _is_read(source: "DataSource") -> bool:
     """Returns whether a source has SeqIO tasks whose preprocessors read the separator of the objective."""
     tasks = getattr(source, "tasks", ())
-    return bool(tasks) and all(any(getattr(each, READS, False) for each in task.preprocessors) for task in tasks)
+    return bool(tasks) and all(any(each in _READERS for each in task.preprocessors) for task in tasks)
 
 
 def add_eos(source: "DataSource", spec: FeatureSpec) -> Mapping[str, bool]:
