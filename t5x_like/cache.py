@@ -7,19 +7,18 @@ import multiprocessing
 import os
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from t5x_like import beam_errors, paths
 from t5x_like.data import mixing, skipped_records
 from t5x_like.data.cached import shard_files
 from t5x_like.data.cached.manifest import Manifest, Shard
 from t5x_like.data.cached.mixture_file import MixtureFile
+from t5x_like.data.cached.progress import ProgressDisplay
 from t5x_like.data.source import TaskSource
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.objectives.base import Objective
@@ -33,7 +32,6 @@ Unit = tuple[int, int]  # pass and shard
 _POLL_SECONDS = 0.5
 # Shards that a worker process writes on average before another one takes its place.
 _SHARDS_PER_WORKER = 8
-_LINE_SECONDS = 10.0
 # On a CPU of 2024: the imports of a worker process and its first graph; the graph of a shard; and text in the pipeline
 # of a task. They decide whether to start worker processes.
 _SECONDS_TO_START, _SECONDS_PER_SHARD = 8.0, 1.0
@@ -205,7 +203,7 @@ def _write(plan: "Plan", writer: Any, processes: int | None, beam: Sequence[str]
         _with_beam(plan, left, beam)
     elif left:
         processes = _choose_processes(plan, len(left)) if processes is None else processes
-        with _ProgressDisplay(plan, done, console) as display:
+        with ProgressDisplay(plan, done, console) as display:
             if processes == 1 or len(left) == 1:
                 plan = dataclasses.replace(plan, single_thread=False)
                 for unit in left:
@@ -246,7 +244,7 @@ def _estimate_seconds(source: TaskSource) -> float | None:
 _counters: Any = None  # in a worker process: rows and tokens that all worker processes have written
 
 
-def _with_processes(plan: "Plan", units: Sequence[Unit], processes: int, display: "_ProgressDisplay") -> None:
+def _with_processes(plan: "Plan", units: Sequence[Unit], processes: int, display: "ProgressDisplay") -> None:
     """Writes shards in worker processes of this machine.
 
     After some shards, other processes follow: TensorFlow keeps memory of each data set that a process has read.
@@ -259,7 +257,7 @@ def _with_processes(plan: "Plan", units: Sequence[Unit], processes: int, display
 
 
 def _with_pool(
-    plan: "Plan", units: Sequence[Unit], processes: int, display: "_ProgressDisplay", context: Any, counters: Any
+    plan: "Plan", units: Sequence[Unit], processes: int, display: "ProgressDisplay", context: Any, counters: Any
 ) -> None:
     """Writes shards in worker processes, which then end.
 
@@ -341,48 +339,6 @@ def _work_in_pipeline(unit: Unit, pickled: bytes) -> None:
 
     quiet_imports.install()  # before TensorFlow is imported with the class of the plan
     _work(pickler.loads(pickled), tuple(unit))
-
-
-# ---- progress --------------------------------------------------------------------------------------------------------
-
-
-class _ProgressDisplay:
-    """Shows a bar of shards with rows and tokens per second, or plain lines without a terminal."""
-
-    def __init__(self, plan: "Plan", done: dict[Unit, Shard], console: Console):
-        self._name, self._total, self._finished = plan.directory, len(plan.units()), len(done)
-        self._console, self._started, self._printed = console, time.monotonic(), time.monotonic()
-        self._rows, self._tokens = 0, 0
-        columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}"))
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._bar.add_task("", total=self._total, completed=self._finished)
-
-    def __enter__(self) -> "_ProgressDisplay":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._bar.stop()
-
-    def wrote(self, rows: int, tokens: int) -> None:
-        self.wrote_in_total(self._rows + rows, self._tokens + tokens)
-
-    def wrote_in_total(self, rows: int, tokens: int) -> None:
-        self._rows, self._tokens = rows, tokens
-        self._show()
-
-    def finished(self, shard: Shard) -> None:
-        self._finished += 1
-        self._show()
-
-    def _show(self) -> None:
-        seconds = max(time.monotonic() - self._started, 1e-9)
-        text = f"{self._rows:,} rows  {self._tokens / seconds:,.0f} tokens/s  {seconds:,.0f} s"
-        self._bar.update(self._task, completed=self._finished, description=text)
-        if not self._console.is_terminal and time.monotonic() - self._printed > _LINE_SECONDS:
-            self._printed = time.monotonic()
-            line = f"{self._name}: shard {self._finished} of {self._total}  {text}"
-            self._console.print(line, soft_wrap=True, markup=False)
 
 
 def _summary(manifest: Manifest) -> str:

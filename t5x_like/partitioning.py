@@ -21,7 +21,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like import parameters
 from t5x_like.axis_rules import (
-    HEADS,
     INPUT_TOKENS_SUFFIX,
     LENGTH,
     NO_AXES,
@@ -105,8 +104,8 @@ class Partitioner:
         """Returns the partition spec of an array.
 
         `length`, `residual_length` and `kv_heads` are sharded only if their size is divisible: arrays such as the
-        masked positions of a row have other lengths than the tokens, and `kv_head_copies` replaces the sharding of few
-        key/value heads. `batch_specs` checks the lengths of tokens.
+        masked positions of a row have other lengths than the tokens, and copies of heads replace the sharding of few
+        key/value heads (`kernels.head_exchange`). `batch_specs` checks the lengths of tokens.
 
         Args:
           axes: one logical axis or None per dimension.
@@ -380,20 +379,6 @@ def axis_size(logical: str, size: int | None = None) -> int:
     """Returns `Partitioner.axis_size` of the bound partitioner, or 1 without one."""
     partitioner = _ACTIVE.get()
     return 1 if partitioner is None else partitioner.axis_size(logical, size)
-
-
-def kv_head_copies(kv_heads: int, axis: str = HEADS) -> int:
-    """Returns how often each key/value head is repeated so that every shard of heads has one of its own.
-
-    With more shards of heads than key/value heads, such as 16 and 8, the queries of a shard read one key/value head, of
-    which the shard computes a copy. There is one copy if the heads are divisible by the shards or do not divide them.
-
-    Args:
-      kv_heads: number of key/value heads.
-      axis: logical axis of the heads.
-    """
-    shards = axis_size(axis)
-    return shards // kv_heads if kv_heads < shards and shards % kv_heads == 0 else 1
 
 
 def axes_of(logical: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from t5x_like import partitioning
+from t5x_like.kernels import head_exchange
 from t5x_like.partitioning import Partitioner, shard
 from t5x_like.training import gradients
 
@@ -45,8 +46,8 @@ def test_few_heads_of_keys_are_replicated_and_copied_for_each_shard():
     assert partitioner.spec(("embed", "kv_heads", "kv"), (8, 8, 4)) == P("fsdp", "tensor", None)
     assert partitioner.spec(("embed", "kv_heads", "kv"), (8, 2, 4)) == P("fsdp", None, None)
     with partitioner.bound():
-        assert [partitioning.kv_head_copies(kv_heads) for kv_heads in (8, 4, 3, 2, 1)] == [1, 1, 1, 2, 4]
-    assert partitioning.kv_head_copies(2) == 1
+        assert [head_exchange.kv_head_copies(kv_heads) for kv_heads in (8, 4, 3, 2, 1)] == [1, 1, 1, 2, 4]
+    assert head_exchange.kv_head_copies(2) == 1
     # A mapping without a rule for `kv_heads` shards them like the heads of queries.
     assert Partitioner(rules={"heads": "tensor"}, ici={"data": 8}).rules["kv_heads"] == ("tensor",)
 

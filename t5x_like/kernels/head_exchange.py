@@ -13,6 +13,20 @@ from t5x_like import partitioning
 from t5x_like.axis_rules import ATTENTION_HEADS, HEADS, LENGTH
 
 
+def kv_head_copies(kv_heads: int, axis: str = HEADS) -> int:
+    """Returns how often each key/value head is repeated so that every shard of heads has one of its own.
+
+    With more shards of heads than key/value heads, such as 16 and 8, the queries of a shard read one key/value head, of
+    which the shard computes a copy. There is one copy if the heads are divisible by the shards or do not divide them.
+
+    Args:
+      kv_heads: number of key/value heads.
+      axis: logical axis of the heads.
+    """
+    shards = partitioning.axis_size(axis)
+    return shards // kv_heads if kv_heads < shards and shards % kv_heads == 0 else 1
+
+
 def heads_axis(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str:
     """Returns the logical axis of the heads during an attention.
 
@@ -24,7 +38,7 @@ def heads_axis(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str:
       `attention_heads` if positions are sharded and exchanged for heads, otherwise `heads`.
     """
     shards, kv_heads = partitioning.axis_size(ATTENTION_HEADS), k_shape[2]
-    copies = partitioning.kv_head_copies(kv_heads, ATTENTION_HEADS)
+    copies = kv_head_copies(kv_heads, ATTENTION_HEADS)
     fits = q_shape[2] % shards == 0 and kv_heads * copies % shards == 0
     return ATTENTION_HEADS if partitioning.axis_size(LENGTH, q_shape[1]) > 1 and fits else HEADS
 
@@ -47,6 +61,6 @@ def exchange(
     """
     if heads_axis(q.shape, k.shape) == HEADS:
         return q, k, v
-    if (copies := partitioning.kv_head_copies(k.shape[2], ATTENTION_HEADS)) > 1:
+    if (copies := kv_head_copies(k.shape[2], ATTENTION_HEADS)) > 1:
         k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
     return tuple(partitioning.shard(x, "batch", None, ATTENTION_HEADS, "kv") for x in (q, k, v))

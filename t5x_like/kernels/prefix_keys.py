@@ -86,7 +86,7 @@ def _prepend(prefix: Array, x: Array) -> Array:
 
 
 def _for_heads(prefix: Array, x: Array) -> Array:
-    """Repeats the heads of a prefix where shards hold copies of heads (`partitioning.kv_head_copies`)."""
+    """Repeats the heads of a prefix where shards hold copies of heads (`head_exchange.kv_head_copies`)."""
     copies = x.shape[2] // prefix.shape[1]
     return (jnp.repeat(prefix, copies, axis=1) if copies > 1 else prefix).astype(x.dtype)
 

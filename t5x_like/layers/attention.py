@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t5x_like import partitioning
 from t5x_like.kernels import attention as kernels
+from t5x_like.kernels import head_exchange
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.prefix_keys import Prefix
@@ -132,9 +132,9 @@ class MultiHeadAttention(nnx.Module):
 
         Returns:
           Keys and values. If query heads are sharded more finely than key heads, each key head is repeated
-          (`partitioning.kv_head_copies`).
+          (`head_exchange.kv_head_copies`).
         """
-        copies = partitioning.kv_head_copies(self.kv_heads)
+        copies = head_exchange.kv_head_copies(self.kv_heads)
 
         def project(projection, x):
             y = projection(x[:, None] if cross else x, copies=copies, dropout_key=dropout_key)

@@ -8,6 +8,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like import partitioning
+from t5x_like.kernels import head_exchange
 from t5x_like.kernels.masks import Mask
 
 # Dimension of the rows in the arrays of a `KeyValueCache`, from the last one.
@@ -61,7 +62,7 @@ class KeyValueCache:
     ) -> "KeyValueCache":
         """Returns a cache that holds the keys and values of prompts, in slots from 0, with copies of heads.
 
-        A step of decoding writes copies (`partitioning.kv_head_copies`), so that each device stores the heads it reads.
+        A step of decoding writes copies (see `kv_head_copies`), so that each device stores the heads it reads.
 
         Args:
           key: keys of all layers.
@@ -165,7 +166,7 @@ def step_mask(visible: Bool[Array, "batch positions slots"]) -> Mask:
 
 def _place(x: Float[Array, "*layers batch prompt heads kv"], length: int) -> Float[Array, "*layers batch heads l kv"]:
     """Places the last positions of a prompt in their slots."""
-    copies = partitioning.kv_head_copies(x.shape[-2])
+    copies = head_exchange.kv_head_copies(x.shape[-2])
     x, prompt = jnp.swapaxes(x if copies == 1 else jnp.repeat(x, copies, axis=-2), -2, -3), x.shape[-3]
     if prompt > length:
         return jnp.roll(x[..., prompt - length :, :], prompt % length, axis=-2)
