@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from t5x_like.cli import settings
-from t5x_like.cli.commands import COMMANDS, Command
+from t5x_like.cli.command import Command
+from t5x_like.cli.commands import COMMANDS
 from t5x_like.errors import UserError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -3,90 +3,8 @@
 This module imports nothing heavy, so that help appears immediately.
 """
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """A command.
-
-    Attributes:
-      function: Import path of the Python function that implements it.
-      summary: One line of help.
-      default_gin_file: The gin file to read if the command line gives none.
-      positional: The macro that an argument without a flag sets, and the name of the argument in the help.
-      positional_repeats: Whether there may be several such arguments, which become a tuple.
-      flags: Flags of this command alone: flag -> (macro that it sets, line of help).
-      flag_defaults: Values of flags that may be given without a value.
-      text_flags: Flags whose value is always text, also if it is a word such as `none`.
-      settings: Common settings to list in the help: macro -> line of help.
-      needs_run: Whether it reads an existing run. Without gin files on the command line, the model, task and lengths
-        then come from the config.gin in MODEL_DIR, or in the run of CHECKPOINT_PATH.
-      base_gin_file: The gin file of the command itself, read before the gin files of the run.
-      placeholder_macros: Values for macros that the run requires and this command does not.
-      accepts_recipe: Whether it takes the gin files of a run, of whose recipe it reads only a part.
-      run_macros: Macros whose values in the run that it reads replace the defaults of its gin file, besides those that
-        describe the task.
-      trains: Whether it accepts the flags that resume, restart and trace a run.
-      multi_process: Whether several processes can run it as one.
-      compiles: Whether it uses the persistent compilation cache; see `runtime.compilation_cache`.
-      paths: Macros with paths that it reads or writes; see `cli.path_checks`.
-      files: Those of `paths` that are files to write. The other paths to write are directories.
-      dry_run: The function of `cli.dry_run_checks` that checks it; None if it does not accept `--dry_run`.
-    """
-
-    function: str
-    summary: str
-    default_gin_file: str
-    positional: tuple[str, str] | None = None
-    positional_repeats: bool = False
-    flags: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
-    flag_defaults: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    text_flags: tuple[str, ...] = ()
-    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    needs_run: bool = False
-    base_gin_file: str | None = None
-    placeholder_macros: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    accepts_recipe: bool = False
-    run_macros: tuple[str, ...] = ()
-    trains: bool = False
-    multi_process: bool = False
-    compiles: bool = False
-    paths: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    dry_run: str | None = None
-
-    def gin_files(self, given: Sequence[str] = ()) -> list[str]:
-        """Returns the gin files to read.
-
-        Args:
-          given: Those of the command line, in order.
-        """
-        base = [self.base_gin_file] if self.base_gin_file else []
-        return [*base, *(file for file in given or [self.default_gin_file] if file not in base)]
-
-
-_TASK = {"MIXTURE_OR_TASK_NAME": "SeqIO task or mixture"}
-_MODULE = {"MIXTURE_OR_TASK_MODULE": "Python module that registers the task"}
-_LENGTHS = {"TASK_FEATURE_LENGTHS": "tokens per feature, such as \"{'inputs': 512, 'targets': 114}\""}
-_BATCH = {"BATCH_SIZE": "sequences per step, over all devices"}
-_HF_PATH = {"HF_PATH": "Hugging Face directory that sets model, objective, tokenizer and weights"}
-_CHECKPOINT = _HF_PATH | {
-    "CHECKPOINT_PATH": "run directory, one of its checkpoints, a Hugging Face directory, or a T5X checkpoint",
-    "CHECKPOINT": "which checkpoint of a run: latest (default), best or a step",
-}
-_DECODING = {
-    "BEAMS": "hypotheses of beam search",
-    "TEMPERATURE": "temperature of sampling; 0 selects the most probable token",
-    "TOP_K": "number of the most probable tokens to sample from; 0: all tokens",
-    "TOP_P": "total probability of the tokens to sample from; 1: all tokens",
-    "SAMPLES": "texts per record",
-}
-_MESH = {
-    "PARTITIONING": "logical-axis rules: dp, fsdp, fsdp_tp, fsdp_tp_residual or fsdp_tp_sp",
-    "ICI": "mesh within a slice, such as \"{'fsdp': 4, 'tensor': 2}\"; -1 stands for the remaining devices",
-}
+from t5x_like.cli import corpus_commands
+from t5x_like.cli.command import BATCH, CHECKPOINT, DECODING, HF_PATH, LENGTHS, MESH, MODULE, TASK, Command
 
 # The functions that make recipes.
 RECIPES = ("t5x_like.training.recipe.Recipe", "t5x_like.distill.distill")
@@ -100,24 +18,24 @@ _PLACEHOLDERS = {
 }
 
 _RUN = (
-    _TASK
-    | _MODULE
+    TASK
+    | MODULE
     | {
         "MODEL_DIR": "run directory, local or in a bucket (default: runs/<number>)",
-        **_HF_PATH,
+        **HF_PATH,
         "INITIAL_CHECKPOINT_PATH": "initial weights: a run, a checkpoint, or one of Hugging Face or T5X",
         "TRAIN_STEPS": "number of steps",
         "TRAIN_EPOCHS": "passes over the training data, instead of TRAIN_STEPS",
     }
-    | _BATCH
-    | _LENGTHS
+    | BATCH
+    | LENGTHS
     | {
         "LEARNING_RATE": "learning rate of the optimizer's schedule",
         "MICROBATCHES": "microbatches per step, whose gradients are accumulated",
         "EVAL_PERIOD": "steps between evaluations",
         "SAVE_PERIOD": "steps between checkpoints",
     }
-    | _MESH
+    | MESH
 )
 
 COMMANDS = {
@@ -153,9 +71,9 @@ COMMANDS = {
         "t5x_like.eval.evaluate",
         "compute the loss and the task metrics of a checkpoint",
         "commands/eval.gin",
-        settings=_CHECKPOINT
-        | _TASK
-        | _MODULE
+        settings=CHECKPOINT
+        | TASK
+        | MODULE
         | {
             "SPLIT": "split, or several, to evaluate on (default: the splits of the run, or validation)",
             "EVAL_STEPS": "batches of the loss (default: all)",
@@ -163,9 +81,9 @@ COMMANDS = {
             "NUM_EXAMPLES": "examples to predict (default: all)",
             "OUTPUT_DIR": "directory for metrics and predictions (default: none are written)",
         }
-        | _DECODING
+        | DECODING
         | {"BATCH_SIZE": "sequences per batch; the run's value precedes"}
-        | _MESH,
+        | MESH,
         needs_run=True,
         run_macros=("BATCH_SIZE",),
         multi_process=True,
@@ -185,17 +103,17 @@ COMMANDS = {
             "overwrite": ("OVERWRITE", "replace an existing output file"),
         },
         flag_defaults={"interactive": "True", "overwrite": "True"},
-        settings=_CHECKPOINT
+        settings=CHECKPOINT
         | {
             "MIXTURE_OR_TASK_NAME": "SeqIO task whose preprocessors and vocabularies encode the records",
             "VOCABULARY_PATH": "Hugging Face directory or SentencePiece model that encodes text without a task",
         }
-        | _MODULE
-        | _LENGTHS
+        | MODULE
+        | LENGTHS
         | {"EOS_ID": "token that ends a prediction (default: of the vocabulary)"}
-        | _DECODING
-        | _BATCH
-        | _MESH,
+        | DECODING
+        | BATCH
+        | MESH,
         needs_run=True,
         multi_process=True,
         compiles=True,
@@ -215,7 +133,7 @@ COMMANDS = {
         },
         flag_defaults={"overwrite": "True"},
         text_flags=("columns",),
-        settings=_CHECKPOINT
+        settings=CHECKPOINT
         | {
             "COPIES": "copies per text",
             "CANDIDATES": "most probable words among which a replacement is drawn",
@@ -224,7 +142,7 @@ COMMANDS = {
             "SEED": "seed of the copies",
             "BATCH_SIZE": "masked words per batch",
         }
-        | _MESH,
+        | MESH,
         needs_run=True,
         multi_process=True,
         compiles=True,
@@ -244,7 +162,7 @@ COMMANDS = {
         },
         flag_defaults={"overwrite": "True"},
         text_flags=("neighbours",),
-        settings=_CHECKPOINT
+        settings=CHECKPOINT
         | {
             "LEVEL": "sentence (default) or token",
             "POOLING": "vector of a sentence: mean (default), cls or last",
@@ -254,7 +172,7 @@ COMMANDS = {
             "VOCABULARY_PATH": "Hugging Face directory or SentencePiece model, if the model is stored without",
             "BATCH_SIZE": "texts per batch",
         }
-        | _MESH,
+        | MESH,
         needs_run=True,
         compiles=True,
         paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
@@ -277,7 +195,7 @@ COMMANDS = {
         },
         flag_defaults={"overwrite": "True"},
         text_flags=("analyses", "sentences"),
-        settings=_CHECKPOINT
+        settings=CHECKPOINT
         | {
             "COREFERENCE": "a .jsonl file with clusters of mentions: antecedents",
             "CLOZE": "a .jsonl file of sentences with a blank (default: those that are shipped)",
@@ -285,87 +203,14 @@ COMMANDS = {
             "VOCABULARY_PATH": "Hugging Face directory or SentencePiece model, if the model is stored without",
             "BATCH_SIZE": "texts per batch",
         }
-        | _MESH,
+        | MESH,
         needs_run=True,
         compiles=True,
         paths=("CHECKPOINT_PATH", "OUTPUT_PATH"),
         files=("OUTPUT_PATH",),
         dry_run="check_loaded",
     ),
-    "inspect": Command(
-        "t5x_like.inspect_task.inspect",
-        "show the model's inputs for a task",
-        "commands/inspect.gin",
-        positional=("MIXTURE_OR_TASK_NAME", "TASK"),
-        flags={
-            "split": ("SPLIT", "split to read (default: train)"),
-            "examples": ("NUM_EXAMPLES", "number of rows to print (default: 2)"),
-            "find": ("FIND", "a part of a row: print file, record, URL and date of the documents with this text"),
-            "row": ("ROW", "a row of CACHE_DIR: print its text, and file, record, URL and date of its documents"),
-        },
-        text_flags=("find",),
-        settings=_MODULE
-        | {
-            "DATA_FILES": "files of a text_files_* task, such as 'data/*.parquet'",
-            "TASK_ARGUMENTS": "arguments of the task, such as \"{'lines_per_document': 8}\"",
-        }
-        | _LENGTHS
-        | {
-            "PACK": "whether to pack several examples into a row",
-            "FEATURES": "name of a feature spec, such as PREFIX_LM (default: derived from the task)",
-            "CACHE_DIR": "a cache that was written with PROVENANCE, for --row",
-        },
-        needs_run=True,
-        run_macros=("SEPARATOR",),
-        base_gin_file="commands/inspect.gin",
-    ),
-    "vocabulary": Command(
-        "t5x_like.vocabulary.vocabulary",
-        "train a vocabulary on text files",
-        "commands/vocabulary.gin",
-        flags={
-            "pattern": ("PATTERN", "the files to train on, such as 'books/*.txt' or 'data/*.parquet'"),
-            "kind": (
-                "KIND",
-                "sentencepiece (default), sentencepiece_bpe, wordpiece, byte_bpe, bytes, words, albert, xlnet, bigbird "
-                "or mt5",
-            ),
-            "size": ("SIZE", "number of tokens, including special tokens (default: 32000; of words: all)"),
-            "output": ("OUTPUT_PATH", "the directory to write to (default: vocabulary/KIND)"),
-            "lower_case": ("LOWER_CASE", "wordpiece, albert, xlnet: lower-case (default: as published)"),
-            "overwrite": ("OVERWRITE", "write to a directory that is not empty"),
-        },
-        flag_defaults={"overwrite": "True"},
-        settings={
-            "TEXT_COLUMN": "column, or field of a record, with the text (default: text)",
-            "MAX_BYTES": "bytes of text to train on (default: 256 MiB)",
-            "MIN_COUNT": "words: rarer words are left out (default: 5)",
-            "DOMAINS": "languages or domains with their files, whose coverage and fertility are printed",
-            "BEAM": "options of Apache Beam, which draws the sample (default: in this process)",
-        },
-    ),
-    "clean": Command(
-        "t5x_like.clean.clean",
-        "remove boilerplate, duplicates and other languages from web pages, by the rules of C4",
-        "corpora/c4_en.gin",
-        flags={
-            "input": ("DATA_FILES", "the files to read: WET files, such as 'crawl/*.wet.gz', or another format"),
-            "output": ("OUTPUT_PATH", "the directory to write to, local or in a bucket"),
-            "overwrite": ("OVERWRITE", "write to a directory that is not empty"),
-        },
-        flag_defaults={"overwrite": "True"},
-        settings={
-            "STEPS": "the steps; set by corpora/c4_en.gin (the default) and other files of corpora/",
-            "BAD_WORDS": "files with words whose pages are removed, such as \"{'en': 'words.txt'}\"",
-            "DETECTOR": "library that detects languages: langdetect (default), langdetect_rs or cld3",
-            "ON_BAD_RECORD": "error (default), or skip to skip and count records that cannot be read",
-            "NUM_SHARDS": "number of files (default: 8)",
-            "OUTPUT_FORMAT": "jsonl.zst (default), jsonl.gz or parquet",
-            "BEAM": "options of Apache Beam (default: run in this process)",
-        },
-        base_gin_file="commands/clean.gin",
-        paths=("OUTPUT_PATH",),
-    ),
+    **corpus_commands.COMMANDS,
     "convert": Command(
         "t5x_like.convert.convert",
         "convert weights from and to Hugging Face directories, and from T5X checkpoints",
@@ -395,7 +240,7 @@ COMMANDS = {
         "write a smaller model, without the least important heads, feed-forward units or layers",
         "commands/prune.gin",
         flags={"output": ("OUTPUT_PATH", "the run directory to write")},
-        settings=_CHECKPOINT
+        settings=CHECKPOINT
         | {
             "HEADS": "share of the attention heads that are kept",
             "UNITS": "share of the hidden units of feed-forward blocks that are kept",
@@ -403,10 +248,10 @@ COMMANDS = {
             "PER_LAYER": "False: the least important of all layers become zeros (default: True)",
             "BATCHES": "batches from which importances are computed (default: 32)",
         }
-        | _TASK
-        | _MODULE
-        | _BATCH
-        | _MESH,
+        | TASK
+        | MODULE
+        | BATCH
+        | MESH,
         needs_run=True,
         run_macros=("BATCH_SIZE",),
         compiles=True,
@@ -439,7 +284,7 @@ COMMANDS = {
             "examples": ("EXAMPLES", "number of examples of a mixture, which repeats without end"),
             "processes": ("PROCESSES", "number of worker processes (default: one per CPU, none for small data)"),
         },
-        settings=_TASK | _MODULE | _LENGTHS | {"NUM_SHARDS": "number of files per pass (default: 8)"},
+        settings=TASK | MODULE | LENGTHS | {"NUM_SHARDS": "number of files per pass (default: 8)"},
         base_gin_file="commands/cache.gin",
         accepts_recipe=True,
         compiles=True,
@@ -462,8 +307,8 @@ COMMANDS = {
             "SPLITS": "splits whose rows are read (default: ('train',))",
             "TEACHER_CHECKPOINT": "which checkpoint of the teacher: latest (default), best or a step",
         }
-        | _BATCH
-        | _MESH,
+        | BATCH
+        | MESH,
         base_gin_file="commands/cache_logits.gin",
         placeholder_macros={"LABELS": _PLACEHOLDERS["LABELS"]},
         accepts_recipe=True,
@@ -483,7 +328,7 @@ COMMANDS = {
             "parts": ("BENCH_PARTS", "False: measure the whole step alone (default: True)"),
             "json": ("JSON_PATH", "a file to write the result to, as JSON"),
         },
-        settings=_BATCH | _LENGTHS | {"MICROBATCHES": "microbatches per step"} | _MESH,
+        settings=BATCH | LENGTHS | {"MICROBATCHES": "microbatches per step"} | MESH,
         base_gin_file="commands/bench.gin",
         placeholder_macros=_PLACEHOLDERS,
         multi_process=True,
@@ -507,7 +352,7 @@ COMMANDS = {
             "plot": ("PLOT_PATH", "a .png file to draw the scores over the sizes to"),
         },
         text_flags=("rows", "metric"),
-        settings=_LENGTHS,
+        settings=LENGTHS,
         paths=("JSON_PATH", "PLOT_PATH"),
         files=("JSON_PATH", "PLOT_PATH"),
     ),
@@ -523,10 +368,10 @@ COMMANDS = {
             "search": ("SEARCH", "search microbatches, remat, mesh and rules, and compile the best 4, or this many"),
         },
         flag_defaults={"search": "4"},
-        settings=_BATCH
-        | _LENGTHS
+        settings=BATCH
+        | LENGTHS
         | {"MICROBATCHES": "microbatches per step"}
-        | _MESH
+        | MESH
         | {"DCN": "mesh across slices, such as \"{'data': 2}\""},
         base_gin_file="commands/plan.gin",
         placeholder_macros=_PLACEHOLDERS,

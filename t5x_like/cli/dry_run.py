@@ -8,7 +8,7 @@ from t5x_like import config
 from t5x_like.cli import dry_run_checks, execute
 from t5x_like.cli.arguments import ELSEWHERE, Arguments
 from t5x_like.cli.checklist import Checklist
-from t5x_like.cli.commands import Command
+from t5x_like.cli.command import Command
 from t5x_like.cli.path_checks import check_paths
 from t5x_like.runtime import protocol
 

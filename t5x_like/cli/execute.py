@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from t5x_like.cli import derivations
 from t5x_like.cli.arguments import Arguments
-from t5x_like.cli.commands import COMMANDS, RECIPES, Command
+from t5x_like.cli.command import Command
+from t5x_like.cli.commands import COMMANDS, RECIPES
 from t5x_like.cli.path_checks import check_paths
 from t5x_like.cli.startup import prepare
 from t5x_like.data import tokenizer_files

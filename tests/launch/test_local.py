@@ -45,7 +45,8 @@ class Machine:
         self.bin.mkdir()
         for tool in TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool))
-        for name in ("launch/local.sh", "constraints.txt", "setup.py", "t5x_like/cli/commands.py"):
+        commands = [f"t5x_like/cli/{name}.py" for name in ("commands", "corpus_commands")]
+        for name in ("launch/local.sh", "constraints.txt", "setup.py", *commands):
             (self.repository / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.repository / name)
         self.working_directory = directory / "elsewhere"
