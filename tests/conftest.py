@@ -169,7 +169,8 @@ def pytest_terminal_summary(terminalreporter):
                 if name == CPU:
                     seconds[report.nodeid.partition("::")[0]] += float(value)
     if len(seconds) > DEAREST:
-        dearest = ", ".join(f"{path.removeprefix('tests/')} {value:.0f}" for path, value in seconds.most_common(DEAREST))
+        most = seconds.most_common(DEAREST)
+        dearest = ", ".join(f"{path.removeprefix('tests/')} {value:.0f}" for path, value in most)
         terminalreporter.write_line(f"{seconds.total():.0f} CPU seconds of tests; the dearest files: {dearest}")
 
 
