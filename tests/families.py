@@ -8,7 +8,8 @@ attention `SMALL`, name -> small configuration.
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,24 @@ FAMILIES: dict[str, Family] = {name: family for case in _CASES for name, family 
 # Small configurations of all families for objectives. Families without attention have no `Family`.
 CONFIGS: dict[str, ModelConfig] = {name: family.config for name, family in FAMILIES.items()}
 CONFIGS |= {name: config for case in _CASES for name, config in getattr(case, "SMALL", {}).items()}
+
+
+def first_of_each_class(names: Iterable[str]) -> set[str]:
+    """Returns the first of these families of each class of models; the others differ from it in settings."""
+
+    def kind(config):
+        return inspect.get_annotations(config.make, eval_str=True)["return"]
+
+    return set({kind(type(FAMILIES[name].config)): name for name in reversed(list(names))}.values())
+
+
+def others_are_slow(names: Iterable[str], chosen: Container[str]) -> list[Any]:
+    """Returns parameters of a test: names that are not chosen run before a release."""
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+# Parameters of tests that compile.
+COMPILED = others_are_slow(FAMILIES, first_of_each_class(FAMILIES))
 PARAMETERS: dict[str, int] = {name: count for case in _CASES for name, count in case.PARAMETERS.items()}
 
 
@@ -121,5 +140,10 @@ def _join_key_biases(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parametrize_families(condition: Callable[[Family], bool]) -> pytest.MarkDecorator:
-    """Parametrizes a test over the families for which a condition holds."""
-    return pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if condition(family)])
+    """Parametrizes a test that compiles over the families for which a condition holds.
+
+    The first of each class of models, and those whose padding token is not 0, are not slow.
+    """
+    names = [name for name, family in FAMILIES.items() if condition(family)]
+    chosen = first_of_each_class(names) | {name for name in names if FAMILIES[name].padding_id}
+    return pytest.mark.parametrize("name", others_are_slow(names, chosen))

@@ -1,6 +1,6 @@
 """ERNIE."""
 
-from family_case import NO_DROPOUT, SIZES, WIDE, Family
+from family_case import FSDP, NO_DROPOUT, SIZES, WIDE, Family
 
 from t5x_like.models.ernie import ErnieConfig
 
@@ -9,6 +9,7 @@ FAMILIES = {
     "ernie": Family(
         ErnieConfig(**SIZES, **NO_DROPOUT, **ENTITIES, num_heads=2, head_dim=6, num_layers=3, max_length=16),
         ("encoder",),
+        mesh=FSDP,
         flops_sizes=WIDE | {"num_layers": 3, "max_length": 96, "entity_dim": 64},
         huggingface=False,
     )

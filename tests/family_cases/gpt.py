@@ -8,14 +8,14 @@ from t5x_like.models.gpt import GPTConfig
 
 _GPT = GPTConfig(**SIZES, **NO_DROPOUT, num_heads=4, head_dim=3, num_layers=2, max_length=16)
 FAMILIES = {
-    "gpt1": Family(dataclasses.replace(_GPT, norm_position="post"), ("decoder",), huggingface_sizes={"mlp_dim": 48}),
-    "gpt2": Family(_GPT, ("decoder",), mesh=FSDP),
     "gpt3": Family(
         dataclasses.replace(_GPT, head_dim=5, num_layers=4, attention_windows=(None, 2), tied_embeddings=False),
         ("decoder",),
         flops_sizes=WIDE | {"num_layers": 4, "max_length": 96},
         huggingface=False,
     ),
+    "gpt1": Family(dataclasses.replace(_GPT, norm_position="post"), ("decoder",), huggingface_sizes={"mlp_dim": 48}),
+    "gpt2": Family(_GPT, ("decoder",), mesh=FSDP),
 }
 
 # GPT and GPT-2: published checkpoints. GPT-3: computed from the sizes in its paper (in XL and 13B, num_heads · head_dim

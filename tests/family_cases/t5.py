@@ -17,7 +17,6 @@ def _convert(kind: type[T5Config], config: T5Config) -> T5Config:
 
 
 FAMILIES = {
-    "t5_1_0": Family(_T5_1_0, ("encoder", "decoder"), mesh=FSDP, flops_sizes=WIDE_STACKS, initial_loss_margin=1.5),
     # Positions are exchanged for heads in attention.
     "t5_1_1": Family(
         _T5,
@@ -26,6 +25,7 @@ FAMILIES = {
         flops_sizes=WIDE_STACKS,
         initial_loss_margin=1.5,
     ),
+    "t5_1_0": Family(_T5_1_0, ("encoder", "decoder"), mesh=FSDP, flops_sizes=WIDE_STACKS, initial_loss_margin=1.5),
     "t5_shared": Family(
         _convert(SharedT5Config, _T5_1_0),
         ("encoder", "decoder"),

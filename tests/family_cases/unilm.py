@@ -1,6 +1,6 @@
 """UniLM."""
 
-from family_case import NO_DROPOUT, SIZES, Family
+from family_case import FSDP, NO_DROPOUT, SIZES, Family
 
 from t5x_like.models.unilm import UnilmConfig
 
@@ -8,6 +8,7 @@ FAMILIES = {
     "unilm": Family(
         UnilmConfig(**SIZES, **NO_DROPOUT, num_heads=2, head_dim=6, num_layers=2, max_length=16),
         ("encoder",),
+        mesh=FSDP,
         huggingface=False,
     )
 }

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from copying_run import CONFIG, Copying
-from families import CONFIGS, FAMILIES, example_batch, random_model, scanned, tokens
+from families import COMPILED, CONFIGS, FAMILIES, example_batch, random_model, scanned, tokens
 from numerics import assert_close
 
 from t5x_like import parameters
@@ -85,7 +85,7 @@ def refuses(name, setting):
     return reason and pytest.raises(UserError, match=f"{setting}.*: {reason}")
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, SEPARATE])
+@pytest.mark.parametrize("family", [*COMPILED, SEPARATE])
 def test_a_smaller_model_has_the_outputs_of_one_with_zeros(family):
     model, batch = of_family(family)
     leaves, axes = stored(model)
@@ -110,7 +110,7 @@ def test_a_smaller_model_has_the_outputs_of_one_with_zeros(family):
     assert np.abs(np.asarray(expected["hidden"] - hidden(model, batch)["hidden"])).max() > 1e-2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", COMPILED)
 def test_a_model_with_fewer_layers_has_the_outputs_of_one_that_skips_them(family):
     """The output of the removed layer is replaced by its input."""
     model, batch = of_family(family)
