@@ -177,7 +177,7 @@ def test_gradient_is_equal_on_any_microbatches_and_devices():
         return total
 
     value, expected = jax.jit(jax.value_and_grad(reference))(student())
-    for microbatches, devices in ((2, 1), (4, 8)):
+    for microbatches, devices in ((1, 1), (2, 8)):
         found, metrics = gradient(objective, microbatches, devices)
         named = parameters.named_leaves(expected)
         zero = [name for name in named if name.endswith("key/bias")]  # only adds a constant to scores

@@ -92,8 +92,11 @@ def partitioners():
     ("axes", "x_shape", "kernel_shape"),
     [(("embed", "heads", "kv"), (8, 4, 16), (16, 2, 3)), (("heads", "kv", "embed"), (8, 4, 2, 3), (2, 3, 16))],
 )
-@pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize(("name", "partitioner"), partitioners(), ids=lambda value: value if type(value) is str else "")
+@pytest.mark.parametrize(
+    ("name", "partitioner", "biased"),
+    [*((*each, True) for each in partitioners()), (*next(partitioners()), False)],
+    ids=lambda value: value if type(value) in (str, bool) else "",
+)
 def test_projections_of_heads_equal_tensordot(name, partitioner, axes, x_shape, kernel_shape, biased, monkeypatch):
     num_inputs = len(x_shape) - 2
     x, kernel = make_inputs(x_shape, kernel_shape)

@@ -185,7 +185,11 @@ def test_terms_without_coefficient_or_weights_raise():
         total_weights(objective, case.batch())
 
 
+@pytest.mark.parametrize(
+    "case", {type(case.objective).run: case for case in reversed(CASES.values())}.values(), ids=lambda case: case.family
+)
 def test_edits_reach_the_model_and_have_gradients(case):
+    """One case for each way in which objectives run the model."""
     objective, params = case.objective, case.params()
     batch = prepared(objective, params, case.batch())
     stack = "decoder" if hasattr(params["model"], "decoder") else "encoder"
