@@ -77,6 +77,7 @@ def test_the_command_writes_a_page_and_its_numbers(models, treebank, tmp_path, c
     assert "--overwrite" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_encoder_decoder_has_three_kinds_of_attention(models):
     subject = Subject(open_model(str(models / "t5")))
     data = HeadView(sentences="ab c").run(subject).data
@@ -101,6 +102,7 @@ class _Steps:
         return Section("Steps", "lead", [Table("t", ["step"], [[step]])], (), {"step": step}, {"value": step / 2})
 
 
+@pytest.mark.full
 def test_checkpoints_of_a_run(tmp_path, capsys):
     copying_run.run(tmp_path / "run", total=8)
     loaded = open_model(str(tmp_path / "run"), model=copying_run.CONFIG, partitioner=Partitioner())
@@ -215,6 +217,7 @@ def test_tree_distances_and_spanning_trees():
     assert structural_probe.adjacent_share([sentence]) == 1
 
 
+@pytest.mark.full
 def test_probes_of_a_model(models, treebank):
     section = Probes(treebank=treebank, steps=20, rank=4).run(Subject(open_model(str(models / "bert"))))
     accuracy = section.data["accuracy"]
@@ -225,6 +228,7 @@ def test_probes_of_a_model(models, treebank):
     assert max(best[1:]) == pytest.approx(100 * section.summary["UUAS, best layer"])
 
 
+@pytest.mark.full
 def test_a_projected_embedding_is_not_layer_0(tmp_path, treebank):
     """The embedding of an LSTM is smaller than its states."""
     config = LSTMConfig(vocab_size=small_models.GPT2_IDS, embedding_dim=4, embed_dim=8, num_layers=1)
@@ -246,6 +250,7 @@ def test_words_alone_have_no_trees(models, tmp_path):
 # ---- interventions ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_masked_heads_and_importance(tmp_path):
     """Importance is the gradient by the mask: compared with finite differences."""
     copying_run.run(tmp_path / "run", total=3)

@@ -102,6 +102,7 @@ def test_replaced_words_are_the_most_probable_ones(bert, tmp_path):
     assert starts[3] == starts[2] + 1 and rows[starts[2]] == originals[2]
 
 
+@pytest.mark.full
 def test_copies_depend_on_the_seed_alone(bert, tmp_path):
     options = dict(augmentation=Augmentation(copies=4), columns="sentence", text=SST2)
     first = open(run(bert, tmp_path, **options, partitioner=Partitioner(devices=jax.devices()[:1]))).read()
@@ -129,6 +130,7 @@ def test_pairs_keep_the_other_text(bert, tmp_path, run_command):
     assert changed["7",] == changed["9",] == 1 and len(changed) == 6 and max(changed.values()) <= 5
 
 
+@pytest.mark.full
 def test_columns_by_position_and_other_formats(bert, tmp_path):
     settings = Augmentation(copies=3, probability=1.0)
     rows = records(run(bert, tmp_path, "gj04\t1\t\tfilm cast\n", "3", augmentation=settings), has_header=False)
@@ -141,6 +143,7 @@ def test_columns_by_position_and_other_formats(bert, tmp_path):
     assert rows[0] == {"a": "film, cast", "b": "x"} and len(rows) > 1
 
 
+@pytest.mark.full
 def test_neighbors_replace_words_of_several_pieces(bert, tmp_path):
     (tmp_path / "glove.txt").write_text(GLOVE)
     options = dict(augmentation=Augmentation(copies=50, candidates=2, probability=0.5), columns="sentence")

@@ -78,6 +78,7 @@ def test_table_has_sizes_times_and_scores_beside_the_first_model(models, tmp_pat
     assert other.comparison is None and "Size and speed" not in page.render([other], "today")
 
 
+@pytest.mark.full
 def test_a_pattern_is_one_model_with_several_seeds(models, tmp_path, capsys):
     for seed, accuracy in enumerate((0.7, 0.8, 0.9)):
         run = shutil.copytree(models["int8"], tmp_path / f"int8-seed_{seed}", ignore=shutil.ignore_patterns("eval"))
@@ -117,6 +118,7 @@ def test_a_directory_with_signs_of_patterns_in_its_name_is_one_model(models, tmp
     assert (measured.name, measured.path) == ("int8[1]", f"{tmp_path}/int8[1]/checkpoints/0")
 
 
+@pytest.mark.full
 def test_text_is_generated_up_to_the_length_of_targets(tmp_path):
     small_models.write_gpt2(tmp_path / "gpt2")
     loaded = open_model(str(tmp_path / "gpt2"), partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}))
@@ -127,6 +129,7 @@ def test_text_is_generated_up_to_the_length_of_targets(tmp_path):
     assert texts.tokens.shape[0] == 2 and (texts.lengths == 5).all()
 
 
+@pytest.mark.full
 def test_a_training_run_has_its_own_evaluation_and_no_optimizer_in_its_size(tmp_path):
     directory = tmp_path / "trained"
     copying_run.run(directory, total=2, evaluate=1, save=2)
@@ -159,6 +162,7 @@ def of(directory, objective=None):
     return types.SimpleNamespace(path=str(directory), checkpoint_path=str(directory), objective=objective)
 
 
+@pytest.mark.full
 def test_scores_are_compared_if_they_are_of_the_same_rows(models, tmp_path):
     first, second = of(models["bert"], "classes"), of(models["bert"], "classes")
     own = Evaluated(TITLE, {"loss": 0.5, "accuracy": 0.8, "sst2/f1": 0.7})

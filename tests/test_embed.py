@@ -67,6 +67,7 @@ def test_vectors_of_texts_in_all_formats(bert, texts, tmp_path):
     assert_vectors(unit, expected / np.linalg.norm(expected, axis=1, keepdims=True))
 
 
+@pytest.mark.full
 def test_vectors_of_tokens_and_mixed_layers(bert, texts, tmp_path):
     options = dict(level="token", layers={0: 0.25, -1: 2.0})
     found = np.load(run(bert, texts, tmp_path, "out.npz", **options))
@@ -109,6 +110,7 @@ def test_pooling_by_hand():
     assert pool(vectors, is_token, "cls", -1) == pool(vectors, is_token, "last") == 6.0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layers", ["output", 1])
 @pytest.mark.parametrize(
     "name, changes", [("etc", {"tokens_per_global": 2}), ("bert", {"adapters": (Prompt(length=3),)})]

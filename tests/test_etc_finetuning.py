@@ -16,6 +16,8 @@ from t5x_like.objectives.global_tokens import TaskSentences
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.span_extraction import SpanExtraction
 
+pytestmark = pytest.mark.full
+
 SIZES = {"embed_dim": 8, "mlp_dim": 8, "head_dim": 4, "vocab_size": 64, "local_radius": 2}
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] a b c d e f g h i j . ?".split()
 TEXTS = ["a b. C d e. F", "g h? I j", "b c d? E f. G", "h. I. J a"] * 4

@@ -7,6 +7,8 @@ import pytest
 from data_tasks import shipped_tasks  # noqa: F401
 from t5x_like.metrics import read_metrics
 
+pytestmark = pytest.mark.full
+
 SIZES = {"embed_dim": 8, "mlp_dim": 8, "head_dim": 4, "vocab_size": 1200}
 # Model file -> its configuration, its recipe and a task.
 FAMILIES = {

@@ -10,6 +10,8 @@ from t5x_like.data.cached import CachedSource, manifest
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.objectives.masked_lm import MaskedLM
 
+pytestmark = pytest.mark.full
+
 LENGTHS = {"inputs": 4096, "targets": 615}
 TASK = "text_files_long_documents"
 

@@ -31,6 +31,8 @@ from t5x_like.train import train
 from t5x_like.training import network_weights
 from t5x_like.training.network_weights import RunModel, Weights
 
+pytestmark = pytest.mark.full
+
 BATCH = CASES["replaced_tokens"].batch()
 CONFIG = ElectraConfig(
     **{name: getattr(FAMILIES["bert"].config, name) for name in ("vocab_size", "mlp_dim", "max_length")},

@@ -53,6 +53,7 @@ def test_each_layer_loses_the_same_number_and_the_run_opens(tmp_path, trained):
     np.testing.assert_array_equal(small.encoder.layers[0].attention.query.kernel[...], kernel[:, kept])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "rules, ici, per_layer",
     [("fsdp", {"fsdp": 8}, False), ("fsdp_tp_sp", {"fsdp": 2, "sequence": 2, "tensor": 2}, True)],
@@ -80,6 +81,7 @@ def test_several_devices_remove_the_same_parts(tmp_path, trained, rules, ici, pe
         np.testing.assert_array_equal(found["eight"][name], leaf, err_msg=name)
 
 
+@pytest.mark.full
 def test_a_pruned_bigbird_opens_from_its_configuration_with_its_random_blocks(tmp_path, run_command):
     """Its config.gin has the `plan` of the heads that are left; without it, other blocks would be drawn."""
     small = tmp_path / "small"
@@ -102,6 +104,7 @@ def test_a_pruned_bigbird_opens_from_its_configuration_with_its_random_blocks(tm
     assert not np.array_equal(dataclasses.replace(loaded.config, plan=None).blocks(64).keys, expected)
 
 
+@pytest.mark.full
 def test_over_all_layers_writes_zeros_that_training_keeps(tmp_path, trained):
     prune(opened(trained), output_path=str(tmp_path / "zeros"), data=Copying(), heads=0.75, batches=1, per_layer=False)
     assert opened(tmp_path / "zeros").config == opened(trained).config
@@ -168,6 +171,7 @@ def random_leaves(config):
     }
 
 
+@pytest.mark.full
 def test_bert_with_fewer_heads_comes_back_from_hugging_face(tmp_path):
     leaves = random_leaves(BERT)
     interop.to_huggingface(leaves, BERT, str(tmp_path / "hf"))

@@ -23,6 +23,8 @@ from t5x_like.partitioning import Partitioner
 from t5x_like.training import warm_start
 from t5x_like.training.weight_source import InitialWeights
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("qwix", reason="needs the extra `quantization`")
 # Pairs of the 8 features of small models cannot be divided among 8 devices.
 ONE = Partitioner(devices=jax.devices()[:1], ici={"data": 1})

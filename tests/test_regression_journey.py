@@ -17,6 +17,8 @@ from t5x_like.models.bert import BertConfig
 from t5x_like.objectives import heads
 from t5x_like.objectives.sequence_regression import SequenceRegression
 
+pytestmark = pytest.mark.full
+
 NAMES = ("joy", "fear", "anger")
 CONFIG = BertConfig(vocab_size=1200, embed_dim=8, mlp_dim=8, num_heads=2, head_dim=4, num_layers=1, max_length=16)
 

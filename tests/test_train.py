@@ -131,6 +131,7 @@ def test_resume_in_another_layout_and_mesh(tmp_path, caplog):
     assert [record.threadName for record in steps] == ["background work"]
 
 
+@pytest.mark.full
 def test_checkpoints_by_time_resume_with_the_same_losses(tmp_path):
     run(tmp_path / "whole")
     run(tmp_path / "parts", total=5, save=None, save_seconds=1e-9)  # always due, and agreed one step later
@@ -142,6 +143,7 @@ def test_checkpoints_by_time_resume_with_the_same_losses(tmp_path):
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
 
 
+@pytest.mark.full
 def test_resume_in_a_store_that_cannot_append(tmp_path):
     run(tmp_path / "whole")
     url = f"memory:/{tmp_path}/run"
@@ -158,6 +160,7 @@ def test_resume_in_a_store_that_cannot_append(tmp_path):
     assert 0.5 * elapsed < spent.total < elapsed  # the rest is before the first and after the last line of a start
 
 
+@pytest.mark.full
 def test_changed_metrics_are_reported_when_a_run_resumes(tmp_path, caplog):
     run(tmp_path, total=3)
     shutil.copytree(tmp_path, tmp_path.with_name("same"))
@@ -332,6 +335,7 @@ def test_checkpoint_stores_the_environment(tmp_path):
     assert json.dumps(about)
 
 
+@pytest.mark.full
 def test_rates_of_a_resumed_run_exclude_compilation(tmp_path, monkeypatch):
     run(tmp_path, total=3)
     original = step.make_train_step

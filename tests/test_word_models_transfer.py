@@ -12,6 +12,8 @@ from t5x_like.loading import open_model
 from t5x_like.metrics import read_metrics
 from t5x_like.parameters import named_leaves
 
+pytestmark = pytest.mark.full
+
 SENTENCES = (
     "the cat sat on the mat .",
     "a dog ran to the rug .",

@@ -10,6 +10,8 @@ from t5x_like.interop import word_vectors
 from t5x_like.loading import open_model
 from t5x_like.metrics import read_metrics
 
+pytestmark = pytest.mark.full
+
 SENTENCES = ("the cat sat on the mat", "the dog sat on the rug", "a cat and a dog ran to the rug")
 REPEATED = 50
 COUNTS = {"the": 5, "a": 2, "cat": 2, "dog": 2, "on": 2, "rug": 2, "sat": 2, "and": 1, "mat": 1, "ran": 1, "to": 1}

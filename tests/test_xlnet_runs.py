@@ -17,6 +17,8 @@ from t5x_like.partitioning import Partitioner
 from t5x_like.train import train
 from t5x_like.training.evaluation import Evaluation
 
+pytestmark = pytest.mark.full
+
 ROWS, LENGTH, STEPS = 4, 16, 4
 # Weights are large, so that losses depend on the memory.
 SIZES = {"vocab_size": 40, "embed_dim": 8, "mlp_dim": 8, "num_heads": 2, "head_dim": 4, "num_layers": 1}

@@ -107,6 +107,7 @@ def test_invalid_rate_raises():
         LayerDrop(rate=1.0)
 
 
+@pytest.mark.full
 @BOTH
 def test_a_resumed_run_equals_one_that_is_not_stopped(tmp_path, family):
     params, losses = run(tmp_path / "whole", family)

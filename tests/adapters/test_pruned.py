@@ -102,6 +102,7 @@ def test_runs_are_equal_on_devices_in_microbatches_and_scanned(tmp_path):
     np.testing.assert_allclose(densities, expected, atol=1 / 256)  # of the smallest kernel, with 256 elements
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", METHODS)
 def test_resumes_exactly_with_averages_and_opens_pruned(tmp_path, method):
     pruned_run(tmp_path / "whole", method, ema_decay=0.9)
@@ -115,6 +116,7 @@ def test_resumes_exactly_with_averages_and_opens_pruned(tmp_path, method):
             assert [np.count_nonzero(layer) for layer in leaf] == [int(0.25 * leaf[0].size)] * len(leaf), name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", METHODS)
 def test_exports_have_the_zeros(tmp_path, method):
     pruned_run(tmp_path / "run", method, evaluations=None)

@@ -13,6 +13,8 @@ import pytest
 
 from t5x_like import cli
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = {page: (ROOT / "docs" / page).read_text() for page in ("gke.md", "slurm.md", "skypilot.md")}
 TPU_VM = (ROOT / "docs/tpu_vm.md").read_text()

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 SCRIPT = Path(__file__).resolve().parents[2] / "launch/host_settings.sh"
 GOOGLE, GVNIC, V4, V6E = "0x1ae0", "0x0042", "0x005e", "0x006f"
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).resolve().parents[2]
 UV = """#!/usr/bin/env bash
 echo "uv $*" >>"$LOG"

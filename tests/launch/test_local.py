@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).resolve().parents[2]
 # Programs that the script calls besides Python. PATH contains only these, so real interpreters are not found.
 TOOLS = ["bash", "cat", "chmod", "cksum", "cp", "dirname", "env", "mkdir", "sed"]

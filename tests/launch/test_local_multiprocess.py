@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 SCRIPT = Path(__file__).resolve().parents[2] / "launch/local_multiprocess.sh"
 # Process 1 fails once the others are ready.
 FAIL = 'if [ "$T5X_LIKE_PROCESS_ID" = 1 ]; then until [ -e ready ]; do sleep 0.05; done; echo broken; exit 7; fi; '

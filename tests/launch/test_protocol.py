@@ -9,6 +9,8 @@ import pytest
 
 from t5x_like.runtime import protocol as own_protocol
 
+pytestmark = pytest.mark.full
+
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 sys.path.insert(0, str(LAUNCH))
 try:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 try:
     import skypilot

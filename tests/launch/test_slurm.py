@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ["--", "t5x_like", "train", "--gin.MODEL_DIR=/shared/run", "--gin.NAME=two words"]
 # Runs two tasks in sequence. The exit code is the highest one, as with srun.

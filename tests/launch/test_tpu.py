@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from google.cloud import tpu_v2
 
+pytestmark = pytest.mark.full
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 try:
     from generations import GENERATIONS

@@ -6,6 +6,8 @@ import scripted_cloud
 from google_cloud import failure
 from scripted_cloud import DIRECTORY, RUN, ScriptedCloud, connected, train
 
+pytestmark = pytest.mark.full
+
 ZONE = f"--zone={google_cloud.ZONE}"
 RUN_OPTION = f"--model_dir=gs://my-bucket/{RUN}"
 OUTAGE = failure(503, "The service is unavailable")

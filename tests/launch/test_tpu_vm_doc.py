@@ -9,6 +9,8 @@ import pytest
 from t5x_like import cli
 from t5x_like.metrics import rows
 
+pytestmark = pytest.mark.full
+
 TEXT = (Path(__file__).resolve().parents[2] / "docs/tpu_vm.md").read_text()
 # Indented blocks. A backslash at the end of a line continues it.
 COMMANDS = [

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 try:
     import worker as workers

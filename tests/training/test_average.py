@@ -79,6 +79,7 @@ def test_evaluations_are_those_of_the_averages(directory, averaged, tmp_path):
     assert losses(tmp_path, "validation") == losses(directory, "validation")[-1:]
 
 
+@pytest.mark.full
 def test_run_resumes_exactly_and_microbatches_are_equal(directory, averaged, tmp_path):
     train(tmp_path / "run", total=3)
     assert_equal(stacked(train(tmp_path / "run").params), averaged)

@@ -102,6 +102,7 @@ def test_whatever_reads_the_run_reads_the_base(trained, tmp_path):
     assert set(stored(tmp_path / "again", 2)) == {name for name in stacked(result.params) if "/adapter/" in name}
 
 
+@pytest.mark.full
 def test_run_resumes_exactly(base, trained, tmp_path):
     train(tmp_path, base, total=3)
     resumed = train(tmp_path, base)

@@ -101,6 +101,7 @@ def test_norms_and_optimizer_do_not_know_ranges(tmp_path):
         ranges.check(state.params, "per_step")
 
 
+@pytest.mark.full
 def test_resumed_run_has_the_same_ranges(tmp_path):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     copying_run.run(whole, model=QUANTIZED)
