@@ -75,6 +75,7 @@ def cluster(tmp_path):
     made.close()
 
 
+@pytest.mark.slow
 def test_cache_has_the_same_bytes_although_a_worker_is_killed(tmp_path, cluster):
     (alone,) = write(tmp_path / "one", shards=6).values()
     directory = tmp_path / "dask"

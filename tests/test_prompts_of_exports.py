@@ -52,10 +52,10 @@ def infer(tmp_path, run_command):
 @pytest.mark.parametrize(
     ("family", "separator", "settings"),
     [
-        ("gpt2", "", ["--gin.BOS_ID=256"]),
+        pytest.param("gpt2", "", ["--gin.BOS_ID=256"], marks=pytest.mark.slow),
         ("gpt2", "\n> ", ["--gin.BOS_ID=256"]),
-        ("gpt2", None, ["--gin.BOS_ID=256"]),
-        ("llama", "", []),
+        pytest.param("gpt2", None, ["--gin.BOS_ID=256"], marks=pytest.mark.slow),
+        pytest.param("llama", "", [], marks=pytest.mark.slow),
     ],
 )
 def test_responses_are_the_same_everywhere(family, separator, settings, tmp_path, run_command, infer, monkeypatch):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from adapted_models import bare, base_of, randomized, stacked
-from families import FAMILIES, example_batch
+from families import FAMILIES, example_batch, first_of_each_class, others_are_slow
 from numerics import assert_close
 from peft_models import CLASSES, LENGTH, PROMPT, outputs_of_class, rebuilt, their_outputs, write_base
 
@@ -22,8 +22,9 @@ LAST = "mlp/wo$"
 NAMES = [name for name, family in FAMILIES.items() if family.huggingface]
 METHODS = ("lora", "dora", "ia3")
 DEFAULT = [("bert", "lora"), ("deberta", "dora"), ("gpt2", "ia3")]
+FIRST = first_of_each_class(NAMES)
 CASES = [
-    pytest.param(*case, marks=() if case in DEFAULT else pytest.mark.full)
+    pytest.param(*case, marks=() if case in DEFAULT or case[1] == "lora" and case[0] in FIRST else pytest.mark.slow)
     for case in ((name, method) for name in NAMES for method in METHODS)
 ]
 TOLERANCE = 1e-5
@@ -98,7 +99,7 @@ def test_outputs_equal_those_of_peft_in_each_direction(tmp_path, name, method):
 
 @pytest.mark.full
 @pytest.mark.parity
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in CLASSES])
+@pytest.mark.parametrize("name", others_are_slow([name for name in NAMES if name not in CLASSES], FIRST))
 def test_prompts_have_the_same_outputs_in_each_direction(tmp_path, name):
     """Of the families that test_peft_prompts.py does not have."""
     import torch

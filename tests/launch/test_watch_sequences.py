@@ -243,7 +243,9 @@ def test_random_sequences():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("first", range(0, 1000, 50))
+@pytest.mark.parametrize(
+    "first", [pytest.param(first, marks=[pytest.mark.slow] if first >= 200 else []) for first in range(0, 1000, 50)]
+)
 def test_a_thousand_random_sequences(first):
     for seed in range(first, first + 50):
         run(1000 + seed)
