@@ -1,4 +1,4 @@
-"""Hugging Face directories of small models with random weights, each with a tokenizer of its family's kind."""
+"""Hugging Face directories of small models of every family with random weights, and with a tokenizer of its kind."""
 
 import dataclasses
 import io
@@ -16,6 +16,8 @@ from t5x_like.models import build
 
 POSITIONS = 64
 WORDS = "river stone light paper garden window table north bread winter letter summer bridge forest engine".split()
+_ROBERTA = ["<s>", "<pad>", "</s>", "<unk>"]
+_DEBERTA = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
 
 
 def sentences(number=400, seed=0):
@@ -35,6 +37,20 @@ def trained(kind, size, **settings):
         from data_tasks.vocabularies import trainers
 
         return trainers.KINDS[kind](sentences(), size, **settings)
+
+    return files
+
+
+def byte_pieces(before, tokenizer_class, **settings):
+    """Returns a function that makes a vocabulary of bytes with a few merges, as that of RoBERTa, BART and DeBERTa."""
+
+    def files():
+        found = trained("byte_bpe", 300)()
+        pieces = [piece for piece in json.loads(found["vocab.json"]) if piece != "<|endoftext|>"]
+        pieces = [*before, *pieces, "<mask>" if before is _ROBERTA else "[MASK]"]
+        config = json.dumps({"tokenizer_class": tokenizer_class, **settings}).encode()
+        vocabulary = json.dumps({piece: number for number, piece in enumerate(pieces)}).encode()
+        return {"vocab.json": vocabulary, "merges.txt": found["merges.txt"], "tokenizer_config.json": config}
 
     return files
 
@@ -74,14 +90,19 @@ class Start:
       changes: fields of the configuration of `family_cases` to replace.
       ids: number of ids of the model beyond those of the files.
       tokens: special token ids by key, as config.json of the published models has them.
+      seed: of the random weights, with which a model that generates text does not end or repeat it at once.
+      scale: standard deviation of the random weights.
     """
 
     tokenizer: Callable[[], dict[str, bytes]]
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
     ids: int = 0
     tokens: dict[str, int] = dataclasses.field(default_factory=dict)
+    seed: int = 0
+    scale: float = 0.5
 
 
+_EXACT = {"activations": ("gelu_exact",)}
 _LLAMA = sentence_pieces(
     *("tokenizer.model", "LlamaTokenizer"),
     model_type="bpe",
@@ -90,11 +111,34 @@ _LLAMA = sentence_pieces(
     normalization_rule_name="identity",
     remove_extra_whitespaces=False,
 )
+_T5 = sentence_pieces("spiece.model", "T5Tokenizer", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+_BART_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 STARTS = {
-    "bert": Start(word_pieces("BertTokenizer"), {"activations": ("gelu_exact",)}),
-    "t5_1_1": Start(sentence_pieces("spiece.model", "T5Tokenizer", pad_id=0, eos_id=1, unk_id=2, bos_id=-1), ids=100),
+    "bert": Start(word_pieces("BertTokenizer"), _EXACT),
+    "roberta": Start(byte_pieces(_ROBERTA, "RobertaTokenizer")),
+    "distilbert": Start(word_pieces("DistilBertTokenizer")),
+    "electra": Start(word_pieces("ElectraTokenizer"), _EXACT),
+    "mobilebert": Start(word_pieces("BertTokenizer")),
+    "albert": Start(trained("albert", 100)),
+    # Rows have dense attention up to 72 tokens, by the row here, and by the batch in transformers.
+    "bigbird": Start(trained("bigbird", 200), {"block_size": 8, "num_random_blocks": 2}),
+    "xlnet": Start(trained("xlnet", 100)),
+    "deberta": Start(byte_pieces(_DEBERTA, "DebertaTokenizer")),
+    "deberta_v2": Start(
+        sentence_pieces(
+            *("spm.model", "DebertaV2Tokenizer"),
+            **dict(pad_id=0, bos_id=1, eos_id=2, unk_id=3),
+            **dict(pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]"),
+        ),
+        ids=1,  # [MASK]
+    ),
+    "longformer": Start(byte_pieces(_ROBERTA, "RobertaTokenizer"), _EXACT),
+    "t5_1_0": Start(_T5, ids=100, seed=2, scale=1.0),
+    "t5_1_1": Start(_T5, ids=100),
+    "bart": Start(byte_pieces(_ROBERTA, "BartTokenizer"), _EXACT, tokens=_BART_IDS | {"forced_eos_token_id": 2}),
     "gpt2": Start(trained("byte_bpe", 300), tokens={"bos_token_id": 0, "eos_token_id": 0}),
     "llama": Start(_LLAMA, tokens={"bos_token_id": 1, "eos_token_id": 2}),
+    "mistral": Start(_LLAMA, tokens={"bos_token_id": 1, "eos_token_id": 2}),
 }
 
 
@@ -127,10 +171,12 @@ def write(name, directory):
         changes["special_tokens"] = SpecialTokens(ids)
     config = dataclasses.replace(case.config, **{**changes, **start.changes}, scan_layers=True)
     # Random weights of a size with which the predictions of different texts differ.
-    draw, leaves = np.random.default_rng(0), {}
+    draw, leaves = np.random.default_rng(start.seed), {}
     for each, shape in parameters.named_leaves(build.stacked_shapes(config)).items():
-        noise = 0.5 * draw.standard_normal(shape.shape).astype(np.float32)
+        noise = start.scale * draw.standard_normal(shape.shape).astype(np.float32)
         leaves[f"model/{each}"] = 1 + noise if each.endswith("scale") else noise
+    if name == "mobilebert":
+        leaves["model/embeddings/token_embedder/embedding"][0] = 0  # of padding, as PyTorch initializes it
     interop.to_huggingface(leaves, config, str(directory))
     for file, contents in files.items():
         (directory / file).write_bytes(contents)

@@ -1,5 +1,6 @@
 """Exports of families and heads: the same text gives the same result in the run, by `infer`, and in transformers."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -13,6 +14,13 @@ import seqio
 
 pytestmark = [pytest.mark.full, pytest.mark.parity]
 
+# Cells that run different code: kinds of heads, of tokenizers, and of what a head reads. Others are `slow`.
+REPRESENTATIVE = {
+    *("bert-masked", "bert-choices", "roberta-tags", "xlnet-pairs", "albert-spans"),
+    *("t5_1_1-generated", "bart-scores", "gpt2-continued", "llama-pairs"),
+}
+# Cells whose texts transformers 5.24 encodes otherwise, whatever the files say (docs/exports.md).
+ENCODED_OTHERWISE = {"deberta-pairs", "deberta-spans", "bigbird-pairs"}
 TRANSFORMERS_5 = "T5X_LIKE_TRANSFORMERS5"
 PAGE = Path(__file__).resolve().parents[1] / "docs/exports.md"
 
@@ -39,7 +47,12 @@ def assert_equal(kind, found, expected, where):
         assert read_exports.equal(kind, one, other), f"{where}, record {number}: {one} instead of {other}"
 
 
-@pytest.mark.parametrize(("family", "kind"), cells.CELLS, ids=lambda value: value)
+def _cell(family, kind):
+    marks = () if f"{family}-{kind}" in REPRESENTATIVE else pytest.mark.slow
+    return pytest.param(family, kind, marks=marks, id=f"{family}-{kind}")
+
+
+@pytest.mark.parametrize(("family", "kind"), itertools.starmap(_cell, cells.CELLS))
 def test_export_predicts_what_the_run_predicts(family, kind, root, results, monkeypatch):
     import jax
 
@@ -71,7 +84,7 @@ def test_transformers_5_predicts_the_same(root, results):
     assert predicted.pop("version").startswith("5.")
     problems = []
     for name, (_, kind, _, expected) in results.items():
-        if not read_exports.equal(kind, predicted[name], expected):
+        if name not in ENCODED_OTHERWISE and not read_exports.equal(kind, predicted[name], expected):
             problems.append(f"{name}: {str(predicted[name])[-600:]} instead of {str(expected)[:300]}")
     assert not problems, "\n".join(problems)
 

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from data_tasks.feature_checks import require_lengths
 from data_tasks.vocabularies.bpe_vocabulary import BPEVocabulary
+from data_tasks.vocabularies.byte_bpe import ROBERTA_ROLES
 from data_tasks.vocabularies.late import LateVocabulary
 from t5x_like.errors import UserError
 
@@ -184,9 +185,10 @@ def template_of(vocabulary: seqio.Vocabulary) -> Template:
     ids = {role: _special_id(vocabulary, role) for role in ("bos", "eos", "cls", "sep")}
     if ids["cls"] is not None and ids["sep"] is not None:
         cls, sep = (ids["cls"],), (ids["sep"],)
-        if ids["bos"] == ids["cls"]:
+        # ALBERT and DeBERTa have BOS too, which is [CLS], and the template of BERT.
+        if getattr(vocabulary, "special_names", {}).get(ids["cls"]) == ROBERTA_ROLES["cls"]:
             return Template(cls, sep + sep, sep)
-        return Template(cls, sep, sep, second_type=1)
+        return Template(cls, sep, sep, second_type=int(getattr(vocabulary, "has_token_types", True)))
     if ids["bos"] is not None and ids["bos"] != ids["eos"]:
         return Template(prefix=(ids["bos"],), separator=(ids["bos"],))
     if isinstance(vocabulary, BPEVocabulary):

@@ -157,7 +157,8 @@ def _xlnet(files: TokenizerFiles) -> XLNetVocabulary:
 
 
 def _bigbird(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
-    return _sentencepiece(files)
+    # Its tokenizer gives token types only if the directory says so.
+    return _sentencepiece(files, has_token_types="token_type_ids" in files.config.get("model_input_names", ()))
 
 
 def _deberta_v2(files: TokenizerFiles) -> DebertaV2Vocabulary:
@@ -202,7 +203,12 @@ def _prepared(spaces: Spaces) -> dict[str, Any]:
 
 
 def _sentencepiece(
-    files: TokenizerFiles, extra_ids: int = 0, *, name: str | None = None, spaces: Spaces | None = None
+    files: TokenizerFiles,
+    extra_ids: int = 0,
+    *,
+    name: str | None = None,
+    spaces: Spaces | None = None,
+    has_token_types: bool = True,
 ) -> HuggingFaceSentencePieceVocabulary:
     """Returns a SentencePiece vocabulary, from `tokenizer.json` if the directory does not have the model.
 
@@ -211,6 +217,7 @@ def _sentencepiece(
       extra_ids: number of sentinels.
       name: the file of the model; None for that of the class.
       spaces: how texts are prepared without a tokenizer.json; None for as the model says.
+      has_token_types: see `HuggingFaceSentencePieceVocabulary`.
     """
     in_file = tokenizer_json.sentencepiece_spaces(files)
     prefix_space = files.setting("add_prefix_space", None if in_file is None else in_file.prefix != "never", None)
@@ -240,6 +247,7 @@ def _sentencepiece(
         extra_ids,
         prefix_space,
         contents=contents,
+        has_token_types=has_token_types,
         **({} if spaces is None else _prepared(spaces)),
     )
 

@@ -39,6 +39,7 @@ class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
       keeps_first_space: whether a space is only added before texts that do not begin with one, whatever
         `add_prefix_space` and the model say.
       rules: what is changed in a text before the model encodes it.
+      has_token_types: whether the tokenizer gives the tokens of a second text the type 1.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
         contents: bytes | None = None,
         keeps_first_space: bool = False,
         rules: TextRules = UNCHANGED,
+        has_token_types: bool = True,
     ):
         overrides = None
         if keeps_first_space:
@@ -58,6 +60,7 @@ class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
         if add_prefix_space is not None:
             overrides = sentencepiece_model_pb2.NormalizerSpec(add_dummy_prefix=add_prefix_space)
         self._special_ids = dict(special_ids)
+        self.has_token_types = has_token_types
         self._contents, self._keeps_first_space, self._rules = contents, keeps_first_space, rules
         super().__init__(model, extra_ids=extra_ids, normalizer_spec_overrides=overrides)
 

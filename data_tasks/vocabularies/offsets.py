@@ -8,6 +8,7 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
+import sentencepiece
 import seqio
 import tensorflow as tf
 
@@ -78,8 +79,10 @@ def _(vocabulary: LateVocabulary, text: tf.Tensor) -> Encoded:
 
 @_encode.register
 def _(vocabulary: seqio.SentencePieceVocabulary, text: tf.Tensor) -> Encoded:
-    ids, starts, ends = vocabulary.tf_tokenizer.tokenize_with_offsets(text)
-    return _at_characters(text, tf.cast(ids, tf.int32), tf.cast(starts, tf.int32), tf.cast(ends, tf.int32))
+    ids, starts, ends = (tf.cast(each, tf.int32) for each in vocabulary.tf_tokenizer.tokenize_with_offsets(text))
+    # Of the bytes of a character, only the last one has the character, and the others are empty.
+    is_empty_byte = tf.gather(_is_byte(vocabulary.sp_model), ids) & tf.equal(starts, ends)
+    return _at_characters(text, ids, starts, tf.where(is_empty_byte, starts + 1, ends))
 
 
 @_encode.register
@@ -156,6 +159,13 @@ def _at_characters(text: tf.Tensor, ids: tf.Tensor, starts: tf.Tensor, ends: tf.
     first = tf.searchsorted(character_ends, starts, side="right")
     last = tf.searchsorted(character_ends, ends, side="left") + 1
     return Encoded(ids, first, tf.where(ends > starts, last, first))
+
+
+@functools.lru_cache(maxsize=4)
+def _is_byte(contents: bytes) -> np.ndarray:
+    """Returns whether each piece of a SentencePiece model is a byte."""
+    model = sentencepiece.SentencePieceProcessor(model_proto=contents)
+    return np.array([model.IsByte(number) for number in range(model.GetPieceSize())])
 
 
 @functools.lru_cache(maxsize=4)

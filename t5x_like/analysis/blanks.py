@@ -1,6 +1,7 @@
 """What a model predicts for one token of a text: at a mask, a sentinel, a hidden position, or the end of a prefix."""
 
 import dataclasses
+import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -90,9 +91,12 @@ def reader_of(subject: Subject) -> Reader:
 
 
 def mask_id(subject: Subject) -> int | None:
-    """Returns the id of the mask of a vocabulary; None if it has none."""
+    """Returns the id of the mask of a vocabulary, of an encoder as in training; None if it has none."""
     try:
-        return getattr(subject.vocabulary, "mask_id", None)
+        if subject.stacks != (ENCODER,):
+            return getattr(subject.vocabulary, "mask_id", None)
+        tokens = importlib.import_module("data_tasks.vocabularies.special_tokens")
+        return tokens.special_tokens(subject.vocabulary).mask
     except UserError:
         return None
 

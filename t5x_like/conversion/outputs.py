@@ -175,7 +175,8 @@ def write_huggingface(weights: Weights, path: str, output_path: str, settings: E
     run = model_card.ExportedRun.read(path, settings.choice, settings.network, prompts)
     lengths = run.settings.value("data.task_feature_lengths")
     length = tokenizers.max_length(model, lengths, bos_id, continues=continues)
-    files = tokenizers.exported_files(tokenizer, model, bos_id, length)
+    reads_tasks = objective.head_form is not None
+    files = tokenizers.exported_files(tokenizer, model, bos_id, length, reads_tasks=reads_tasks)
     files = prompt_format.with_prompts(files, tokenizer, prompts)
     with weights_run.removed_on_failure(output_path):
         interop.to_huggingface(

@@ -131,7 +131,7 @@ def generation_settings(checkpoint_path: str, lengths: Any) -> dict[str, Any]:
 
 
 def exported_files(
-    tokenizer: str | None, model: ModelConfig, bos_id: int | None, length: int | None
+    tokenizer: str | None, model: ModelConfig, bos_id: int | None, length: int | None, *, reads_tasks: bool = False
 ) -> dict[str, bytes]:
     """Returns the files of the tokenizer of an exported run.
 
@@ -142,6 +142,7 @@ def exported_files(
       model: Configuration of the model.
       bos_id: See `with_special_tokens`.
       length: The number of tokens to which it truncates a text.
+      reads_tasks: See `tokenizer_export.Reader`.
     """
     if tokenizer is None:
         return {}
@@ -151,6 +152,7 @@ def exported_files(
         vocab_size=model.vocab_size,
         bos_id=bos_id,
         max_length=length,
+        reads_tasks=reads_tasks,
         sentencepiece=sentencepiece,
         tokenizer_class=tokenizer_class,
         lowers_text=lowers_text,

@@ -11,7 +11,7 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, attention, head_form, special_tokens
-from t5x_like.interop.head_classes import SEQUENCE, TOKENS, architecture, question_answering
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, dropout_rate, question_answering
 from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.electra import ElectraConfig
 from t5x_like.objectives import discriminators, heads, replaced_tokens
@@ -62,6 +62,9 @@ _ARCHITECTURES = {
     (MASKED_LM,): "ElectraForMaskedLM",
     (_REPLACED_TOKENS,): "ElectraForPreTraining",
 }
+# What the head of multiple choice reads; other values of these keys are other heads.
+_SUMMARY = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
+_SUMMARY_DROPOUT = "summary_last_dropout"
 # The activation of the generator's head in transformers, whatever hidden_act is.
 _HEAD_ACTIVATION = "gelu_exact"
 
@@ -140,11 +143,24 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     sequence = f"{OBJECTIVE}{SEQUENCE}"
     pooled = dense(f"{sequence}/dense", "classifier.dense") + dense(f"{sequence}/classifier", "classifier.out_proj")
     tagging = dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier")
+    choices = dense(f"{OBJECTIVE}{CHOICES}/pooler", "sequence_summary.summary")
+    choices += dense(f"{OBJECTIVE}{CHOICES}/classifier", "classifier")
     return (
         HeadClass("ElectraForSequenceClassification", SEQUENCE, tuple(pooled), head_form(heads.GeluFirstToken)),
         HeadClass("ElectraForTokenClassification", TOKENS, tuple(tagging), head_form(heads.EachToken)),
         question_answering("ElectraForQuestionAnswering", heads.EachToken(dropout_rate=0.0)),
+        HeadClass(
+            *("ElectraForMultipleChoice", CHOICES, tuple(choices), _summary),
+            has_labels=False,
+            dropout_key=_SUMMARY_DROPOUT,
+            settings=_SUMMARY,
+        ),
     )
+
+
+def _summary(hf_config: Mapping[str, Any]) -> heads.HeadForm:
+    """Returns the form of the head of multiple choice, whose dropout rate has a key of its own."""
+    return heads.GeluPooledFirstToken(dropout_rate=dropout_rate(hf_config, 0.1, _SUMMARY_DROPOUT))
 
 
 def _pretraining(config: ElectraConfig, shapes: Mapping[str, tuple[int, ...]]) -> tuple[type, dict[str, Any]]:

@@ -51,14 +51,15 @@ def is_supported(model: sentencepiece_model_pb2.ModelProto) -> bool:
 
 
 def to_json(
-    model: sentencepiece_model_pb2.ModelProto, added: Mapping[str, int], template: Mapping[str, list[Any]] | None
+    model: sentencepiece_model_pb2.ModelProto, added: Mapping[str, int], template: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Returns the contents of a `tokenizer.json`.
 
     Args:
       model: a model that `is_supported`.
       added: the special tokens after the pieces, with their ids.
-      template: `before` and `after`: the pieces that a tokenizer adds to a text, with their ids; None for none.
+      template: `before`, `between` and `after`: the pieces that a tokenizer adds to one or two texts, with their ids;
+        `second_type`: the type of the tokens of a second text. None for no pieces.
     """
     control = [
         (piece.piece, n) for n, piece in enumerate(model.pieces) if piece.type in (_Piece.CONTROL, _Piece.UNKNOWN)
@@ -150,20 +151,18 @@ def _bpe(model: sentencepiece_model_pb2.ModelProto) -> dict[str, Any]:
     }
 
 
-def _template(template: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Returns the post-processor that adds special tokens to a text, or to each of two texts."""
-    before, after = template["before"], template["after"]
+def _template(template: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the post-processor that adds special tokens to one or two texts."""
 
-    def around(name: str, segment: int) -> list[dict[str, Any]]:
-        tokens = [
-            [{"SpecialToken": {"id": token, "type_id": segment}} for token, _ in each] for each in (before, after)
-        ]
-        return [*tokens[0], {"Sequence": {"id": name, "type_id": segment}}, *tokens[1]]
+    def special(name: str, segment: int) -> list[dict[str, Any]]:
+        return [{"SpecialToken": {"id": token, "type_id": segment}} for token, _ in template[name]]
 
-    known = dict(itertools.chain(before, after))
+    first, last = {"Sequence": {"id": "A", "type_id": 0}}, template["second_type"]
+    second = {"Sequence": {"id": "B", "type_id": last}}
+    known = dict(itertools.chain(template["before"], template["between"], template["after"]))
     return {
         "type": "TemplateProcessing",
-        "single": around("A", 0),
-        "pair": [*around("A", 0), *around("B", 1)],
+        "single": [*special("before", 0), first, *special("after", 0)],
+        "pair": [*special("before", 0), first, *special("between", 0), second, *special("after", last)],
         "special_tokens": {token: {"id": token, "ids": [n], "tokens": [token]} for token, n in known.items()},
     }

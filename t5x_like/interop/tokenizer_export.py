@@ -14,6 +14,8 @@ from t5x_like.interop import sentencepiece_tokenizers, tokenizer_ids
 
 Shape = Literal["encoder", "encoder_decoder", "decoder"]
 
+# The classes whose mask includes the space before it.
+_MASK_WITH_SPACE = ("RobertaTokenizer", "LongformerTokenizer", "BartTokenizer", "DebertaTokenizer", "BigBirdTokenizer")
 # The key of tokenizer_config.json without which no text is truncated.
 _MAX_LENGTH = "model_max_length"
 # The number of sentinels that a task adds to the pieces of a SentencePiece model.
@@ -70,6 +72,7 @@ class Reader:
         strips accents and lower-cases text first.
       has_token_types: whether the model reads the segment of each token.
       max_length: maximum number of tokens of a text; None: no limit.
+      reads_tasks: whether a head reads the texts of a task, whose special tokens depend on the vocabulary alone.
     """
 
     shape: Shape
@@ -80,6 +83,7 @@ class Reader:
     lowers_text: bool = False
     has_token_types: bool = False
     max_length: int | None = None
+    reads_tasks: bool = False
 
 
 def files(path: str, model: Reader) -> dict[str, bytes]:
@@ -107,20 +111,39 @@ def _files(path: str, model: Reader) -> dict[str, bytes]:
     found = tokenizer_files.read(path, tokenizer_files.TOKENIZER)
     if paths.listdir(path) and (name := tokenizer_ids.tokenizer_class(path)) is not None:
         return found | _class_config(
-            found, tokenizer_classes.GENERIC_CLASS if name == tokenizer_classes.GENERIC else name
+            path, found, tokenizer_classes.GENERIC_CLASS if name == tokenizer_classes.GENERIC else name
         )
     if tokenizer_files.is_single_file(found):
         ((name, contents),) = found.items()
         if name == tokenizer_ids.WORDPIECE:
             return found | {tokenizer_ids.CONFIG: _json(_wordpiece_config(contents))}
-        return _sentencepiece(contents, model.sentencepiece or name, model)
+        return _sentencepiece(path, contents, model.sentencepiece or name, model)
     return found
 
 
-def _class_config(found: Mapping[str, bytes], name: str) -> dict[str, bytes]:
-    """Returns tokenizer_config.json with the class of the tokenizer, {} if it has one."""
+def _class_config(path: str, found: Mapping[str, bytes], name: str) -> dict[str, bytes]:
+    """Returns tokenizer_config.json with the class of the tokenizer and `_defaults`, {} if it has them."""
     config = json.loads(found.get(tokenizer_ids.CONFIG, b"{}"))
-    return {} if config.get("tokenizer_class") else {tokenizer_ids.CONFIG: _json({**config, "tokenizer_class": name})}
+    stated = _defaults(path, found, name) | config | {"tokenizer_class": config.get("tokenizer_class") or name}
+    return {} if config == stated else {tokenizer_ids.CONFIG: _json(stated)}
+
+
+def _defaults(path: str, found: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """Returns what a class does by default in transformers 4, and in transformers 5 only if the files say so."""
+    if tokenizer_ids.TOKENIZER in found:
+        return {}
+    if name == "LlamaTokenizer":
+        return {"add_bos_token": True}
+    if name in ("AlbertTokenizer", "XLNetTokenizer"):
+        return {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    number = tokenizer_ids.special_ids(path).get("mask")
+    # Files of other names do not count beside added_tokens_decoder.
+    others = {tokenizer_ids.SPECIAL_TOKENS_MAP, tokenizer_ids.ADDED_TOKENS} & set(found)
+    if name not in _MASK_WITH_SPACE or number is None or others:
+        return {}
+    mask = {"content": tokenizer_ids.token(path, number), "lstrip": True, "special": True}
+    mask |= dict.fromkeys(("normalized", "rstrip", "single_word"), False)
+    return {"added_tokens_decoder": {str(number): mask}}
 
 
 def _wordpiece_config(contents: bytes) -> dict[str, Any]:
@@ -129,10 +152,11 @@ def _wordpiece_config(contents: bytes) -> dict[str, Any]:
     return {"tokenizer_class": "BertTokenizer", "do_lower_case": all(piece == piece.lower() for piece in pieces)}
 
 
-def _sentencepiece(contents: bytes, name: str, model: Reader) -> dict[str, bytes]:
+def _sentencepiece(path: str, contents: bytes, name: str, model: Reader) -> dict[str, bytes]:
+    inputs = ["input_ids", *(["token_type_ids"] if model.has_token_types else []), "attention_mask"]
     if model.tokenizer_class is not None and {"cls", "sep", "mask"} <= tokenizer_ids.of_sentencepiece(contents).keys():
-        config = {"tokenizer_class": model.tokenizer_class, "do_lower_case": False}
-        return {name: contents, tokenizer_ids.CONFIG: _json(config)}
+        config = {"tokenizer_class": model.tokenizer_class, "do_lower_case": False, "model_input_names": inputs}
+        return {name: contents, tokenizer_ids.CONFIG: _json(_defaults(path, {}, model.tokenizer_class) | config)}
     parsed = sentencepiece_tokenizers.parse(contents)
     if not sentencepiece_tokenizers.is_supported(parsed):
         logging.warning("%s: fast tokenizers cannot represent this model, exported without tokenizer.json", name)
@@ -143,7 +167,6 @@ def _sentencepiece(contents: bytes, name: str, model: Reader) -> dict[str, bytes
     pieces = [*(piece.piece for piece in parsed.pieces), *sentinels]
     ids = _special_ids(contents, len(pieces), model)
     roles = {f"{role}_token": pieces[number] for role, number in ids.items()}
-    inputs = ["input_ids", *(["token_type_ids"] if model.has_token_types else []), "attention_mask"]
     config = {
         "tokenizer_class": tokenizer_classes.GENERIC_CLASS,
         "clean_up_tokenization_spaces": False,
@@ -152,13 +175,33 @@ def _sentencepiece(contents: bytes, name: str, model: Reader) -> dict[str, bytes
     config |= roles
     if model.shape == "encoder_decoder":
         config["additional_special_tokens"] = sorted(sentinels, key=sentinels.get, reverse=True)
-    before, after = {"encoder": ("cls", "sep"), "encoder_decoder": (None, "eos"), "decoder": ("bos", None)}[model.shape]
-    around = {"before": before, "after": after}
-    template = {key: [(pieces[ids[role]], ids[role])] if role in ids else [] for key, role in around.items()}
-    tokenizer = sentencepiece_tokenizers.to_json(parsed, sentinels, template if any(template.values()) else None)
+    roles_of = _template(tokenizer_ids.of_sentencepiece(contents), model)
+    template: dict[str, Any] = {
+        key: [(pieces[ids[role]], ids[role])] if role in ids else [] for key, role in roles_of.items()
+    }
+    has_tokens = any(template.values())
+    template["second_type"] = int(roles_of["before"] == "cls")
+    tokenizer = sentencepiece_tokenizers.to_json(parsed, sentinels, template if has_tokens else None)
     if model.lowers_text and all(piece == piece.lower() for piece in _texts(parsed)):
         tokenizer["normalizer"]["normalizers"] = [*_LOWERED, *tokenizer["normalizer"]["normalizers"]]
     return {name: contents, tokenizer_ids.TOKENIZER: _json(tokenizer), tokenizer_ids.CONFIG: _json(config)}
+
+
+def _template(ids: Mapping[str, int], model: Reader) -> dict[str, str | None]:
+    """Returns the roles of the tokens before, between and after texts, as in training.
+
+    Args:
+      ids: the ids that the SentencePiece model has, by role.
+      model: the model that reads the texts.
+    """
+    bert = {"before": "cls", "between": "sep", "after": "sep"}
+    llama = {"before": "bos", "between": "bos", "after": None}
+    t5 = {"before": None, "between": "eos", "after": "eos"}
+    if not model.reads_tasks:
+        return {"encoder": bert, "encoder_decoder": t5, "decoder": llama}[model.shape]
+    if {"cls", "sep"} <= ids.keys():
+        return bert
+    return llama if "bos" in ids and ids["bos"] != ids.get("eos") else t5
 
 
 def _texts(parsed: sentencepiece_model_pb2.ModelProto) -> list[str]:

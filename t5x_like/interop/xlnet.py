@@ -84,6 +84,8 @@ def config_to_huggingface(config: XLNetConfig, heads: Iterable[str] = ()) -> dic
         "torch_dtype": "float32",
         **_FIXED,
         **_SUMMARY,
+        # Rows do not continue each other. The pipeline takes the states that transformers returns for this for rows.
+        "use_mems_eval": bool(config.memory_length),
         **special_tokens(config, _DEFAULTS["pad_token_id"], _SPECIAL_TOKENS),
         **{key: getattr(config, field) for field, key in _NAMES.items()},
         **{key: getattr(config, field) or None for field, key in _MEMORY.items()},

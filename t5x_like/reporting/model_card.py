@@ -37,7 +37,10 @@ _PIPELINES = {
 }
 # The classes whose records `infer` reads: as they are, or by the columns of a task.
 _GENERATE = ("ForConditionalGeneration", "ForCausalLM", "LMHeadModel")
-_PREDICT = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
+_PREDICT = (
+    *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForQuestionAnsweringSimple"),
+    "ForMultipleChoice",
+)
 _SIZES = (
     *("vocab_size", "embed_dim", "mlp_dim", "num_layers", "encoder_layers", "decoder_layers", "num_heads"),
     *("num_kv_heads", "head_dim", "max_length"),

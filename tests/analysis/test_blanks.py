@@ -1,12 +1,15 @@
 """Predictions in blanks, and scores of sentences, beside transformers; and that a blank is not seen."""
 
 import json
+import types
 
 import numpy as np
 import pytest
 import small_models
 from numerics import assert_close
 
+from data_tasks.vocabularies import trainers
+from data_tasks.vocabularies.from_folder import from_folder
 from t5x_like.analysis import blanks, cloze, minimal_pairs, relations
 from t5x_like.analysis.blanks import Blank
 from t5x_like.analysis.scorer import Scorer
@@ -268,3 +271,11 @@ def test_text_after_a_blank_begins_as_in_the_whole_text(subjects):
         for after in (". ab", " cd ef."):
             whole = list(vocabulary.encode(f"ab{after}"))
             assert whole[len(vocabulary.encode("ab")) :] == subjects(family).encode_continuation(after)
+
+
+def test_mask_of_an_encoder_is_that_of_training(tmp_path):
+    for name, contents in trainers.KINDS["bigbird"](["the river and the stone"] * 9, 110).items():
+        (tmp_path / name).write_bytes(contents)
+    vocabulary = from_folder(tmp_path)
+    subject = types.SimpleNamespace(stacks=("encoder",), vocabulary=vocabulary)
+    assert blanks.mask_id(subject) == vocabulary.tokenizer.PieceToId("[MASK]")

@@ -7,7 +7,8 @@ import re
 import pytest
 import sentencepiece
 
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL, text_rules
+from data_tasks.downstream import templates
+from data_tasks.vocabularies import PYTHON_DOCS_MODEL, late, text_rules
 from data_tasks.vocabularies.from_folder import from_folder
 from data_tasks.vocabularies.hugging_face_sentencepiece import AlbertVocabulary
 from t5x_like.data import tokenizer_files
@@ -125,6 +126,30 @@ def test_exported_sentencepiece_tokenizer_adds_the_tokens_of_training(shipped, t
     assert tokenizer_ids.special_ids(str(tmp_path / "exported"))["eos"] == tokenizer.eos_token_id == 1
 
 
+@pytest.mark.parametrize("shape", ["encoder", "encoder_decoder", "decoder"])
+@pytest.mark.parametrize(
+    "special",
+    [{"bos_id": -1}, {"bos_id": 1, "eos_id": 2}, {"bos_id": -1, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"]}],
+    ids=["eos", "bos", "cls"],
+)
+@pytest.mark.parity
+def test_exported_sentencepiece_tokenizer_adds_the_tokens_of_tasks(tmp_path, shape, special):
+    transformers = pytest.importorskip("transformers")
+    path = str(tmp_path / "own.model")
+    (tmp_path / "own.model").write_bytes(train(model_type="unigram", **special))
+    model = Reader(shape=shape, vocab_size=600, has_token_types=shape == "encoder", reads_tasks=True)
+    tokenizer_files.write(tokenizer_export.files(path, model), str(tmp_path / "exported"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    vocabulary = late.sentencepiece_model(path)
+    template = templates.template_of(vocabulary)
+    texts = [vocabulary.encode_tf(text) for text in ("lead and", "two spaces")]
+    assert tokenizer("lead and").input_ids == template.single(texts[0], 60).inputs.numpy().tolist()
+    found, expected = tokenizer("lead and", "two spaces"), template.pair(*texts, 60)
+    assert found.input_ids == expected.inputs.numpy().tolist()
+    if shape == "encoder":
+        assert found.token_type_ids == expected.token_types.numpy().tolist()
+
+
 def test_model_without_room_for_sentinels_has_fewer(shipped):
     files = tokenizer_export.files(shipped, Reader(shape="decoder", vocab_size=925, bos_id=1))
     added = json.loads(files["tokenizer.json"])["added_tokens"]
@@ -180,3 +205,32 @@ def test_tokenizer_truncates_to_the_length_of_training(tmp_path, stored, length,
     reader = tokenizer_export.Reader(shape="encoder", vocab_size=6, max_length=length)
     settings = json.loads(tokenizer_export.files(str(tmp_path), reader)["tokenizer_config.json"])
     assert settings.get("model_max_length") == expected and settings["tokenizer_class"] == "BertTokenizer"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_class", "expected"),
+    [("RobertaTokenizer", {"5": {"lstrip": True, "content": "<mask>"}}), ("GPT2Tokenizer", {})],
+)
+def test_config_states_that_a_mask_has_the_space_before_it(tmp_path, tokenizer_class, expected):
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "a", "<mask>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
+    (tmp_path / "merges.txt").write_text("")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
+    files = tokenizer_export.files(str(tmp_path), Reader(shape="encoder", vocab_size=6))
+    found = json.loads(files["tokenizer_config.json"]).get("added_tokens_decoder", {})
+    assert {index: {key: token[key] for key in ("lstrip", "content")} for index, token in found.items()} == expected
+
+
+def test_config_states_the_token_types_that_versions_of_transformers_return_differently(tmp_path):
+    (tmp_path / "spiece.model").write_bytes(train(model_type="unigram"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "AlbertTokenizer"}))
+    files = tokenizer_export.files(str(tmp_path), Reader(shape="encoder", vocab_size=500))
+    assert "token_type_ids" in json.loads(files["tokenizer_config.json"])["model_input_names"]
+
+
+@pytest.mark.parametrize(("stored", "expected"), [({}, True), ({"add_bos_token": False}, False)])
+def test_config_states_the_bos_that_versions_of_transformers_add_differently(tmp_path, stored, expected):
+    (tmp_path / "tokenizer.model").write_bytes(train(model_type="bpe"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer", **stored}))
+    files = tokenizer_export.files(str(tmp_path), Reader(shape="decoder", vocab_size=500))
+    assert json.loads(files["tokenizer_config.json"])["add_bos_token"] == expected

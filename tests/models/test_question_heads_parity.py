@@ -83,6 +83,7 @@ CASES = {
     "LongformerForMultipleChoice": _LONGFORMER,
     "BigBirdForMultipleChoice": _BIGBIRD | {"classifier_dropout": 0.3},
     "DistilBertForMultipleChoice": _DISTILBERT,
+    "ElectraForMultipleChoice": _ENCODER | {"embedding_size": 7, "summary_last_dropout": 0.2},
     "MobileBertForQuestionAnswering": _MOBILEBERT,
     "MobileBertForMultipleChoice": _MOBILEBERT | {"classifier_activation": True, "classifier_dropout": 0.2},
     "OpenAIGPTDoubleHeadsModel": _SIZES | _GPT | {"summary_first_dropout": 0.2},

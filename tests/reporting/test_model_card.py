@@ -104,6 +104,12 @@ def test_card_states_what_follows_a_prompt(separator, between, tmp_path):
     assert ("--gin.PROMPT_SEPARATOR=" in written) == bool(separator)
 
 
+@pytest.mark.parametrize("name", ["BertForQuestionAnswering", "XLNetForQuestionAnsweringSimple"])
+def test_card_has_the_command_of_predictions(name, tmp_path):
+    written = card(tmp_path, run_of(), hf_config={"model_type": "any", "architectures": [name]})
+    assert "    t5x_like infer --gin.HF_PATH=. --gin.MIXTURE_OR_TASK_NAME=lines" in written
+
+
 def test_card_has_the_hashes_of_all_data_that_the_run_has_read(tmp_path):
     """A run that continues on other files, and data whose hash is known per split."""
     first = {"task": "lines", "split": "train", "source": "train 2 files, hash of names and sizes 0123456789, from x"}

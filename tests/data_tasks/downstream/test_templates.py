@@ -2,6 +2,7 @@
 
 import itertools
 
+import exported_families
 import pytest
 import seqio
 import tensorflow as tf
@@ -10,6 +11,7 @@ from tokenizer_directories import save_bert, save_gpt2, save_llama, save_llama3,
 from data_tasks.downstream import templates
 from data_tasks.downstream.templates import template_of
 from data_tasks.vocabularies import PYTHON_DOCS_MODEL
+from data_tasks.vocabularies.from_folder import from_folder
 from data_tasks.vocabularies.late import LateVocabulary
 from t5x_like.errors import UserError
 
@@ -71,6 +73,23 @@ def test_texts_are_filled_and_truncated_as_in_transformers(tokenizer):
             if filled(vocabulary, [ids[text] for text in given], length)[0] != expected(reference, given, length)
         ]
         assert different == []
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", exported_families.STARTS)
+def test_pairs_are_filled_as_in_transformers(name, tmp_path):
+    import transformers
+
+    for file, contents in exported_families.STARTS[name].tokenizer().items():
+        (tmp_path / file).write_bytes(contents)
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    vocabulary = from_folder(tmp_path)
+    found = reference("The river", "near stone")
+    ids = encoded(vocabulary, ("The river", "near stone")).values()
+    (inputs, token_types), _ = filled(vocabulary, list(ids), len(found["input_ids"]))
+    assert inputs == found["input_ids"]
+    if name in ("bert", "electra", "mobilebert", "albert", "bigbird", "xlnet"):  # whose models read types
+        assert token_types == found.get("token_type_ids", [0] * len(inputs))
 
 
 @pytest.mark.parity

@@ -1,10 +1,12 @@
 """The characters of pieces: equal to Hugging Face's tokenizers', and answers of SQuAD found by them."""
 
 import functools
+import io
 import json
 import unicodedata
 
 import pytest
+import sentencepiece
 import seqio
 import tensorflow as tf
 
@@ -17,6 +19,7 @@ from data_tasks.vocabularies.word_bpe import WordBPEVocabulary
 from data_tasks.vocabularies.word_counts import WordSequenceVocabulary
 from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 from t5x_like.errors import UserError
+from t5x_like.interop import sentencepiece_tokenizers
 
 pytestmark = pytest.mark.full
 
@@ -109,6 +112,29 @@ def test_byte_level_offsets_equal_those_of_hugging_face(test_data):
         expected = reference.encode(text)
         assert pieces.ids.tolist() == expected.ids
         assert list(zip(pieces.starts, pieces.ends, strict=True)) == expected.offsets, text
+
+
+def test_offsets_of_byte_fallback_equal_those_of_hugging_face(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    model = io.BytesIO()
+    settings = dict(byte_fallback=True, model_type="bpe", normalization_rule_name="identity", minloglevel=2)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the river and the stone"] * 9), model_writer=model, vocab_size=290, **settings
+    )
+    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
+    vocabulary = seqio.SentencePieceVocabulary(str(tmp_path / "tokenizer.model"), 0)
+    contents = sentencepiece_tokenizers.to_json(sentencepiece_tokenizers.parse(model.getvalue()), {}, None)
+    reference = tokenizers.Tokenizer.from_str(json.dumps(contents))
+    texts = ["the é river 中x", "river😀é"]
+    for text, pieces in zip(texts, encoded(vocabulary, texts), strict=True):
+        expected = reference.encode(text)
+        assert pieces.ids.tolist() == expected.ids
+        offsets = list(zip(pieces.starts, pieces.ends, strict=True))
+        # Spaces, which answers do not have, belong to other pieces there.
+        found = [
+            (text[a:b].strip(), text[c:d].strip()) for (a, b), (c, d) in zip(offsets, expected.offsets, strict=True)
+        ]
+        assert all(one == other for one, other in found), found
 
 
 @pytest.mark.parametrize("name", ["cased", "uncased", "roberta", "t5"])
