@@ -274,7 +274,7 @@ def test_text_after_a_blank_begins_as_in_the_whole_text(subjects):
 
 
 def test_mask_of_an_encoder_is_that_of_training(tmp_path):
-    for name, contents in trainers.KINDS["bigbird"](["the river and the stone"] * 9, 110).items():
+    for name, contents in trainers.KINDS["bigbird"](["the river and the stone"] * 9, 114).items():
         (tmp_path / name).write_bytes(contents)
     vocabulary = from_folder(tmp_path)
     subject = types.SimpleNamespace(stacks=("encoder",), vocabulary=vocabulary)
