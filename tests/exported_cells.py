@@ -104,6 +104,8 @@ DATA_DIRS = {"tags": "conll", "spans": "squad", "choices": "swag"}
 _GLOBAL = "GLOBAL_TOKENS=@t5x_like.models.longformer"
 FAMILY_SETTINGS = {
     **dict.fromkeys((("longformer", "pairs"), ("longformer", "scores")), [f"{_GLOBAL}.FirstToken()"]),
+    # With which texts of learned pieces are generated; random bytes are not UTF-8.
+    **dict.fromkeys((("llama", "continued"), ("mistral", "continued")), [f"LEARNING_RATE={HEAD_RATE}"]),
     ("longformer", "spans"): [f"{_GLOBAL}.BeforeSeparator()"],
     ("longformer", "choices"): [f"{_GLOBAL}.AfterSeparators()"],
 }
@@ -244,7 +246,8 @@ def found(kind, fields):
     if kind == "spans":
         return {"text": fields["prediction"], "score": fields["score"]}
     # transformers leaves sentinels out of a text.
-    return re.sub(" ?<extra_id_[0-9]+>", "", fields["prediction"]) if kind == "generated" else fields["prediction"]
+    sentinels = "^(<extra_id_[0-9]+> ?)+| ?<extra_id_[0-9]+>"
+    return re.sub(sentinels, "", fields["prediction"]) if kind == "generated" else fields["prediction"]
 
 
 def card_words(directory):

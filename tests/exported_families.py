@@ -135,7 +135,9 @@ STARTS = {
     "longformer": Start(byte_pieces(_ROBERTA, "RobertaTokenizer"), _EXACT),
     "t5_1_0": Start(_T5, ids=100, seed=2, scale=1.0),
     "t5_1_1": Start(_T5, ids=100),
-    "bart": Start(byte_pieces(_ROBERTA, "BartTokenizer"), _EXACT, tokens=_BART_IDS | {"forced_eos_token_id": 2}),
+    "bart": Start(
+        byte_pieces(_ROBERTA, "BartTokenizer"), _EXACT, tokens=_BART_IDS | {"forced_eos_token_id": 2}, scale=1.0
+    ),
     "gpt2": Start(trained("byte_bpe", 300), tokens={"bos_token_id": 0, "eos_token_id": 0}),
     "llama": Start(_LLAMA, tokens={"bos_token_id": 1, "eos_token_id": 2}),
     "mistral": Start(_LLAMA, tokens={"bos_token_id": 1, "eos_token_id": 2}),
@@ -176,7 +178,7 @@ def write(name, directory):
         noise = start.scale * draw.standard_normal(shape.shape).astype(np.float32)
         leaves[f"model/{each}"] = 1 + noise if each.endswith("scale") else noise
     if name == "mobilebert":
-        leaves["model/embeddings/token_embedder/embedding"][0] = 0  # of padding, as PyTorch initializes it
+        leaves["model/token_embedder/embedding"][0] = 0  # of padding, as PyTorch initializes it
     interop.to_huggingface(leaves, config, str(directory))
     for file, contents in files.items():
         (directory / file).write_bytes(contents)

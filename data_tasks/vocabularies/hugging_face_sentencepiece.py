@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
@@ -102,6 +103,31 @@ class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
             s = tf.strings.regex_replace(s, f"^([^{_SPACES}])", r" \1")
         return super()._encode_tf(s)
 
+    @property
+    def changes_texts(self) -> bool:
+        """Whether a text is changed before the model encodes it, or its pieces are divided."""
+        return self._keeps_first_space or self._rules != UNCHANGED
+
+    def change_units(self, units: tf.Tensor) -> tf.Tensor:
+        """Returns units of a text, such as characters with their marks, as `rules` change them."""
+        import tensorflow as tf
+
+        rules = self._rules
+        if rules.merge_spaces or rules.strip_end:
+            units = tf.strings.regex_replace(units, r"^[\s\p{Z}]+$", " ") if rules.merge_spaces else units
+            rules = dataclasses.replace(rules, merge_spaces=False, strip_end=False)
+        return rules.apply_tf(units)
+
+    def prepare(self, text: tf.Tensor) -> tf.Tensor:
+        """Returns a changed text with the space that the tokenizer adds before it, if the model does not."""
+        import tensorflow as tf
+
+        return tf.strings.regex_replace(text, f"^([^{_SPACES}])", r" \1") if self._keeps_first_space else text
+
+    def divide(self, ids: tf.Tensor, starts: tf.Tensor, ends: tf.Tensor, make: Callable[..., Any]) -> Any:
+        """Returns pieces with their characters as `encode_tf` divides them: unchanged."""
+        return make(ids, starts, ends)
+
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
         """Decodes ids `[length]`, or several texts `[texts, length]`, each up to its first EOS."""
         import tensorflow as tf
@@ -161,6 +187,25 @@ class AlbertVocabulary(HuggingFaceSentencePieceVocabulary):
         if not isinstance(ids, tf.RaggedTensor):
             return tf.gather(table, ids).flat_values
         return ids.with_flat_values(tf.gather(table, ids.flat_values)).merge_dims(-2, -1)
+
+    def divide(self, ids: tf.Tensor, starts: tf.Tensor, ends: tf.Tensor, make: Callable[..., Any]) -> Any:
+        """Returns pieces with their characters as `encode_tf` divides them: numbers without the comma after them."""
+        if not self._divides_numbers:
+            return make(ids, starts, ends)
+        import tensorflow as tf
+
+        divided = _divided_numbers(self.sp_model)
+        table = tf.ragged.constant([divided.get(index, (index,)) for index in range(self.vocab_size)], dtype=tf.int32)
+        found = tf.gather(table, ids)
+        owners, lengths = found.value_rowids(), found.row_lengths()
+        is_divided = tf.gather(lengths, owners) > 1
+        is_comma = is_divided & tf.equal(
+            tf.range(tf.size(owners)), tf.gather(tf.cast(found.row_limits(), tf.int32), owners) - 1
+        )
+        starts, ends = tf.gather(starts, owners), tf.gather(ends, owners)
+        return make(
+            found.flat_values, tf.where(is_comma, ends - 1, starts), tf.where(is_divided & ~is_comma, ends - 1, ends)
+        )
 
 
 class XLNetVocabulary(AlbertVocabulary):

@@ -15,6 +15,7 @@ import tensorflow as tf
 import data_tasks.vocabularies.seqio_interface  # noqa: F401 (for the dispatch below)
 from data_tasks.vocabularies import wordpiece
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
+from data_tasks.vocabularies.hugging_face_sentencepiece import HuggingFaceSentencePieceVocabulary
 from data_tasks.vocabularies.late import LateVocabulary
 from data_tasks.vocabularies.word_bpe import END_OF_WORD, WordBPEVocabulary
 from data_tasks.vocabularies.word_counts import WordSequenceVocabulary
@@ -31,6 +32,10 @@ _BASE = r"[\p{L}\p{N}\p{P}\p{S}\p{Z}\t\n\r]"
 _DROPPED = r"[^\p{L}\p{M}\p{N}\p{P}\p{S}\p{Z}\t\n\r\x{10FFFF}]"
 # A character with its marks, which may be composed into one character. Vowels and finals of Hangul compose like marks.
 _UNIT = rf"({_BASE}(?:{_DROPPED}*[\p{{M}}\x{{1160}}-\x{{11FF}}])*)"
+
+
+# What may be changed together in a text: quotation marks, whitespace, and a character with its marks.
+_CHANGED = r"(``|''|[\s\p{Z}]+|[\p{L}\p{N}\p{P}\p{S}]\p{M}*)"
 
 
 class Encoded(NamedTuple):
@@ -83,6 +88,32 @@ def _(vocabulary: seqio.SentencePieceVocabulary, text: tf.Tensor) -> Encoded:
     # Of the bytes of a character, only the last one has the character, and the others are empty.
     is_empty_byte = tf.gather(_is_byte(vocabulary.sp_model), ids) & tf.equal(starts, ends)
     return _at_characters(text, ids, starts, tf.where(is_empty_byte, starts + 1, ends))
+
+
+@_encode.register
+def _(vocabulary: HuggingFaceSentencePieceVocabulary, text: tf.Tensor) -> Encoded:
+    encode = _encode.dispatch(seqio.SentencePieceVocabulary)
+    if not vocabulary.changes_texts:
+        return encode(vocabulary, text)
+    text = tf.strings.regex_replace(text, _SEPARATOR, _REMOVED)
+    # What the vocabulary changes in a text is changed in each unit, so that the units of a piece are known.
+    units = tf.strings.split(tf.strings.regex_replace(text, _CHANGED, rf"{_SEPARATOR}\1{_SEPARATOR}"), sep=_SEPARATOR)
+    unit_ends = tf.cumsum(tf.strings.length(units, unit="UTF8_CHAR"))
+    changed = vocabulary.change_units(units)
+    byte_ends = tf.cumsum(tf.strings.length(changed))
+    joined = tf.strings.reduce_join(changed)
+    prepared = vocabulary.prepare(joined)
+    found = encode(vocabulary, prepared)
+    added = tf.strings.length(prepared, unit="UTF8_CHAR") - tf.strings.length(joined, unit="UTF8_CHAR")
+    # From characters of the prepared text to its bytes, to units, and to characters of the text.
+    sizes = tf.strings.length(tf.strings.unicode_split(joined, "UTF-8"))
+    bytes_before = tf.concat([[0], tf.cumsum(sizes)], axis=0)
+    starts, ends = (tf.maximum(each - added, 0) for each in (found.starts, found.ends))
+    first = tf.searchsorted(byte_ends, tf.gather(bytes_before, starts), side="right")
+    last = tf.searchsorted(byte_ends, tf.gather(bytes_before, ends), side="left")
+    before = tf.pad(unit_ends, [[1, 0]])
+    spans = tf.gather(before, first), tf.gather(before, last + 1)
+    return vocabulary.divide(found.ids, spans[0], tf.where(ends > starts, spans[1], spans[0]), Encoded)
 
 
 @_encode.register

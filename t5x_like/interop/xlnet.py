@@ -84,8 +84,8 @@ def config_to_huggingface(config: XLNetConfig, heads: Iterable[str] = ()) -> dic
         "torch_dtype": "float32",
         **_FIXED,
         **_SUMMARY,
-        # Rows do not continue each other. The pipeline takes the states that transformers returns for this for rows.
-        "use_mems_eval": bool(config.memory_length),
+        # Rows of tasks do not continue each other, and the pipeline takes the states that are returned for it for rows.
+        "use_mems_eval": bool(config.memory_length) and _BIAS in set(heads),
         **special_tokens(config, _DEFAULTS["pad_token_id"], _SPECIAL_TOKENS),
         **{key: getattr(config, field) for field, key in _NAMES.items()},
         **{key: getattr(config, field) or None for field, key in _MEMORY.items()},

@@ -16,6 +16,8 @@ from t5x_like.loading import open_model
 SIZES = {
     "bert": {"hidden_size": 4, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1},
     "roberta": {"hidden_size": 4, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1},
+    "longformer": {"hidden_size": 4, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    | {"attention_window": [4]},
     "gpt2": {"n_embd": 4, "n_head": 2, "n_layer": 1, "bos_token_id": 7, "eos_token_id": 7},
     "openai-gpt": {"n_embd": 4, "n_head": 2, "n_layer": 1},
     "t5": {"d_model": 4, "d_ff": 8, "d_kv": 2, "num_heads": 2, "num_layers": 1, "decoder_start_token_id": 0},
@@ -237,6 +239,7 @@ def test_fine_tuned_directory_has_the_objective_of_its_head(directory):
     [
         ("bert", "BertForTokenClassification", "TokenClassification"),
         ("roberta", "RobertaForQuestionAnswering", "SpanExtraction"),
+        ("longformer", "LongformerForQuestionAnswering", "SpanExtraction"),  # whose GLOBAL_TOKENS are an object
         ("gpt2", "GPT2DoubleHeadsModel", "MultipleChoice"),
     ],
 )

@@ -59,8 +59,18 @@ def from_directory(settings: KnownSettings) -> Derived | None:
         objective, of_objective = describe_objective(config, settings, directory)
         values |= of_model | of_objective
         lines += [model, objective, describe_head(settings, lambda name: interop.head_form(directory, name))]
-    lines += [f"{macro} = {value!r}" for macro, value in values.items()]
+    lines += assignments(values)
     return Derived(f"{name}={given}", "\n".join(lines) + "\n")
+
+
+def assignments(values: Mapping[str, Any]) -> list[str]:
+    """Returns the statements that set macros to values, such as dataclasses (Longformer's global tokens)."""
+    from t5x_like.config import description
+
+    return [
+        description.describe_dataclass(macro, value) if dataclasses.is_dataclass(value) else f"{macro} = {value!r}"
+        for macro, value in values.items()
+    ]
 
 
 def with_new_tokens(config: ModelConfig, settings: KnownSettings) -> ModelConfig:

@@ -38,7 +38,7 @@ def from_run(settings: KnownSettings) -> Derived | None:
     vocabulary = tokenizer_files.find(paths.join(run, run_files.TOKENIZER))
     if vocabulary is not None and settings.value("VOCABULARY_PATH") is None:
         values["VOCABULARY_PATH"] = vocabulary
-    lines += [f"{macro} = {value!r}" for macro, value in values.items()]
+    lines += huggingface.assignments(values)
     return Derived(f"{_NAME}={path}", "\n".join(lines) + "\n")
 
 

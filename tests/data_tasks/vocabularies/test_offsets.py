@@ -12,7 +12,9 @@ import tensorflow as tf
 
 from data_tasks.downstream.span_extraction import answer_pieces
 from data_tasks.metrics.question_answering import normalize_squad
+from data_tasks.vocabularies import trainers
 from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
+from data_tasks.vocabularies.from_folder import from_folder
 from data_tasks.vocabularies.late import LateVocabulary
 from data_tasks.vocabularies.offsets import encode_with_offsets
 from data_tasks.vocabularies.word_bpe import WordBPEVocabulary
@@ -135,6 +137,20 @@ def test_offsets_of_byte_fallback_equal_those_of_hugging_face(tmp_path):
             (text[a:b].strip(), text[c:d].strip()) for (a, b), (c, d) in zip(offsets, expected.offsets, strict=True)
         ]
         assert all(one == other for one, other in found), found
+
+
+@pytest.mark.parametrize(("kind", "size"), [("albert", 40), ("xlnet", 45)])
+def test_offsets_are_those_of_the_text_before_its_characters_change(tmp_path, kind, size):
+    texts = ["The river and the stone, 1, 2, were naive", 'a "quoted" fine word 12,']
+    for name, contents in trainers.KINDS[kind](texts * 9, size).items():
+        (tmp_path / name).write_bytes(contents)
+    vocabulary = from_folder(tmp_path)
+    text = "  The  naïve ``river''\tand  Thé stone, 12, 1,"
+    (pieces,) = encoded(vocabulary, [text])
+    assert pieces.ids.tolist() == vocabulary.encode_tf(text).numpy().tolist()
+    for index, start, end in zip(pieces.ids, pieces.starts, pieces.ends, strict=True):
+        piece = vocabulary.tokenizer.IdToPiece(int(index)).removeprefix("▁")
+        assert vocabulary._rules(text[start:end]) == piece, (piece, start, end)
 
 
 @pytest.mark.parametrize("name", ["cased", "uncased", "roberta", "t5"])
