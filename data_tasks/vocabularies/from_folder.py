@@ -157,8 +157,8 @@ def _xlnet(files: TokenizerFiles) -> XLNetVocabulary:
 
 
 def _bigbird(files: TokenizerFiles) -> HuggingFaceSentencePieceVocabulary:
-    # Its tokenizer gives token types only if the directory says so.
-    return _sentencepiece(files, has_token_types="token_type_ids" in files.config.get("model_input_names", ()))
+    inputs = files.config.get("model_input_names")
+    return _sentencepiece(files, has_token_types=inputs is None or "token_type_ids" in inputs)
 
 
 def _deberta_v2(files: TokenizerFiles) -> DebertaV2Vocabulary:

@@ -129,21 +129,22 @@ def _class_config(path: str, found: Mapping[str, bytes], name: str) -> dict[str,
 
 
 def _defaults(path: str, found: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """Returns what a class does by default in transformers 4, and in transformers 5 only if the files say so."""
+    """Returns what a tokenizer does here, and its class in transformers 4 or 5 only if the files say so."""
     if tokenizer_ids.TOKENIZER in found:
         return {}
     if name == "LlamaTokenizer":
         return {"add_bos_token": True}
-    if name in ("AlbertTokenizer", "XLNetTokenizer"):
-        return {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    stated: dict[str, Any] = {}
+    if name in ("AlbertTokenizer", "XLNetTokenizer", "BigBirdTokenizer"):
+        stated["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     number = tokenizer_ids.special_ids(path).get("mask")
     # Files of other names do not count beside added_tokens_decoder.
     others = {tokenizer_ids.SPECIAL_TOKENS_MAP, tokenizer_ids.ADDED_TOKENS} & set(found)
     if name not in _MASK_WITH_SPACE or number is None or others:
-        return {}
+        return stated
     mask = {"content": tokenizer_ids.token(path, number), "lstrip": True, "special": True}
     mask |= dict.fromkeys(("normalized", "rstrip", "single_word"), False)
-    return {"added_tokens_decoder": {str(number): mask}}
+    return stated | {"added_tokens_decoder": {str(number): mask}}
 
 
 def _wordpiece_config(contents: bytes) -> dict[str, Any]:
