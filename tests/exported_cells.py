@@ -200,9 +200,10 @@ def run_words(words):
 def train(name, kind, root):
     """Trains a run of a family, and returns its directory."""
     spec, run = KINDS[kind], root / "runs" / f"{name}-{kind}"
-    start = root / "starts" / name
+    generates = kind == "generated"
+    start = root / "starts" / (f"{name}-generating" if generates else name)
     if not start.exists():
-        exported_families.write(name, start)
+        exported_families.write(name, start, generates=generates)
     words = ["train", f"--gin_file=runs/{spec['recipe']}.gin", f"--gin.HF_PATH={start}", f"--gin.MODEL_DIR={run}"]
     words += [f"--gin.MIXTURE_OR_TASK_NAME={spec['task']}", f"--gin.TASK_FEATURE_LENGTHS={spec['lengths']}"]
     if kind in DATA_DIRS:

@@ -90,16 +90,14 @@ class Start:
       changes: fields of the configuration of `family_cases` to replace.
       ids: number of ids of the model beyond those of the files.
       tokens: special token ids by key, as config.json of the published models has them.
-      seed: of the random weights, with which a model that generates text does not end or repeat it at once.
-      scale: standard deviation of the random weights.
+      generating: seed and standard deviation of random weights with which texts do not end at once, nor are the same.
     """
 
     tokenizer: Callable[[], dict[str, bytes]]
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
     ids: int = 0
     tokens: dict[str, int] = dataclasses.field(default_factory=dict)
-    seed: int = 0
-    scale: float = 0.5
+    generating: tuple[int, float] = (0, 0.5)
 
 
 _EXACT = {"activations": ("gelu_exact",)}
@@ -133,10 +131,13 @@ STARTS = {
         ids=1,  # [MASK]
     ),
     "longformer": Start(byte_pieces(_ROBERTA, "RobertaTokenizer"), _EXACT),
-    "t5_1_0": Start(_T5, ids=100, seed=2, scale=1.0),
+    "t5_1_0": Start(_T5, ids=100, generating=(2, 1.0)),
     "t5_1_1": Start(_T5, ids=100),
     "bart": Start(
-        byte_pieces(_ROBERTA, "BartTokenizer"), _EXACT, tokens=_BART_IDS | {"forced_eos_token_id": 2}, scale=1.0
+        byte_pieces(_ROBERTA, "BartTokenizer"),
+        _EXACT,
+        tokens=_BART_IDS | {"forced_eos_token_id": 2},
+        generating=(0, 1.0),
     ),
     "gpt2": Start(trained("byte_bpe", 300), tokens={"bos_token_id": 0, "eos_token_id": 0}),
     "llama": Start(_LLAMA, tokens={"bos_token_id": 1, "eos_token_id": 2}),
@@ -156,8 +157,8 @@ def count_ids(files, further):
     return sentencepiece.SentencePieceProcessor(model_proto=model).get_piece_size() + further
 
 
-def write(name, directory):
-    """Writes the directory of a family."""
+def write(name, directory, *, generates=False):
+    """Writes the directory of a family, with other random weights for a model that generates texts."""
     from t5x_like.models.special_tokens import SpecialTokens
 
     start, case = STARTS[name], families.FAMILIES[name]
@@ -173,9 +174,10 @@ def write(name, directory):
         changes["special_tokens"] = SpecialTokens(ids)
     config = dataclasses.replace(case.config, **{**changes, **start.changes}, scan_layers=True)
     # Random weights of a size with which the predictions of different texts differ.
-    draw, leaves = np.random.default_rng(start.seed), {}
+    seed, scale = start.generating if generates else (0, 0.5)
+    draw, leaves = np.random.default_rng(seed), {}
     for each, shape in parameters.named_leaves(build.stacked_shapes(config)).items():
-        noise = start.scale * draw.standard_normal(shape.shape).astype(np.float32)
+        noise = scale * draw.standard_normal(shape.shape).astype(np.float32)
         leaves[f"model/{each}"] = 1 + noise if each.endswith("scale") else noise
     if name == "mobilebert":
         leaves["model/token_embedder/embedding"][0] = 0  # of padding, as PyTorch initializes it
