@@ -1,16 +1,17 @@
 """Text of web archives (ISO 28500): the WET files of Common Crawl, and the WARC files of crawlers such as wget."""
 
 import gzip
+import io
 import re
+import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 import fsspec
 
-from data_tasks.corpora import text_lines
-from data_tasks.corpora.compression import decompress, is_damage
+from data_tasks.corpora import compression, text_lines
 from data_tasks.corpora.formats import http_responses, warc_headers
-from data_tasks.corpora.formats.base import BadRecord, Cursor, OtherRecord, Reading, Record, require
+from data_tasks.corpora.formats.base import BadRecord, Cursor, OtherRecord, Reading, Record, damaged, require
 from data_tasks.corpora.formats.http_responses import HTML, PLAIN, Head
 from data_tasks.corpora.text_lines import DamagedFile
 from t5x_like import limits
@@ -20,6 +21,7 @@ from t5x_like.data import skipped_records
 # resources, with these URLs: wget, wpull.
 _TEXT_TYPES = ("conversion", "resource")
 _LOGS = ("metadata:", "urn:x-")
+_FIRST_BYTES = b"WARC/"
 _HEADERS = {
     "url": "WARC-Target-URI",
     "timestamp": "WARC-Date",
@@ -60,22 +62,21 @@ class WebArchive:
 
     def records(self, file: fsspec.core.OpenFile, start: Cursor, reading: Reading) -> Iterator[Record]:
         """Yields the records; records before `start` are skipped; see `Format`."""
-        warcio, failures = require("warcio", "WARC"), require("warcio.exceptions", "WARC")
+        failures = require("warcio.exceptions", "WARC")
         count = readable = pages = position = 0
         try:
             with file as stored:
-                archive = warcio.ArchiveIterator(_Stream(decompress(stored, file.path)), no_record_parse=True)
-                warc_headers.limit(archive)
-                for record in archive:
-                    raw = _read(archive, record)
-                    position = stored.tell()
-                    pages += raw.media_type == HTML
-                    readable += raw.media_type == PLAIN or (raw.media_type == HTML and reading.html_text is not None)
+                for raw in _contents(stored, file.path):
+                    position, content = stored.tell(), None
+                    if not isinstance(raw, BadRecord):
+                        content, is_html = raw.content, raw.media_type == HTML
+                        pages += is_html
+                        readable += raw.media_type == PLAIN or (is_html and reading.html_text is not None)
                     count += 1
                     if count > start.record:
-                        yield Record(count - 1, Cursor(count), raw, len(raw.content or b""))
+                        yield Record(count - 1, Cursor(count), raw, len(content or b""))
         except Exception as error:
-            if not is_damage(error) and not isinstance(error, failures.ArchiveLoadFailed):
+            if not compression.is_damage(error) and not isinstance(error, failures.ArchiveLoadFailed):
                 raise
             raise DamagedFile(
                 f"{file.path}: the archive is damaged or not complete at record {count:,} (from 0), "
@@ -84,8 +85,10 @@ class WebArchive:
         if not readable:
             raise DamagedFile(f"{file.path}: {_unreadable(count, pages)}")
 
-    def text(self, raw: ArchiveRecord, reading: Reading) -> bytes:
+    def text(self, raw: ArchiveRecord | BadRecord, reading: Reading) -> bytes:
         """Returns the text of a record; see `Format`."""
+        if isinstance(raw, BadRecord):
+            raise raw
         if raw.media_type is None:
             raise OtherRecord(skipped_records.OTHER)
         if raw.media_type == HTML and reading.html_text is None:
@@ -103,6 +106,30 @@ class WebArchive:
         """Returns the headers `url`, `timestamp`, `content-type` and `content-length`; see `Format`."""
         found = {name: raw.headers.get_header(_HEADERS[name]) for name in reading.fields if name in _HEADERS}
         return {name: value.strip() for name, value in found.items() if value}
+
+
+def _contents(stored: BinaryIO, path: str) -> Iterator[ArchiveRecord | BadRecord]:
+    """Yields the records of an archive. Those after a damaged member of a .gz file are found, one member per record."""
+    offset = 0
+    while True:
+        stored.seek(offset)
+        members = compression.GzipMembers(stored) if path.endswith(".gz") else None
+        contents = compression.decompress(stored, path) if members is None else io.BufferedReader(members)
+        archive = require("warcio", "WARC").ArchiveIterator(_Stream(contents), no_record_parse=True)
+        warc_headers.limit(archive)
+        try:
+            for record in archive:
+                yield _read(archive, record)
+            error = members and members.damage
+            if error is None:
+                return
+        except zlib.error as found:
+            error = found
+        following = members and compression.next_member(stored, members.start, _FIRST_BYTES)
+        if following is None:
+            raise error
+        offset = following
+        yield damaged(error)
 
 
 class _Stream:

@@ -134,3 +134,21 @@ def test_wrong_length_of_a_record_does_not_hide_others(tmp_path, kind, change, m
         read(tmp_path / "b.warc")
     found, skipped = read(tmp_path / "b.warc", "skip")
     assert skipped.bad == {"damaged_files": 1} and set(found) <= set(TEXTS.values())
+
+
+@pytest.mark.parametrize("place", [12, -6], ids=["in the data", "in the checksum"])
+def test_records_after_a_damaged_member_are_read(tmp_path, place):
+    web_archives.write(tmp_path / "a.wet", TEXTS)
+    records = re.split(rb"(?<=\r\n\r\n)(?=WARC/1.0\r\n)", (tmp_path / "a.wet").read_bytes())
+    members = [bytearray(gzip.compress(record)) for record in records]
+    members[2][place] ^= 0xFF
+    (tmp_path / "b.wet.gz").write_bytes(b"".join(members))
+    with pytest.raises(UserError, match=r"b.wet.gz, record 2 \(from 0\): it is damaged \(Error -3 while decompressing"):
+        read(tmp_path / "b.wet.gz")
+    found, skipped = read(tmp_path / "b.wet.gz", "skip")
+    texts = list(TEXTS.values())
+    assert found == [texts[0], *texts[2:]] and len(texts) > 2 and skipped.bad == {"bad_records": 1}
+    members[-1][-6] ^= 0xFF  # nothing follows
+    (tmp_path / "b.wet.gz").write_bytes(b"".join(members))
+    found, skipped = read(tmp_path / "b.wet.gz", "skip")
+    assert found == [texts[0], *texts[2:-1]] and skipped.bad == {"bad_records": 1, "damaged_files": 1}
