@@ -1,0 +1,32 @@
+"""The budget of the default tests in CPU seconds: `.ci/cpu_seconds.py` reads what tests/conftest.py notes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CASE = '<testcase classname="tests.{0}" name="a"><properties><property name="cpu" value="{1}"/></properties></testcase>'
+
+
+def check(*words):
+    done = subprocess.run(
+        [sys.executable, ROOT / ".ci/cpu_seconds.py", *words], capture_output=True, text=True, check=False
+    )
+    assert not done.stderr
+    return done.returncode, done.stdout
+
+
+def test_tests_above_their_budget_fail(tmp_path):
+    cases = [CASE.format(f"test_{number}", number) for number in range(12)] + [CASE.format("test_11", 14.0)]
+    (tmp_path / "report.xml").write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+    code, output = check(str(tmp_path / "report.xml"), "60")
+    assert code == 0 and output.startswith("80 CPU seconds of tests")
+    assert "\n      25  tests.test_11\n" in output and "tests.test_2\n" in output and "tests.test_1\n" not in output
+    code, output = check(str(tmp_path / "report.xml"), "59")
+    assert code == 1 and "80 CPU seconds, more than a third above their budget of 59" in output
+
+
+def test_reports_have_the_cpu_seconds_of_tests(tmp_path):
+    words = ["tests/test_markers.py", "-q", "-n", "1", "-k", "missing_extras", f"--junitxml={tmp_path}/report.xml"]
+    subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, capture_output=True, check=True)
+    assert (tmp_path / "report.xml").read_text().count('<property name="cpu" value="0.') == 4
