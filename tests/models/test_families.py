@@ -223,10 +223,11 @@ def test_dropout_depends_on_key_and_not_on_layout(name):
     def traced(changes, *key):
         return str(jax.make_jaxpr(run)(build.shapes(dataclasses.replace(config, **changes)), *key))
 
+    keys = jax.random.split(jax.random.key(1, impl="rbg"))  # compiles faster than the default
     assert rates and traced(rates) == traced({})
-    assert all("random_bits" in traced({rate: 0.3}, jax.random.key(1)) for rate in rates)
+    assert all("random_bits" in traced({rate: 0.3}, keys[0]) for rate in rates)
     dropping, dropped = dataclasses.replace(config, **rates), jax.jit(run)
-    unrolled, keys = random_model(dropping), jax.random.split(jax.random.key(1))
+    unrolled = random_model(dropping)
     first = dropped(unrolled, keys[0])
     np.testing.assert_array_equal(first, dropped(unrolled, keys[0]))
     assert np.abs(first - dropped(unrolled, keys[1])).max() > 0.01
@@ -409,7 +410,7 @@ def test_initial_loss_is_close_to_uniform_prediction(name):
     layers = {key: 1 for key in ("encoder_layers", "decoder_layers") if hasattr(family.config, key)}
     sizes = dict(vocab_size=512, embed_dim=64, mlp_dim=128, num_heads=4, head_dim=16)
     config, batch = dataclasses.replace(family.config, **sizes, **layers), eight_rows(family)
-    first = jax.jit(lambda key: loss(config.make(key), batch))(jax.random.key(0))
+    first = jax.jit(lambda key: loss(config.make(key), batch))(jax.random.key(0, impl="rbg"))
     assert float(first) / 64 < np.log(512) + family.initial_loss_margin
 
 
