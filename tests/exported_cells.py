@@ -18,7 +18,6 @@ _RATES = {
     **dict.fromkeys((("distilbert", "pairs"), ("bart", "scores")), 0.3),  # whose outputs hardly change
     # Which then generate texts of learned pieces; random bytes are not UTF-8.
     **dict.fromkeys((("llama", "continued"), ("mistral", "continued")), 0.3),
-    ("mobilebert", "pairs"): 0.001,  # whose states are so large that probabilities are 0 and 1
 }
 TASKS = ("exported_pairs", "exported_scores", "exported_texts")
 LONG = " ".join(f"{word} and the" for word in WORDS * 3)
