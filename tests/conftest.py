@@ -27,7 +27,7 @@ CACHE_FROM_SECONDS = 0.2
 # need at most 90 CPU seconds.
 SMOKE = re.compile(
     r"tests/(kernels/test_(cross_entropy|dropout|masks)\.py|layers/test_(captures|layers)\.py|decoding/test_sampling\.py"
-    r"|data/test_(feed|features|cached_rows)|test_(parameters|partitioning|mesh)\.py"
+    r"|data/test_(feed|features)|test_(parameters|partitioning|mesh)\.py"
     r"|test_imports\.py::test_(importing|vocabularies)|test_train\.py::test_(run_writes|resume_in_another|evaluation_res))"
 )
 # Files of which some tests are.
