@@ -12,11 +12,10 @@ from t5x_like import paths
 from t5x_like.analysis import page
 from t5x_like.analysis.base import Analysis, Section
 from t5x_like.analysis.subject import Subject
+from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.errors import UserError
-from t5x_like.inference.loaded import Loaded
 from t5x_like.runtime import terminal
-from t5x_like.training import weight_files
-from t5x_like.training.checkpoints import checkpoint_choice
+from t5x_like.stored.loaded import Loaded
 
 
 def analyze(

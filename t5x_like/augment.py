@@ -17,13 +17,13 @@ from t5x_like.errors import UserError
 from t5x_like.inference import windows
 from t5x_like.inference.augmentation import Augmentation, MaskedWordPredictor, MaskedWords
 from t5x_like.inference.examples import Fields
-from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.part_files import PartFiles
 from t5x_like.inference.runner import Runner
 from t5x_like.inference.word_vectors import WordVectors
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.runtime import distributed
+from t5x_like.stored.loaded import Loaded
 
 _SUFFIXES = (".tsv", ".csv", ".jsonl")
 

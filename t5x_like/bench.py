@@ -18,7 +18,7 @@ from t5x_like.errors import UserError
 from t5x_like.inference.progress import Progress
 from t5x_like.objectives.row_updates import RowObjective
 from t5x_like.runtime import console_log, distributed
-from t5x_like.training.loaded_teachers import LoadedTeacher
+from t5x_like.stored.loaded_teachers import LoadedTeacher
 from t5x_like.training.program import Program, make_program
 from t5x_like.training.recipe import Recipe
 

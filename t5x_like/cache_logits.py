@@ -28,7 +28,7 @@ from t5x_like.loading import open_teacher
 from t5x_like.models import networks
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import console_log, distributed
-from t5x_like.training.loaded_teachers import LoadedTeacher
+from t5x_like.stored.loaded_teachers import LoadedTeacher
 from t5x_like.training.program import check_inputs
 
 DIRECTORY = "teacher_logits"

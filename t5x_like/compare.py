@@ -15,16 +15,16 @@ from t5x_like import parameters, paths
 from t5x_like.adapters import quantization
 from t5x_like.benchmarking import comparison, prediction, report, scores, timing
 from t5x_like.benchmarking.comparison import Comparison, Measured
+from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.errors import UserError
 from t5x_like.inference.codec import has_task
-from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.progress import Progress
 from t5x_like.loading import open_model
 from t5x_like.partitioning import Partitioner
 from t5x_like.reporting import plots
 from t5x_like.runtime import console_log
-from t5x_like.training import weight_files, weight_sizes
-from t5x_like.training.checkpoints import checkpoint_choice
+from t5x_like.stored import weight_sizes
+from t5x_like.stored.loaded import Loaded
 
 
 @console_log.enabled()

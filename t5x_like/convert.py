@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from t5x_like import convert_vectors, interop, paths
+from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.conversion import outputs, sources, tokenizers
 from t5x_like.conversion.outputs import ExportSettings
 from t5x_like.conversion.sources import Weights
@@ -15,9 +16,7 @@ from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import MODEL
 from t5x_like.objectives.heads import HeadForm
 from t5x_like.runtime import run_files
-from t5x_like.training import weight_files
-from t5x_like.training.checkpoints import checkpoint_choice
-from t5x_like.training.network_weights import RunModel
+from t5x_like.stored.network_weights import RunModel
 from t5x_like.training.runs import weights_run
 
 

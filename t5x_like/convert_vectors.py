@@ -8,6 +8,7 @@ import numpy as np
 from absl import logging
 
 from t5x_like import paths
+from t5x_like.checkpoints import weight_files
 from t5x_like.config.description import describe, describe_dataclass, describe_model, describe_objective
 from t5x_like.data import vocabulary_digest, vocabulary_kind, word_counts
 from t5x_like.data.word_counts import EOS, EOS_ID, FIRST_WORD_ID, WordCounts
@@ -24,8 +25,7 @@ from t5x_like.objectives.fasttext_classification import FastTextClassification, 
 from t5x_like.objectives.row_updates import TABLE, RowObjective
 from t5x_like.objectives.word2vec import ContinuousBagOfWords, SkipGram
 from t5x_like.runtime import run_files
-from t5x_like.training import weight_files
-from t5x_like.training.runs import run_vocabulary
+from t5x_like.stored import run_vocabulary
 
 _VOCABULARY_FILE = "vocab.txt"
 _OUTPUTS = "objective/output/embedding"

@@ -12,7 +12,7 @@ from t5x_like.errors import UserError
 from t5x_like.loading import open_teacher
 from t5x_like.optimizers.schedules import Schedule
 from t5x_like.training.recipe import Recipe
-from t5x_like.training.runs import run_vocabulary
+from t5x_like.training.runs import recipe_vocabulary
 
 
 def distill(
@@ -47,7 +47,7 @@ def distill(
     """
     if not teachers:
         raise UserError("TEACHERS is empty. Give at least one teacher, such as --gin.TEACHER=DIR.")
-    student = run_vocabulary.with_copy(student)
+    student = recipe_vocabulary.with_copy(student)
     own = student.objective
     # Cached logits belong to a checkpoint, which identifies them.
     loaded = {

@@ -12,7 +12,6 @@ from t5x_like.data.word_characters import MAX_CHARACTERS
 from t5x_like.errors import UserError
 from t5x_like.inference import neighbors, records, text_vectors, vector_files, vocabulary_expansion
 from t5x_like.inference.layer_mix import LayerMix, Layers
-from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.open_words import OpenWords
 from t5x_like.inference.runner import Runner
 from t5x_like.inference.text_frames import frame_of, longest_row, vocabulary_of
@@ -22,6 +21,7 @@ from t5x_like.layers.captures import OUTPUT
 from t5x_like.models.word_vectors import WordVectorsConfig
 from t5x_like.objectives.fasttext import SubwordSkipGram
 from t5x_like.objectives.row_updates import RowObjective
+from t5x_like.stored.loaded import Loaded
 
 
 def embed(

@@ -11,16 +11,16 @@ import jax
 from absl import logging
 
 from t5x_like import paths
+from t5x_like.checkpoints import checkpoint_choice
+from t5x_like.checkpoints.stored_checkpoints import StoredCheckpoints
 from t5x_like.data import benchmarks, provenance
 from t5x_like.data.source import DataSource
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
-from t5x_like.inference.loaded import Loaded
 from t5x_like.metrics.best import flatten
 from t5x_like.metrics.evaluation_table import EvaluationTable, Result
 from t5x_like.runtime import distributed
-from t5x_like.training.checkpoints import checkpoint_choice
-from t5x_like.training.checkpoints.stored_checkpoints import StoredCheckpoints
+from t5x_like.stored.loaded import Loaded
 from t5x_like.training.evaluation import Evaluation, Evaluations
 from t5x_like.training.runs import run_directory, run_lock
 

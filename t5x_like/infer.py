@@ -17,7 +17,6 @@ from t5x_like.errors import UserError
 from t5x_like.inference import interactive as terminal
 from t5x_like.inference import windows
 from t5x_like.inference.examples import NO_PREDICTION
-from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.output import StandardOutput
 from t5x_like.inference.part_files import PartFiles
 from t5x_like.inference.predictors import (
@@ -32,6 +31,7 @@ from t5x_like.inference.predictors import (
 from t5x_like.inference.records import STANDARD, TEXT_FIELD, read, read_standard_input
 from t5x_like.inference.runner import Runner, fields_of
 from t5x_like.runtime import distributed
+from t5x_like.stored.loaded import Loaded
 
 # Suffixes of files in other formats than the output's.
 _OTHER_FORMATS = (".csv", ".tsv", ".txt", ".xlsx")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5x_like import config, interop, parameters, paths
+from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.cli import derivations
 from t5x_like.config import description
 from t5x_like.data.choices import choices_of
@@ -12,7 +13,6 @@ from t5x_like.data.source import DataSource
 from t5x_like.decoding.settings import Decoding
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
-from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.prompt_bank import PromptBank
 from t5x_like.models import build
 from t5x_like.models.base import ModelConfig
@@ -20,11 +20,10 @@ from t5x_like.models.networks import MODEL
 from t5x_like.objectives.base import Objective
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import run_files
-from t5x_like.training import weight_files, weight_source
-from t5x_like.training.checkpoints import checkpoint_choice
-from t5x_like.training.loaded_teachers import LoadedTeacher
-from t5x_like.training.network_weights import RunModel
-from t5x_like.training.runs import run_tokenizer
+from t5x_like.stored import run_tokenizer, weight_source
+from t5x_like.stored.loaded import Loaded
+from t5x_like.stored.loaded_teachers import LoadedTeacher
+from t5x_like.stored.network_weights import RunModel
 
 # Its settings describe a model for all commands that read weights.
 _GIN_FILE = "commands/infer.gin"

@@ -9,11 +9,11 @@ from typing import Any
 from absl import logging
 
 from t5x_like import parameters, paths
+from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.config.derived import derive
 from t5x_like.data import tokenizer_files
 from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
-from t5x_like.inference.loaded import Loaded
 from t5x_like.metrics.best import BestMetric
 from t5x_like.pruning import layers as layer_pruning
 from t5x_like.pruning import rounds, structures
@@ -21,8 +21,7 @@ from t5x_like.pruning.importance import Importance
 from t5x_like.pruning.model import Measurement, PrunableModel, merged
 from t5x_like.pruning.structures import HEADS, UNITS, Axes, Structure
 from t5x_like.runtime import run_files
-from t5x_like.training import weight_files
-from t5x_like.training.checkpoints import checkpoint_choice
+from t5x_like.stored.loaded import Loaded
 from t5x_like.training.runs import weights_run
 
 # File in the output directory: the rounds, with importances and metrics.

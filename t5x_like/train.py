@@ -16,32 +16,13 @@ from t5x_like.data import provenance as data_provenance
 from t5x_like.runtime import console_log, distributed, provenance
 from t5x_like.runtime.background import Background
 from t5x_like.runtime.preemption import StopRequest
-from t5x_like.training import (
-    checks,
-    debugging,
-    export_note,
-    frozen_base,
-    loaded_teachers,
-    loop,
-    prefix_start,
-    pruning_start,
-    resuming,
-    run_feed,
-    warm_start,
-    weight_source,
-)
+from t5x_like.stored import frozen_base, run_tokenizer, run_vocabulary, warm_start, weight_source
+from t5x_like.training import checks, debugging, export_note, loop, prefix_start, pruning_start, resuming, run_feed
 from t5x_like.training.improvement import restore_improvement
 from t5x_like.training.program import make_program
 from t5x_like.training.recipe import Recipe
 from t5x_like.training.repeated_step import RepeatedStep
-from t5x_like.training.runs import (
-    run_directory,
-    run_lock,
-    run_log,
-    run_tokenizer,
-    run_vocabulary,
-    start_record,
-)
+from t5x_like.training.runs import recipe_vocabulary, run_directory, run_lock, run_log, run_teachers, start_record
 from t5x_like.training.state import to_evaluate
 
 
@@ -108,7 +89,7 @@ def train(
     """
     # ---- Program: everything that is known without data or arrays ----------------------------------------------------
     started = time.monotonic()
-    given_recipe, recipe = recipe, run_vocabulary.with_copy(recipe)
+    given_recipe, recipe = recipe, recipe_vocabulary.with_copy(recipe)
     objective, data, periods, storage = recipe.objective, recipe.data, recipe.periods, recipe.storage
     for name, teacher in recipe.teachers.items():
         logging.info("teacher %s: %s", name, teacher)
@@ -217,7 +198,7 @@ def train(
         if is_main:
             run_directory.write_description(model_dir, info, run_config, given_recipe)
             start_record.append(model_dir, step=start, command=command, partitioner=partitioner, data=described)
-            loaded_teachers.store(model_dir, recipe.teachers)
+            run_teachers.store(model_dir, recipe.teachers)
             if not start:
                 frozen_base.store(model_dir, base)
                 run_tokenizer.store(model_dir, vocabulary, initial.path if initial else None)

@@ -15,7 +15,7 @@ from t5x_like.data.cached import Layout, Manifest, Shard, manifest
 from t5x_like.data.cached.rows import encode
 from t5x_like.distillation.cached_logits import CachedLogits
 from t5x_like.distillation.teachers import Teacher
-from t5x_like.training.loaded_teachers import LoadedTeacher
+from t5x_like.stored.loaded_teachers import LoadedTeacher
 
 LENGTHS = {"inputs": 8, "targets": 8}
 IDS = 40

@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from t5x_like.stored.weight_source import InitialWeights
 from t5x_like.training.recipe import Periods, Recipe, Storage, Update
-from t5x_like.training.weight_source import InitialWeights
 
 PARTS = {"periods": Periods, "update": Update, "storage": Storage, "initial": InitialWeights}
 

@@ -20,13 +20,12 @@ from jax.experimental.compilation_cache import compilation_cache as jax_cache
 from t5x_layouts import LAYOUTS, to_t5x
 
 from t5x_like import paths
+from t5x_like.checkpoints import checksums, weight_files
+from t5x_like.checkpoints.manager import Checkpoints, DamagedCheckpoint
 from t5x_like.interop import t5x
 from t5x_like.metrics import read_starts
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import compilation_cache, cpu
-from t5x_like.training import weight_files
-from t5x_like.training.checkpoints import checksums
-from t5x_like.training.checkpoints.manager import Checkpoints, DamagedCheckpoint
 
 pytestmark = [
     pytest.mark.full,

@@ -12,6 +12,7 @@ import pytest
 import seqio
 
 from t5x_like import cache as command
+from t5x_like.checkpoints.checkpoint_items import FeedHandler, FeedSave
 from t5x_like.data import specs
 from t5x_like.data.cached import CachedMixture, CachedSource, manifest, shard_files, writer
 from t5x_like.data.cached.rows import Decoder
@@ -20,7 +21,6 @@ from t5x_like.errors import RunFailed, UserError
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.runtime import quiet_imports
-from t5x_like.training.checkpoints.checkpoint_items import FeedHandler, FeedSave
 
 MODULE = "cache_tasks"
 LENGTHS = {"inputs": 48, "targets": 24}

@@ -22,8 +22,8 @@ from t5x_like.loading import open_model
 from t5x_like.metrics.evaluation_table import EvaluationTable, Result
 from t5x_like.partitioning import Partitioner
 from t5x_like.reporting import page, runs
-from t5x_like.training import frozen_base, weight_sizes
-from t5x_like.training.frozen_base import BaseLeaf, FrozenBase
+from t5x_like.stored import frozen_base, weight_sizes
+from t5x_like.stored.frozen_base import BaseLeaf, FrozenBase
 
 LENGTHS = {"inputs": 8}
 OPTIONS = {"task_feature_lengths": LENGTHS, "rounds": 2, "warmup_rounds": 1}

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from t5x_like import config, interop, parameters, paths
+from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.cli import derivations as cli_derivations
 from t5x_like.config.description import describe
 from t5x_like.convert import convert
@@ -35,7 +36,6 @@ from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.objectives.span_boundary import SpanBoundary
 from t5x_like.partitioning import Partitioner
-from t5x_like.training.checkpoints.manager import Checkpoints
 
 BERT = BertConfig(vocab_size=31, embed_dim=8, mlp_dim=12, num_heads=2, head_dim=4, num_layers=2, max_length=16)
 GPT = GPTConfig(

@@ -15,6 +15,7 @@ from damage import Artefact, check, digest, safetensors_payload
 
 from data_tasks.vocabularies.from_folder import from_folder
 from t5x_like import config, interop, train
+from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.config.stored import StoredSettings
 from t5x_like.data import specs
 from t5x_like.data.cached import CachedSource
@@ -22,9 +23,8 @@ from t5x_like.loading import open_model
 from t5x_like.partitioning import Partitioner
 from t5x_like.report import report
 from t5x_like.runtime import run_files
+from t5x_like.stored import run_vocabulary
 from t5x_like.training import loop, program
-from t5x_like.training.checkpoints import checkpoint_choice
-from t5x_like.training.runs import run_vocabulary
 
 CASES = int(os.environ.get("T5X_LIKE_FUZZ_CASES", "200"))
 SEED = int(os.environ.get("T5X_LIKE_FUZZ_SEED", "0"))

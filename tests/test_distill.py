@@ -17,6 +17,7 @@ from flax import nnx
 from t5x_like import ablate, cli, interop, parameters
 from t5x_like.adapters.pruned import MagnitudePruning, MovementPruning
 from t5x_like.adapters.quantization import FakeQuantized, is_range
+from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.convert import convert
 from t5x_like.distill import distill
 from t5x_like.distillation.teachers import Teacher
@@ -30,15 +31,14 @@ from t5x_like.objectives import heads
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.objectives.variables import Frozen
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
 from t5x_like.planning import search, tracing
 from t5x_like.prune import prune
 from t5x_like.train import train
 from t5x_like.training import program
-from t5x_like.training.checkpoints.manager import Checkpoints
 from t5x_like.training.runs import run_directory
-from t5x_like.training.state import Frozen
 
 pytestmark = pytest.mark.notf
 

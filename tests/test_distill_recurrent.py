@@ -8,6 +8,7 @@ import recipes
 
 from t5x_like import optimizers
 from t5x_like.cache_logits import cache_logits
+from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.data import specs
 from t5x_like.data.cached import CachedSource
 from t5x_like.distill import distill
@@ -22,7 +23,6 @@ from t5x_like.objectives.carry import as_features
 from t5x_like.objectives.recurrent_lm import RecurrentLM
 from t5x_like.partitioning import Partitioner
 from t5x_like.train import train
-from t5x_like.training.checkpoints.manager import Checkpoints
 
 pytestmark = [pytest.mark.full, pytest.mark.notf]
 ROWS, LENGTH, STEPS = 4, 6, 4

@@ -24,8 +24,8 @@ from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.prefix_lm import PrefixLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.packages import require
+from t5x_like.stored import warm_start
 from t5x_like.train import train
-from t5x_like.training import warm_start
 from t5x_like.training.evaluation import Evaluation, Evaluations
 from t5x_like.training.predictions import Predictor
 from t5x_like.training.runs import run_lock

@@ -27,9 +27,9 @@ from t5x_like.objectives.replaced_tokens import GENERATOR, ReplacedTokenDetectio
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.optimizers import ParameterGroup, adamw
 from t5x_like.partitioning import Partitioner
+from t5x_like.stored import network_weights
+from t5x_like.stored.network_weights import RunModel, Weights
 from t5x_like.train import train
-from t5x_like.training import network_weights
-from t5x_like.training.network_weights import RunModel, Weights
 
 pytestmark = pytest.mark.full
 

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from t5x_like import partitioning
 from t5x_like.kernels import head_exchange
+from t5x_like.objectives import gradients
 from t5x_like.partitioning import Partitioner, shard
-from t5x_like.training import gradients
 
 
 def test_mesh_axis_shards_one_dimension_only():

@@ -20,8 +20,8 @@ from t5x_like.loading import open_model
 from t5x_like.models import build, construct
 from t5x_like.models.base import for_platform
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import warm_start
-from t5x_like.training.weight_source import InitialWeights
+from t5x_like.stored import warm_start
+from t5x_like.stored.weight_source import InitialWeights
 
 pytestmark = pytest.mark.full
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from several_processes import finish, output, start_processes
 
+from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.metrics import read_goodput, read_metrics
-from t5x_like.training.checkpoints.manager import Checkpoints
 from t5x_like.training.runs.run_directory import read_status
 
 pytestmark = pytest.mark.full

@@ -18,11 +18,12 @@ from t5x_like.decoding.start import left_pad
 from t5x_like.layers.cache import logical_axes
 from t5x_like.models.base import GenerativeDecoder, GenerativeEncoderDecoder
 from t5x_like.models.t5 import T5Config
+from t5x_like.objectives import gradients
 from t5x_like.objectives.keys import NO_KEYS
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.objectives.variables import Frozen
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import gradients, program
-from t5x_like.training.state import Frozen
+from t5x_like.training import program
 
 GOLDENS = Path(__file__).parent / "goldens"
 # Family -> gin files of a run. For a new family, add a line and create its golden with the environment variable.

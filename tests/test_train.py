@@ -14,6 +14,8 @@ import pytest
 from copying_run import CONFIG, Copying, losses, run
 
 from t5x_like import optimizers, parameters, paths
+from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.checkpoints.stored_checkpoints import StoredCheckpoints
 from t5x_like.data.cached import CachedMixture
 from t5x_like.data.feed import DataMismatchError, PrefetchingFeed
 from t5x_like.errors import UserError
@@ -22,8 +24,6 @@ from t5x_like.metrics.best import BestMetric
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
 from t5x_like.training import step
-from t5x_like.training.checkpoints.manager import Checkpoints
-from t5x_like.training.checkpoints.stored_checkpoints import StoredCheckpoints
 from t5x_like.training.evaluation import Evaluation, Evaluations
 from t5x_like.training.improvement import restore_improvement
 from t5x_like.training.runs import run_directory

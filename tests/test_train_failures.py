@@ -11,11 +11,11 @@ import pytest
 from copying_run import Copying, losses, run
 
 from t5x_like import metrics, optimizers
+from t5x_like.checkpoints import checksums
+from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
-from t5x_like.training.checkpoints import checksums
-from t5x_like.training.checkpoints.manager import Checkpoints
 from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.loop import TrainingFailed
 from t5x_like.training.runs import run_lock

@@ -8,7 +8,7 @@ import pytest
 from t5x_like.data import specs
 from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.errors import UserError
-from t5x_like.training.runs import run_tokenizer
+from t5x_like.stored import run_tokenizer
 from t5x_like.vocabulary import vocabulary
 
 LINE = "The river and the stone  were near: café\n\tline {}, paper = {{{}}};\n"

@@ -16,10 +16,10 @@ from t5x_like.decoding.score import Scored, score_hidden
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.inference.layout import Layout
-from t5x_like.inference.loaded import Loaded
 from t5x_like.models.base import Batch, Model
 from t5x_like.objectives.base import Objective
-from t5x_like.training.runs import run_tokenizer
+from t5x_like.stored import run_tokenizer
+from t5x_like.stored.loaded import Loaded
 
 
 class Continuations(NamedTuple):

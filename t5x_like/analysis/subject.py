@@ -14,11 +14,11 @@ from jaxtyping import Array, Int
 from t5x_like.errors import UserError
 from t5x_like.inference import text_frames, text_vectors
 from t5x_like.inference.examples import Example
-from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.progress import Progress
 from t5x_like.inference.runner import Runner
 from t5x_like.inference.text_rows import IdRows, chosen, padded, stack_features
 from t5x_like.models.base import Batch
+from t5x_like.stored.loaded import Loaded
 
 ENCODER, DECODER = "encoder", "decoder"
 SPECIAL = -1

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from absl import logging
 
 from t5x_like import optimizers
+from t5x_like.objectives import gradients
 from t5x_like.objectives.base import Objective
+from t5x_like.objectives.gathering import Gathering
 from t5x_like.objectives.keys import Keys
-from t5x_like.training import gradients
-from t5x_like.training.gathering import Gathering
+from t5x_like.objectives.variables import assemble
 from t5x_like.training.program import Program
-from t5x_like.training.state import assemble
 
 STEP, FORWARD, FORWARD_BACKWARD = "step", "forward", "forward_backward"
 

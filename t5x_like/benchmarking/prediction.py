@@ -10,9 +10,9 @@ import numpy as np
 from t5x_like.benchmarking import memory, synthetic
 from t5x_like.data.records import Record
 from t5x_like.decoding.settings import Decoding
-from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.predictors import TextOptions, predictor_for, predicts_text
 from t5x_like.objectives.base import Batch
+from t5x_like.stored.loaded import Loaded
 from t5x_like.training.program import check_inputs
 
 # Smaller ids are special tokens in most vocabularies.

@@ -5,13 +5,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from t5x_like import metrics, paths
+from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.data import provenance
 from t5x_like.errors import UserError
-from t5x_like.inference.loaded import Loaded
 from t5x_like.metrics import best
 from t5x_like.metrics.evaluation_table import JSON, EvaluationTable
-from t5x_like.training.checkpoints import checkpoint_choice
-from t5x_like.training.runs import run_tokenizer
+from t5x_like.stored import run_tokenizer
+from t5x_like.stored.loaded import Loaded
 
 # Directory of the results of `t5x_like eval`.
 RESULTS = "eval"

@@ -13,19 +13,19 @@ from t5x_like import ablate, cache_logits, config, infer, paths
 from t5x_like import cache as caching
 from t5x_like import eval as evaluation
 from t5x_like.adapters import quantization
+from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.cli import run_checks
 from t5x_like.cli.checklist import Checklist
-from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.predictors import make_examples, predictor_for
 from t5x_like.inference.records import STANDARD, read
 from t5x_like.loading import open_teacher
 from t5x_like.models import build
 from t5x_like.models.base import for_platform
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import warm_start
-from t5x_like.training.checkpoints import checkpoint_choice
+from t5x_like.stored import warm_start
+from t5x_like.stored.loaded import Loaded
+from t5x_like.stored.weight_source import InitialWeights
 from t5x_like.training.evaluation import Evaluation
-from t5x_like.training.weight_source import InitialWeights
 
 # Arguments of a command, or settings of its recipe, with paths that it writes and reads; the former with their macro.
 WRITTEN = {name: name.upper() for name in ("model_dir", "output_dir", "output_path", "cache_dir", "json_path")} | {

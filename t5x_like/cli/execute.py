@@ -8,6 +8,7 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from t5x_like.checkpoints import weight_files
 from t5x_like.cli import derivations
 from t5x_like.cli.arguments import Arguments
 from t5x_like.cli.command import Command
@@ -17,7 +18,6 @@ from t5x_like.cli.startup import prepare
 from t5x_like.data import tokenizer_files
 from t5x_like.errors import UserError
 from t5x_like.runtime import protocol, run_files, stop_signals
-from t5x_like.training import weight_files
 
 if TYPE_CHECKING:
     from t5x_like import config

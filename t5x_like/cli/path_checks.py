@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5x_like import checkpoint_paths, paths
+from t5x_like.checkpoints import weight_files
 from t5x_like.errors import UserError
-from t5x_like.training import weight_files
 
 # Macros of paths that must exist. A command writes to all its other paths.
 CHECKPOINTS = ("INITIAL_CHECKPOINT_PATH", "CHECKPOINT_PATH", "TEACHER")

@@ -15,7 +15,7 @@ from t5x_like.partitioning import Partitioner
 from t5x_like.training import checks, export_note
 from t5x_like.training.program import Program, make_program
 from t5x_like.training.recipe import Recipe
-from t5x_like.training.runs import run_directory, run_vocabulary
+from t5x_like.training.runs import recipe_vocabulary, run_directory
 
 # Stands for the run directory of a run without one, or with one in a bucket, which is not opened for its settings.
 _NEW_RUN = "runs/1"
@@ -36,7 +36,7 @@ def check_run(recipe: Recipe, checklist: Checklist, run_config: run_directory.Ru
       UserError: The run would fail before its first step.
     """
     model_dir = recipe.storage.model_dir
-    recipe = checklist.run(f"MODEL_DIR={model_dir}", lambda: run_vocabulary.with_copy(recipe)) or recipe
+    recipe = checklist.run(f"MODEL_DIR={model_dir}", lambda: recipe_vocabulary.with_copy(recipe)) or recipe
     checks.check_settings(recipe, checklist.run)
     if (program := trace_program(recipe, checklist)) is None:
         return

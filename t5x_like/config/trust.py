@@ -17,10 +17,10 @@ SAFE_PACKAGES = ("t5x_like", "data_tasks", "optax")
 # Objects that a stored configuration may refer to, by the module that defines them.
 BUILDERS = (
     "t5x_like.adapters",
-    "t5x_like.training.checkpoints.array_files.ArrayFiles",
-    "t5x_like.training.checkpoints.manager.Checkpoints",
+    "t5x_like.checkpoints.array_files.ArrayFiles",
+    "t5x_like.checkpoints.manager.Checkpoints",
     "t5x_like.training.evaluation.Evaluation",
-    "t5x_like.training.checkpoints.local_checkpoints.LocalTier",
+    "t5x_like.checkpoints.local_checkpoints.LocalTier",
     "t5x_like.data.cached.mixture.CachedMixture",
     "t5x_like.data.cached.source.CachedSource",
     "t5x_like.data.cooccurrences.CooccurrenceSource",
@@ -36,7 +36,7 @@ BUILDERS = (
     "t5x_like.optimizers",
     "t5x_like.partitioning.Partitioner",
     "t5x_like.optimizers.schedules",
-    "t5x_like.training.layer_choice",
+    "t5x_like.stored.layer_choice",
     "t5x_like.reporting.quickstart_report",
     "optax",  # only pure functions that build optimizers, schedules and losses
 )

@@ -9,6 +9,7 @@ from absl import logging
 from t5x_like import convert_vectors, interop
 from t5x_like.adapters import quantization
 from t5x_like.adapters.bottleneck import BottleneckAdapter
+from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.config import description
 from t5x_like.conversion import prompt_format, tokenizers
 from t5x_like.conversion.sources import Weights
@@ -22,8 +23,7 @@ from t5x_like.models import construct
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.heads import HeadForm
 from t5x_like.reporting import model_card
-from t5x_like.training import frozen_base, weight_files, weight_source
-from t5x_like.training.checkpoints import checkpoint_choice
+from t5x_like.stored import frozen_base, weight_source
 from t5x_like.training.runs import weights_run
 
 

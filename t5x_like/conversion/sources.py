@@ -10,6 +10,7 @@ import numpy as np
 from absl import logging
 
 from t5x_like import convert_vectors, interop, partitioning, paths
+from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.config.description import describe
 from t5x_like.errors import UserError
 from t5x_like.interop import (
@@ -30,9 +31,8 @@ from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import MODEL
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import run_files
-from t5x_like.training import weight_files, weight_source
-from t5x_like.training.checkpoints import checkpoint_choice
-from t5x_like.training.network_weights import RunModel
+from t5x_like.stored import weight_source
+from t5x_like.stored.network_weights import RunModel
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 from absl import logging
 
 from t5x_like import interop, paths
+from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.config import description
 from t5x_like.data import tokenizer_files, vocabulary_digest
 from t5x_like.data.vocabulary_digest import TextVocabulary
@@ -16,9 +17,7 @@ from t5x_like.interop import generation, tensorflow_checkpoints, tokenizer_expor
 from t5x_like.models import special_tokens
 from t5x_like.models.base import ModelConfig
 from t5x_like.runtime import run_files
-from t5x_like.training import weight_files
-from t5x_like.training.checkpoints import checkpoint_choice
-from t5x_like.training.runs import run_tokenizer
+from t5x_like.stored import run_tokenizer
 
 _START, _NEW_TOKENS = "decoder_start_token_id", "max_new_tokens"
 

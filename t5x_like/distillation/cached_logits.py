@@ -20,7 +20,7 @@ from t5x_like.objectives.base import Batch, Objective, Params
 from t5x_like.objectives.prediction import Prediction
 
 if TYPE_CHECKING:
-    from t5x_like.training.loaded_teachers import LoadedTeacher
+    from t5x_like.stored.loaded_teachers import LoadedTeacher
 
 # ---- computing -------------------------------------------------------------------------------------------------------
 

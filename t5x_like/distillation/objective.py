@@ -28,7 +28,7 @@ from t5x_like.objectives.prediction import LogitTerm, Scalar
 from t5x_like.optimizers.schedules import Schedule
 
 if TYPE_CHECKING:
-    from t5x_like.training.loaded_teachers import LoadedTeacher
+    from t5x_like.stored.loaded_teachers import LoadedTeacher
 
 # Head that holds the projections of the losses, `objective/distillation/LOSS/TEACHER/PROJECTION`.
 PROJECTIONS = "distillation"

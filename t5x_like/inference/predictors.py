@@ -18,11 +18,11 @@ from t5x_like.errors import UserError
 from t5x_like.inference.codec import Codec, has_task, vocabularies_for
 from t5x_like.inference.examples import Examples, HeadExamples, IdExamples, TextExamples
 from t5x_like.inference.layout import Layout
-from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.prompt_bank import PromptedExamples
 from t5x_like.inference.records import TEXT_FIELD
 from t5x_like.objectives import passes
 from t5x_like.objectives.base import Batch
+from t5x_like.stored.loaded import Loaded
 from t5x_like.training.program import check_inputs
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from t5x_like import parameters
 from t5x_like.adapters import prompt
 from t5x_like.adapters.base import ADAPTER
 from t5x_like.adapters.prompt import Prompt
+from t5x_like.checkpoints import weight_files
 from t5x_like.data.records import Record
 from t5x_like.errors import UserError
 from t5x_like.inference.examples import Example, Examples
@@ -21,8 +22,8 @@ from t5x_like.models import build
 from t5x_like.models.base import ModelConfig
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import run_files
-from t5x_like.training import frozen_base, weight_agreement, weight_digest, weight_files, weight_source
-from t5x_like.training.network_weights import RunModel
+from t5x_like.stored import frozen_base, weight_agreement, weight_digest, weight_source
+from t5x_like.stored.network_weights import RunModel
 
 # Field of a record that names its prompt.
 TASK_FIELD = "task"

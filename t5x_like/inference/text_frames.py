@@ -6,8 +6,8 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.inference.codec import has_task, vocabularies_for
-from t5x_like.inference.loaded import Loaded
 from t5x_like.inference.text_vectors import Frame
+from t5x_like.stored.loaded import Loaded
 
 # Length of rows for models without a maximum length.
 _MAX_LENGTH = 512

@@ -12,10 +12,10 @@ from t5x_like import parameters, partitioning
 from t5x_like.axis_rules import INPUT_TOKENS_SUFFIX, KV_HEADS
 from t5x_like.layers.stacks import REMAT_POLICIES
 from t5x_like.objectives.base import Objective
+from t5x_like.objectives.gathering import Gathering
 from t5x_like.planning import report, tracing
 from t5x_like.planning.chips import GIB
 from t5x_like.planning.topologies import Topology
-from t5x_like.training.gathering import Gathering
 from t5x_like.training.program import Program
 from t5x_like.training.recipe import Recipe
 

@@ -10,8 +10,8 @@ from t5x_like import optimizers, parameters
 from t5x_like.models import build
 from t5x_like.objectives import passes
 from t5x_like.objectives.base import Objective
+from t5x_like.objectives.variables import Frozen, assemble
 from t5x_like.training.flops import flops_of
-from t5x_like.training.state import Frozen, assemble
 
 
 @dataclasses.dataclass(frozen=True)

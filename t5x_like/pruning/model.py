@@ -11,12 +11,12 @@ import numpy as np
 from t5x_like import interop, parameters
 from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
-from t5x_like.inference.loaded import Loaded
 from t5x_like.models import build
 from t5x_like.models.base import ModelConfig
 from t5x_like.pruning import rounds, structures
 from t5x_like.pruning.importance import Gradients, Importance, importance
 from t5x_like.pruning.structures import Axes, Structure
+from t5x_like.stored.loaded import Loaded
 from t5x_like.training.evaluation import Evaluator
 
 

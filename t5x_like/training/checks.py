@@ -4,15 +4,16 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from t5x_like.checkpoints.checkpointer import Checkpointer
 from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.models.base import ModelConfig
-from t5x_like.training import frozen_base, loaded_teachers, run_feed, warm_start
-from t5x_like.training.checkpoints.checkpointer import Checkpointer
+from t5x_like.stored import frozen_base, run_tokenizer, warm_start
+from t5x_like.training import run_feed
 from t5x_like.training.evaluation import Evaluations
 from t5x_like.training.improvement import check_metrics, check_run
 from t5x_like.training.program import Program
 from t5x_like.training.recipe import Recipe
-from t5x_like.training.runs import run_directory, run_tokenizer, stored_config
+from t5x_like.training.runs import run_directory, run_teachers, stored_config
 
 Result = TypeVar("Result")
 
@@ -141,7 +142,7 @@ def check_stored(
       UserError: One of them differs or is missing.
     """
     stored_config.check(model_dir, run_config)
-    loaded_teachers.check(model_dir, recipe.teachers, run_config)
+    run_teachers.check(model_dir, recipe.teachers, run_config)
     if not run_directory.may_resume(model_dir):
         return
     if vocabulary is not None:

@@ -7,7 +7,7 @@ from t5x_like.interop import exports, registry
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import MODEL
 from t5x_like.objectives.base import Objective
-from t5x_like.training import network_weights
+from t5x_like.stored import network_weights
 
 
 def describe(config: ModelConfig, objective: Objective) -> tuple[str, bool] | None:

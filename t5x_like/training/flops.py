@@ -12,10 +12,10 @@ from jax.interpreters import partial_eval
 from t5x_like import optimizers
 from t5x_like.models import construct, networks
 from t5x_like.models.base import ModelConfig
+from t5x_like.objectives import gradients
 from t5x_like.objectives.base import Objective
-from t5x_like.training import gradients
+from t5x_like.objectives.variables import Frozen, assemble
 from t5x_like.training.stages import RunStage, of_objective
-from t5x_like.training.state import Frozen, assemble
 
 
 def of_step(

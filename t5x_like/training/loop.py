@@ -10,21 +10,22 @@ import jax
 from absl import logging
 
 from t5x_like import metrics
+from t5x_like.checkpoints.checkpointer import Checkpointer
+from t5x_like.checkpoints.local_checkpoints import LocalTier
+from t5x_like.checkpoints.save_timer import SaveTimer
 from t5x_like.data.feed import Feed
 from t5x_like.errors import RunFailed
 from t5x_like.metrics.best import Improvement, flatten
+from t5x_like.objectives.variables import Frozen
 from t5x_like.runtime import compilation_cache, distributed, protocol
 from t5x_like.runtime.preemption import StopRequest
+from t5x_like.stored.frozen_base import FrozenBase
 from t5x_like.training import debugging, resuming
-from t5x_like.training.checkpoints.checkpointer import Checkpointer
-from t5x_like.training.checkpoints.local_checkpoints import LocalTier
-from t5x_like.training.checkpoints.save_timer import SaveTimer
-from t5x_like.training.frozen_base import FrozenBase
 from t5x_like.training.program import Program
 from t5x_like.training.recipe import Periods
 from t5x_like.training.runs import run_directory
 from t5x_like.training.runs.run_lock import RunLock
-from t5x_like.training.state import Frozen, TrainState, to_evaluate
+from t5x_like.training.state import TrainState, to_evaluate
 
 # Called with a step and metrics by name.
 StepCallback = Callable[[int, Mapping[str, float]], None]

@@ -8,7 +8,8 @@ from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
 from t5x_like.models import construct
 from t5x_like.models.base import ModelConfig
-from t5x_like.training.state import Frozen, TrainState, copy
+from t5x_like.objectives.variables import Frozen, copy
+from t5x_like.training.state import TrainState
 
 
 def fill(

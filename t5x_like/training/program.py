@@ -8,7 +8,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from t5x_like import optimizers, partitioning
-from t5x_like.adapters import prompt, pruned
+from t5x_like.adapters import prompt, pruned, ranges
 from t5x_like.axis_rules import INPUT_CHARACTERS_SUFFIX, INPUT_TOKENS_SUFFIX, Axes
 from t5x_like.data.features import rows_of_shape
 from t5x_like.data.source import DataSource, is_continuous, is_packed
@@ -16,13 +16,15 @@ from t5x_like.errors import UserError
 from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives import carry as carrying
+from t5x_like.objectives import gathering, gradients
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.row_updates import RowObjective
+from t5x_like.objectives.variables import Frozen
 from t5x_like.runtime import hardware_files
-from t5x_like.training import flops, gathering, gradients, ranges, row_step, step
+from t5x_like.training import flops, row_step, step
 from t5x_like.training.recipe import Recipe, Update
 from t5x_like.training.stages import of_objective
-from t5x_like.training.state import Frozen, TrainState, create_state, in_frozen_dtype
+from t5x_like.training.state import TrainState, create_state, in_frozen_dtype
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from t5x_like import optimizers, partitioning
 from t5x_like.adapters import pruned
-from t5x_like.training.state import Frozen, TrainState, copy
+from t5x_like.objectives.variables import Frozen, copy
+from t5x_like.training.state import TrainState
 
 
 def fill(state: TrainState, frozen: Frozen, partitioner: partitioning.Partitioner) -> TrainState:

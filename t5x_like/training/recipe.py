@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from t5x_like import optimizers, partitioning
+from t5x_like.checkpoints.local_checkpoints import LocalTier
+from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
 from t5x_like.metrics import loggers
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective
-from t5x_like.training.checkpoints.local_checkpoints import LocalTier
-from t5x_like.training.checkpoints.manager import Checkpoints
+from t5x_like.objectives.gathering import Gathering
+from t5x_like.objectives.gradients import LossNormalization
+from t5x_like.stored.loaded_teachers import LoadedTeacher
+from t5x_like.stored.weight_source import InitialWeights
 from t5x_like.training.evaluation import Evaluation
-from t5x_like.training.gathering import Gathering
-from t5x_like.training.gradients import LossNormalization
-from t5x_like.training.loaded_teachers import LoadedTeacher
-from t5x_like.training.weight_source import InitialWeights
 
 FrozenDtype = Literal["float32", "bfloat16"]
 

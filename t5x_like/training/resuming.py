@@ -7,14 +7,15 @@ from absl import logging
 
 from t5x_like import optimizers, parameters, partitioning
 from t5x_like.adapters import quantization
+from t5x_like.checkpoints.checkpoint_layout import lay_out, stacked_shapes
+from t5x_like.checkpoints.checkpointer import Checkpointer
+from t5x_like.checkpoints.tiered_checkpoints import TieredCheckpoints
 from t5x_like.errors import UserError
-from t5x_like.training import frozen_base, weight_source
-from t5x_like.training.checkpoints.checkpoint_layout import lay_out, stacked_shapes
-from t5x_like.training.checkpoints.checkpointer import Checkpointer
-from t5x_like.training.checkpoints.tiered_checkpoints import TieredCheckpoints
-from t5x_like.training.frozen_base import FrozenBase
+from t5x_like.objectives.variables import Frozen
+from t5x_like.stored import frozen_base, weight_source
+from t5x_like.stored.frozen_base import FrozenBase
 from t5x_like.training.recipe import Storage
-from t5x_like.training.state import Frozen, TrainState
+from t5x_like.training.state import TrainState
 
 StateAndFrozen = tuple[TrainState, Frozen]
 

@@ -11,9 +11,10 @@ from t5x_like import optimizers, parameters
 from t5x_like.errors import UserError
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.row_updates import RowObjective, Tables
+from t5x_like.objectives.variables import Frozen
 from t5x_like.optimizers.rows import RowOptimizer
 from t5x_like.training.recipe import Update
-from t5x_like.training.state import Frozen, TrainState
+from t5x_like.training.state import TrainState
 
 
 def check(objective: Objective, optimizer: optimizers.Optimizer, update: Update) -> None:

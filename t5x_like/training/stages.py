@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_like import optimizers, parameters
+from t5x_like.adapters import ranges
 from t5x_like.errors import UserError
 from t5x_like.objectives.base import Objective
-from t5x_like.training import ranges
 
 # Name of the stage of an objective that declares none. It trains all parameters.
 ONLY = "only"

@@ -14,6 +14,7 @@ from jaxtyping import Array, Int, UInt32
 from t5x_like import optimizers
 from t5x_like.decoding.parameters import cast_kinds
 from t5x_like.errors import UserError
+from t5x_like.objectives.variables import Frozen, copy
 from t5x_like.training.stages import RunStage, init_optimizers
 
 
@@ -42,24 +43,6 @@ class TrainState:
     carry: dict[str, nnx.Param] = struct.field(default_factory=dict)
 
 
-@struct.dataclass
-class Frozen:
-    """The arrays of a run that are not trained. They are arguments of the step, without gradient or optimizer state.
-
-    Attributes:
-      params: The frozen parameters of the run, with None in place of the trainable ones; a checkpoint stores them.
-      teachers: Teacher -> its parameters, `{"model": …, "objective": …}`; never stored.
-    """
-
-    params: Any
-    teachers: Mapping[str, Any] = struct.field(default_factory=dict)
-
-
-def copy(params: Any) -> Any:
-    """Returns a copy of parameters in arrays of their own, because a buffer can be donated only once."""
-    return jax.tree.map(jnp.copy, params)
-
-
 def in_frozen_dtype(params: Any, dtype: str) -> Any:
     """Returns frozen parameters as a run keeps them: kernels with their biases, and embeddings, in `dtype`.
 
@@ -81,20 +64,6 @@ def in_frozen_dtype(params: Any, dtype: str) -> Any:
             "with optimizers/frozen.gin or adapters/lora.gin, or leave FROZEN_DTYPE out."
         )
     return cast_kinds(params, ("kernel", "embedding"), dtype)
-
-
-def assemble(params: Any, frozen: Frozen) -> dict[str, Any]:
-    """Returns what an objective reads.
-
-    Args:
-      params: The trainable parameters.
-      frozen: The other arrays.
-
-    Returns:
-      `{"model": …, "objective": …}`, and `"teachers"` if there are any.
-    """
-    merged = optimizers.merge(params, frozen.params)
-    return {**merged, "teachers": frozen.teachers} if frozen.teachers else merged
 
 
 def to_evaluate(state: TrainState, frozen: Frozen) -> dict[str, Any]:

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t5x_like import optimizers, partitioning
-from t5x_like.adapters import pruned
+from t5x_like.adapters import pruned, ranges
 from t5x_like.errors import UserError
-from t5x_like.objectives import passes
+from t5x_like.objectives import gradients, passes
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.carry import as_features
-from t5x_like.training import gradients, ranges
-from t5x_like.training.gathering import Gathering
+from t5x_like.objectives.gathering import Gathering
+from t5x_like.objectives.variables import Frozen, assemble
 from t5x_like.training.stages import ONLY, are_declared, of_objective
-from t5x_like.training.state import Frozen, TrainState, assemble, update_average
+from t5x_like.training.state import TrainState, update_average
 
 # Index of the key of `Objective.prepare` among the keys derived from the key of a step. Microbatches count from 0, and
 # `gradients` has further numbers.

@@ -15,14 +15,14 @@ from t5x_like.data import batches
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model
 from t5x_like.models import construct
+from t5x_like.objectives import gradients
 from t5x_like.objectives.keys import Keys
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.objectives.variables import Frozen
 from t5x_like.partitioning import Partitioner
 from t5x_like.prune import prune
 from t5x_like.pruning import layers
-from t5x_like.training import gradients
-from t5x_like.training.state import Frozen
 
 OBJECTIVES = {"bert": MaskedLM(), "t5_1_1": SequenceToSequence()}
 BOTH = pytest.mark.parametrize("family", OBJECTIVES)

@@ -22,10 +22,11 @@ from t5x_like.metrics import read_metrics
 from t5x_like.models import construct
 from t5x_like.models.bert import BertConfig
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.objectives.variables import Frozen
 from t5x_like.partitioning import Partitioner
 from t5x_like.training import pruning_start
 from t5x_like.training.stages import of_objective
-from t5x_like.training.state import Frozen, create_state
+from t5x_like.training.state import create_state
 
 METHODS = {"magnitude": MagnitudePruning, "movement": MovementPruning}
 SCHEDULE = {"density": 0.25, "begin": 1, "final_steps": 2, "total_steps": 6}

@@ -6,11 +6,11 @@ import pytest
 import small_models
 
 from t5x_like import config
+from t5x_like.checkpoints import weight_files
 from t5x_like.config import search
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
-from t5x_like.training import weight_files
 
 FINETUNE = ["train", "--gin_file=runs/finetune.gin", "--gin.TRAIN_STEPS=2"]
 

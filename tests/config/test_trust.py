@@ -11,7 +11,7 @@ from t5x_like.config.values import Reference, references_in
 from t5x_like.config.walk import resolved
 
 # What makes or runs a recipe, which other commands do not.
-RECIPES = ("t5x_like.distill.", "t5x_like.training.recipe.", "t5x_like.training.weight_source.")
+RECIPES = ("t5x_like.distill.", "t5x_like.training.recipe.", "t5x_like.stored.weight_source.")
 HEADER = "from __gin__ import dynamic_registration\n"
 
 

@@ -23,15 +23,14 @@ from t5x_like.kernels import chunks
 from t5x_like.kernels.top_k import TopK
 from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
-from t5x_like.objectives import heads
+from t5x_like.objectives import gradients, heads
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.passes import forward, loss, predict, total_weights
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.staged import Stage, Staged
+from t5x_like.objectives.variables import Frozen
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import gradients
-from t5x_like.training.state import Frozen
 
 PRETRAINING = CASES["pretraining"]
 

@@ -16,13 +16,13 @@ from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.distillation.losses.logits import SoftCrossEntropy
 from t5x_like.distillation.objective import Distillation
 from t5x_like.models.bert import BertConfig
+from t5x_like.objectives import gradients
 from t5x_like.objectives.heads import DenseFirstToken
 from t5x_like.objectives.keys import NO_KEYS
 from t5x_like.objectives.passes import predict, total_weights
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_prediction import NAME
-from t5x_like.training import gradients
-from t5x_like.training.state import Frozen
+from t5x_like.objectives.variables import Frozen
 
 STUDENT = BertConfig(vocab_size=1200, embed_dim=8, mlp_dim=8, num_heads=2, head_dim=4, num_layers=1, max_length=16)
 OBJECTIVE = SequenceClassification(("negative", "positive"), head=DenseFirstToken())

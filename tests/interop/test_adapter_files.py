@@ -13,12 +13,12 @@ from t5x_like import interop, parameters
 from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.adapters.lora import LoRA
 from t5x_like.adapters.prompt import Prompt
+from t5x_like.checkpoints import weight_files
 from t5x_like.errors import UserError
 from t5x_like.interop import adapter_files, adapter_hub, peft, safetensors_files
 from t5x_like.interop.adapter_base import Base
 from t5x_like.interop.adapter_files import LoralibSettings
 from t5x_like.models import construct
-from t5x_like.training import weight_files
 
 RANK, ALPHA = 2, 6.0
 FILE, NO_SETTINGS = "lora.safetensors", LoralibSettings()

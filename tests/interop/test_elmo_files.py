@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numerics import assert_close
 
+from t5x_like.checkpoints import weight_files
 from t5x_like.convert import convert
 from t5x_like.data.word_characters import BEGIN_OF_TEXT, END_OF_TEXT, boundary
 from t5x_like.embed import embed
@@ -15,7 +16,6 @@ from t5x_like.interop import elmo_files
 from t5x_like.loading import open_model
 from t5x_like.models.elmo import CHARACTERS
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import weight_files
 
 h5py = pytest.importorskip("h5py")
 

@@ -31,7 +31,7 @@ from t5x_like.objectives.score_distribution import ScoreDistribution
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_regression import SequenceRegression
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
-from t5x_like.training.network_weights import RunModel
+from t5x_like.stored.network_weights import RunModel
 from t5x_like.training.runs import weights_run
 
 SIZES = dict(vocab_size=31, embed_dim=8, mlp_dim=12, num_heads=2, head_dim=4)
@@ -47,7 +47,7 @@ def write_run(directory, config, objective):
     model = config.make(jax.random.key(0))
     params = {"model": model, "objective": objective.init(jax.random.key(1), model)}
     leaves = parameters.stack(parameters.named_leaves(params))
-    text, unknown = derive("t5x_like.training.network_weights.run_model", {"model": config, "objective": objective})
+    text, unknown = derive("t5x_like.stored.network_weights.run_model", {"model": config, "objective": objective})
     assert not unknown
     weights_run.write(str(directory), leaves, text, about={}, tokenizer={})
     return str(directory)

@@ -14,13 +14,14 @@ from numerics import assert_close
 from t5x_layouts import LAYOUTS, to_t5x, write_index, write_legacy, write_tensorstore
 
 from t5x_like import parameters
+from t5x_like.checkpoints import weight_files
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.interop import t5x
 from t5x_like.loading import open_model
 from t5x_like.models.t5 import T5Config
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import weight_files, weight_source
+from t5x_like.stored import weight_source
 
 # Sizes of T5X's test checkpoint.
 SAMPLE = T5Config(embed_dim=8, mlp_dim=16, num_heads=4, head_dim=3, encoder_layers=2, decoder_layers=2)

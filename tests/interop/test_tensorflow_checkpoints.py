@@ -19,7 +19,7 @@ from t5x_like.objectives.next_sentence import NextSentence
 from t5x_like.objectives.permutation_lm import PermutationLM
 from t5x_like.objectives.replaced_tokens import ReplacedTokenDetection
 from t5x_like.objectives.sentence_order import SentenceOrder
-from t5x_like.training import network_weights
+from t5x_like.stored import network_weights
 
 torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
 transformers = pytest.importorskip("transformers", reason="compares with torch and transformers (extra `parity`)")

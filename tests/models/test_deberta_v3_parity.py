@@ -12,9 +12,10 @@ from t5x_like import interop, optimizers, parameters
 from t5x_like.models import networks
 from t5x_like.models.deberta_v2 import DebertaV2Config
 from t5x_like.objectives.decoupled_replaced_tokens import DecoupledReplacedTokens
+from t5x_like.objectives.variables import Frozen
 from t5x_like.partitioning import Partitioner
 from t5x_like.training import stages, step
-from t5x_like.training.state import Frozen, create_state
+from t5x_like.training.state import create_state
 
 torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
 transformers = pytest.importorskip("transformers", reason="compares with torch and transformers (extra `parity`)")

@@ -18,15 +18,15 @@ from t5x_like.data import batches
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.layers.captures import Edit
+from t5x_like.objectives import gradients
 from t5x_like.objectives.base import Objective, Pass
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.keys import Keys, row_keys
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.passes import flatten_choices, forward, forward_at_evaluation, loss, predict, total_weights
+from t5x_like.objectives.variables import Frozen
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import gradients
-from t5x_like.training.state import Frozen
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES)

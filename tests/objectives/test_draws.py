@@ -12,14 +12,13 @@ from t5x_like.axis_rules import SHARED
 from t5x_like.errors import UserError
 from t5x_like.kernels import chunks, position_samples
 from t5x_like.kernels.chunks import Readout
-from t5x_like.objectives import passes
+from t5x_like.objectives import gathering, gradients, passes
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.keys import row_keys
 from t5x_like.objectives.masked_lm import NAME, MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
+from t5x_like.objectives.variables import Frozen
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import gathering, gradients
-from t5x_like.training.state import Frozen
 
 CASE = CASES["pretraining"]
 SAMPLES = f"{SHARED}sampled_classes"

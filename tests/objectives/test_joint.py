@@ -13,6 +13,7 @@ from objective_cases import terms_of
 from t5x_like import optimizers, parameters
 from t5x_like.data import features, specs
 from t5x_like.models.bert import BertConfig
+from t5x_like.objectives import gradients
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.keys import NO_KEYS
 from t5x_like.objectives.masked_lm import MaskedLM
@@ -20,9 +21,8 @@ from t5x_like.objectives.next_sentence import NextSentence
 from t5x_like.objectives.passes import forward, predict, total_weights
 from t5x_like.objectives.recurrent_lm import RecurrentLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.objectives.variables import Frozen
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import gradients
-from t5x_like.training.state import Frozen
 
 CONFIG = BertConfig(
     vocab_size=24,

@@ -16,12 +16,12 @@ import numpy as np
 from absl import logging
 from jax.experimental import multihost_utils
 
+from t5x_like.checkpoints import checksums
+from t5x_like.checkpoints.local_checkpoints import LocalTier
+from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.checkpoints.tiered_checkpoints import TieredCheckpoints
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import distributed
-from t5x_like.training.checkpoints import checksums
-from t5x_like.training.checkpoints.local_checkpoints import LocalTier
-from t5x_like.training.checkpoints.manager import Checkpoints
-from t5x_like.training.checkpoints.tiered_checkpoints import TieredCheckpoints
 
 MESHES = {"sharded": {"ici": {"fsdp": -1}}, "replicas": {"ici": {"fsdp": -1}, "dcn": {"data": -1}}}
 SHAPES = {"embedding": ((16, 4), jnp.float32), "scale": ((4,), jnp.bfloat16), "step": ((), jnp.int32)}

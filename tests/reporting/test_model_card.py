@@ -19,10 +19,10 @@ t5x_like.training.recipe.Recipe:
     optimizer = @t5x_like.optimizers.adamw()
     data = @train/t5x_like.data.seqio_feed.SeqIOSource()
     periods = @t5x_like.training.recipe.Periods()
-    initial = @t5x_like.training.weight_source.InitialWeights()
+    initial = @t5x_like.stored.weight_source.InitialWeights()
     seed = 0  # default
 t5x_like.training.recipe.Periods.total = 20
-t5x_like.training.weight_source.InitialWeights.path = None  # default
+t5x_like.stored.weight_source.InitialWeights.path = None  # default
 t5x_like.objectives.causal_lm.CausalLM.bos_id = 7
 t5x_like.optimizers.adamw:
     learning_rate = @t5x_like.optimizers.schedules.linear()

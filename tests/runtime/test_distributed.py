@@ -31,6 +31,7 @@ from several_processes import (
 )
 
 from t5x_like import eval as eval_command
+from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.loading import open_model
 from t5x_like.metrics import read_metrics, read_starts
@@ -38,7 +39,6 @@ from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import distributed, protocol
-from t5x_like.training.checkpoints.manager import Checkpoints
 from t5x_like.training.runs.run_directory import read_status
 
 pytestmark = [pytest.mark.full, pytest.mark.notf]

@@ -8,11 +8,11 @@ import pytest
 from copying_run import CONFIG, losses, run
 
 from t5x_like import interop, optimizers, parameters
+from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
-from t5x_like.training.checkpoints.manager import Checkpoints
 
 DECAY = 0.75
 FROZEN = optimizers.adafactor(learning_rate=0.05, groups=(optimizers.ParameterGroup("^model/encoder", freeze=True),))

@@ -15,12 +15,14 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
+from t5x_like.objectives import gathering
 from t5x_like.objectives.base import Objective, Pass
 from t5x_like.objectives.carry import as_features, initial
+from t5x_like.objectives.variables import Frozen
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import gathering, stages, step
-from t5x_like.training.state import Frozen, create_state
+from t5x_like.training import stages, step
+from t5x_like.training.state import create_state
 
 WIDTH, LENGTH, ROWS = 4, 5, 16
 

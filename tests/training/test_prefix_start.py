@@ -13,9 +13,10 @@ from t5x_like import optimizers, parameters
 from t5x_like.adapters.prefix import Prefix
 from t5x_like.errors import UserError
 from t5x_like.models import construct
+from t5x_like.objectives.variables import Frozen, copy
 from t5x_like.partitioning import Partitioner
 from t5x_like.training import prefix_start
-from t5x_like.training.state import Frozen, TrainState, copy
+from t5x_like.training.state import TrainState
 
 IDS = {"two words": [5, 6], "": []}
 DATA = types.SimpleNamespace(vocabularies=lambda: {"targets": types.SimpleNamespace(encode=IDS.get)})

@@ -13,13 +13,14 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives import passes
+from t5x_like.objectives import gathering, gradients, passes
 from t5x_like.objectives.base import Objective, Pass
 from t5x_like.objectives.staged import Stage, Staged
+from t5x_like.objectives.variables import Frozen
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import gathering, gradients, stages, step
-from t5x_like.training.state import Frozen, create_state
+from t5x_like.training import stages, step
+from t5x_like.training.state import create_state
 
 WIDTH, ROWS = 4, 16
 FEATURES = FeatureSpec(features=(), packable=False)

@@ -17,17 +17,19 @@ from t5x_like.data import batches, specs
 from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.t5 import T5Config
+from t5x_like.objectives import gathering, gradients
 from t5x_like.objectives.base import Objective, Pass
 from t5x_like.objectives.keys import NO_KEYS
 from t5x_like.objectives.passes import total_weights
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.objectives.variables import Frozen
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner, shard
 from t5x_like.planning import hlo, walk
 from t5x_like.planning.collectives import DeviceMesh
-from t5x_like.training import gathering, gradients, program, step
+from t5x_like.training import program, step
 from t5x_like.training.stages import of_objective
-from t5x_like.training.state import Frozen, create_state
+from t5x_like.training.state import create_state
 
 BATCH, LENGTH, WIDTH = 16, 6, 8
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from t5x_like import paths
+from t5x_like.checkpoints import weight_files
 from t5x_like.cli import settings as shipped
 from t5x_like.cli.derivations.task import TRAIN
 from t5x_like.errors import UserError
 from t5x_like.runtime import run_files
-from t5x_like.training import weight_files
 
 if TYPE_CHECKING:
     from t5x_like.config import Derived, KnownSettings

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from t5x_like import paths
+from t5x_like.checkpoints import weight_files
 from t5x_like.cli.derivations import huggingface
 from t5x_like.runtime import run_files
-from t5x_like.training import weight_files
 
 if TYPE_CHECKING:
     from t5x_like.config import Derived, KnownSettings
@@ -45,7 +45,7 @@ def from_run(settings: KnownSettings) -> Derived | None:
 def _model(run: str, settings: KnownSettings, values: dict[str, object]) -> list[str]:
     """Returns the statements of model, objective and head, and adds the values of the macros that they use."""
     from t5x_like.interop import head_classes, registry
-    from t5x_like.training.network_weights import RunModel
+    from t5x_like.stored.network_weights import RunModel
 
     found = RunModel.read(run)
     network = settings.value("INITIAL_NETWORK")

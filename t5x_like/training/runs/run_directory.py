@@ -17,6 +17,7 @@ from absl import logging
 import t5x_like
 from t5x_like import metrics, parameters, partitioning, paths
 from t5x_like.adapters import quantization
+from t5x_like.checkpoints.checkpointer import Checkpointer
 from t5x_like.errors import UserError
 from t5x_like.metrics.checkpoint_evaluations import Best
 from t5x_like.runtime.run_files import (
@@ -31,7 +32,6 @@ from t5x_like.runtime.run_files import (
     is_missing,
     read_status,
 )
-from t5x_like.training.checkpoints.checkpointer import Checkpointer
 
 if TYPE_CHECKING:
     from t5x_like.training.recipe import Recipe

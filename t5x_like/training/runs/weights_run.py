@@ -7,10 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from t5x_like import paths
+from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.data import tokenizer_files
 from t5x_like.errors import UserError
 from t5x_like.runtime import run_files
-from t5x_like.training.checkpoints.manager import Checkpoints
 
 
 def check_new(output_path: str) -> None:

@@ -12,7 +12,7 @@ from data_tasks.vocabularies.from_folder import from_folder
 from data_tasks.vocabularies.special_tokens import special_tokens
 from t5x_like.data import tokenizer_files, vocabulary_digest
 from t5x_like.interop import tokenizer_export, tokenizer_ids
-from t5x_like.training.runs import run_tokenizer
+from t5x_like.stored import run_tokenizer
 
 # Conversions of transformers 4 keep a space at the end of a text, which the released code, the slow tokenizers and
 # transformers 5 remove.

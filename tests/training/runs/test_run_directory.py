@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from t5x_like import partitioning, paths
+from t5x_like.checkpoints.manager import Checkpoints, DamagedCheckpoint
 from t5x_like.errors import UserError
-from t5x_like.training.checkpoints.manager import Checkpoints, DamagedCheckpoint
 from t5x_like.training.runs import run_directory, stored_config
 
 TEXT = """\

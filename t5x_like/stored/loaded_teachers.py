@@ -1,0 +1,89 @@
+"""The teachers of a distillation: open models that a step reads, and that a run recognizes when it resumes."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from t5x_like import parameters, partitioning
+from t5x_like.adapters import quantization
+from t5x_like.adapters.pruned import Pruning
+from t5x_like.adapters.quantization import FakeQuantized
+from t5x_like.axis_rules import Rules
+from t5x_like.errors import UserError
+from t5x_like.models import build
+from t5x_like.partitioning import Partitioner
+from t5x_like.stored import weight_digest
+from t5x_like.stored.loaded import Loaded
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedTeacher(Loaded):
+    """A teacher whose model is open; `loading.open_teacher` opens the one that a `Teacher` names.
+
+    Attributes:
+      checkpoint_path: The chosen checkpoint, or the Hugging Face directory.
+      vocabulary: Digest of its vocabulary; None if its directory does not have one.
+      weight: Weight among several teachers.
+      rules: Rules that shard its parameters; None for the student's.
+      logits: Directory of its stored logits, with which it does not run.
+    """
+
+    checkpoint_path: str = ""
+    vocabulary: str | None = None
+    weight: float = 1.0
+    rules: str | Rules | None = None
+    logits: str | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs in the training step; False if its logits are stored."""
+        return self.logits is None
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Hash of its stored configuration and parameters, by which a resumed run recognizes it."""
+        found = weight_digest.digest(self.checkpoint_path)
+        if found is None:
+            raise UserError(f"TEACHER={self.checkpoint_path}: no checksums found. Give a checkpoint with checksums.")
+        return found
+
+    def on(self, partitioner: Partitioner) -> "LoadedTeacher":
+        """Returns the teacher on the mesh of a run, under its own rules."""
+        return dataclasses.replace(self, partitioner=partitioner.with_rules(self.rules))
+
+    @property
+    def shapes(self) -> dict[str, Any]:
+        """The shapes of its parameters, in the dtype of its activations; see `Loaded.shapes`.
+
+        Integers keep their type, and their scales float32. So does a model whose kernels are compared with thresholds,
+        or rounded to integers.
+        """
+        if any(isinstance(each, (Pruning, FakeQuantized)) for each in self.resolved.adapters):
+            return super().shapes
+
+        def cast(name: str, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            is_stored = f"/{quantization.NAME}/" in name
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if is_stored else self.resolved.dtype)
+
+        return parameters.map_named(cast, super().shapes)
+
+    @property
+    def shardings(self) -> dict[str, Any]:
+        """The shardings of its parameters."""
+        return self.partitioner.shardings(self.shapes)
+
+    @contextlib.contextmanager
+    def bound(self) -> Iterator[None]:
+        """Binds its rules within the trace of a step: activations inside of the context are sharded by them."""
+        partitioner = partitioning.bound_partitioner()
+        with contextlib.nullcontext() if partitioner is None else partitioner.with_rules(self.rules).bound():
+            yield
+
+    def __str__(self):
+        return (
+            f"{self.path}: {type(self.config).__name__}, {quantization.count(build.shapes(self.config)):,} parameters"
+        )

@@ -1,0 +1,134 @@
+"""The vocabulary of a run is made from its directory."""
+
+import json
+import shutil
+import types
+
+import pytest
+
+from data_tasks import vocabularies
+from data_tasks.vocabularies.late import sentencepiece_model
+from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
+from t5x_like.data import vocabulary_digest, vocabulary_kind
+from t5x_like.errors import UserError
+from t5x_like.runtime import run_files
+from t5x_like.stored import run_vocabulary
+
+pytestmark = pytest.mark.notf
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Returns a function that stores a vocabulary, and its model if it has one, in the directory of a run."""
+
+    def store(vocabulary, model=None):
+        (tmp_path / run_files.CONFIG).write_text("")
+        digest, kind = vocabulary_digest.of_vocabulary(vocabulary), vocabulary_kind.of_vocabulary(vocabulary)
+        run_vocabulary.store(str(tmp_path), digest, kind, "a_task", {"inputs": False})
+        if model is not None:
+            (tmp_path / run_files.TOKENIZER).mkdir()
+            shutil.copy(model, tmp_path / run_files.TOKENIZER / "own.model")
+        return str(tmp_path)
+
+    return store
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "model"),
+    [
+        (vocabularies.byte_level(), None),
+        (vocabularies.ByteVocabulary(), None),
+        (vocabularies.python_docs(), None),
+        (sentencepiece_model(str(vocabularies.PYTHON_DOCS_MODEL), 7), vocabularies.PYTHON_DOCS_MODEL),
+    ],
+    ids=["bytes", "bytes without sentinels", "shipped", "model with 7 sentinels"],
+)
+def test_vocabulary_of_a_run_has_its_ids(run, vocabulary, model):
+    made = run_vocabulary.load(run(vocabulary, model))
+    assert made.vocab_size == vocabulary.vocab_size
+    assert list(made.encode("def main():")) == list(vocabulary.encode("def main():"))
+
+
+def test_file_has_what_is_known(tmp_path):
+    for digest, kind, names in (
+        (None, None, None),
+        ("a", None, {"digest"}),
+        (None, vocabulary_kind.VocabularyKind("b", 3), {"kind", "ids", "probe", "task", "add_eos"}),
+    ):
+        run_vocabulary.store(str(tmp_path / str(names)), digest, kind, "a_task", {})
+        file = tmp_path / str(names) / run_files.VOCABULARY
+        expected = names and {*names, "hash"}
+        assert (set(json.loads(file.read_text())) if file.exists() else None) == expected
+
+
+def edit(file, **changes):
+    """Changes entries of a file without a hash, as a run of an earlier version has written it."""
+    about = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in about.items() if name != "hash"}))
+
+
+def test_vocabulary_that_only_the_task_knows_is_not_made(run, tmp_path):
+    assert run_vocabulary.load(run(sentencepiece_model(str(vocabularies.PYTHON_DOCS_MODEL), 7))) is None
+    path = tmp_path / run_files.VOCABULARY
+    edit(path, kind="ByteVocabulary")
+    assert run_vocabulary.load(str(tmp_path)) is None  # the digest is another one
+    path.write_text("{}")
+    assert run_vocabulary.load(str(tmp_path)) is None  # a run of an earlier version
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_settings_that_files_do_not_say_are_found_by_the_ids_of_a_text(run, tmp_path, lower_case):
+    (tmp_path / run_files.TOKENIZER).mkdir()
+    file = tmp_path / run_files.TOKENIZER / "vocab.txt"
+    file.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nIt\nit\n")
+    directory = run(WordPieceVocabulary(str(file), lower_case))
+    assert run_vocabulary.load(directory).encode("It") == [6 if lower_case else 5]
+    path = tmp_path / run_files.VOCABULARY
+    edit(path, probe=None)
+    assert run_vocabulary.load(directory) is None
+
+
+def test_text_has_the_vocabulary_of_the_run_unless_the_user_names_another(run):
+    directory, model = run(vocabularies.python_docs()), str(vocabularies.PYTHON_DOCS_MODEL)
+
+    def of_text(**given):
+        return run_vocabulary.of_text(directory, types.SimpleNamespace(**given))
+
+    assert of_text().vocab_size == of_text(vocabulary_path=model).vocab_size == 1024
+    assert of_text(task_arguments={"vocabulary_path": model}) is not None
+    assert of_text(vocabulary_path="other.model") is None
+
+
+def test_run_says_whether_inputs_end_with_eos_unless_the_user_names_another_task(run):
+    directory = run(vocabularies.python_docs())
+
+    def inputs_eos(**given):
+        return run_vocabulary.inputs_eos(directory, types.SimpleNamespace(**given))
+
+    assert inputs_eos() is inputs_eos(mixture_or_task_name="") is inputs_eos(mixture_or_task_name="a_task") is False
+    assert inputs_eos(mixture_or_task_name="another_task") is None
+
+
+def replace(file, before, after):
+    file.write_text(file.read_text().replace(before, after))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run: (run / "tokenizer/own.model").unlink(), "tokenizer/own.model: missing since the run stored it"),
+        (lambda run: (run / "tokenizer/own.model").write_bytes(b"x"), "tokenizer/own.model: changed since the run"),
+        (lambda run: (run / "vocabulary.json").write_text("{"), "vocabulary.json: damaged"),
+        (lambda run: (run / "vocabulary.json").write_text("[1]"), "vocabulary.json: damaged"),
+        (lambda run: (run / "vocabulary.json").write_text('{"%igest": "x"}'), "damaged, unknown key '%igest'"),
+        (lambda run: replace(run / "vocabulary.json", '"ids": ', '"ids": 1'), "damaged, .* do not match their hash"),
+    ],
+)
+def test_damaged_files_are_refused_by_name(run, tmp_path, damage, message):
+    vocabulary = sentencepiece_model(str(vocabularies.PYTHON_DOCS_MODEL), 7)
+    run(vocabulary, vocabularies.PYTHON_DOCS_MODEL)
+    run(vocabulary)  # stores the hashes of the files
+    assert run_vocabulary.read_digest(str(tmp_path)) is not None
+    damage(tmp_path)
+    with pytest.raises(UserError, match=message):
+        run_vocabulary.read_digest(str(tmp_path))
