@@ -13,6 +13,7 @@ from t5x_like.data.source import DataSource
 from t5x_like.decoding.settings import Decoding
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
+from t5x_like.inference.open_model import OpenModel
 from t5x_like.inference.prompt_bank import PromptBank
 from t5x_like.models import build
 from t5x_like.models.base import ModelConfig
@@ -21,7 +22,6 @@ from t5x_like.objectives.base import Objective
 from t5x_like.partitioning import Partitioner
 from t5x_like.runtime import run_files
 from t5x_like.stored import run_tokenizer, weight_source
-from t5x_like.stored.loaded import Loaded
 from t5x_like.stored.loaded_teachers import LoadedTeacher
 from t5x_like.stored.network_weights import RunModel
 
@@ -45,7 +45,7 @@ def open_model(
     averaged: bool = True,
     partitioner: Partitioner | None = None,
     prompts: Mapping[str, str] | None = None,
-) -> Loaded:
+) -> OpenModel:
     """Opens the model at a path. Its parameters are read when they are first used.
 
     Without `model`, the configuration at the path describes everything that is not given, as for `t5x_like infer`:
@@ -92,7 +92,7 @@ def open_model(
         found = run.network(network, path)
         given |= {"model": found.model, "objective": found.objective}
     data, lengths = given["data"], given["task_feature_lengths"]
-    return Loaded(
+    return OpenModel(
         path=path,
         checkpoint=checkpoint,
         network=network,

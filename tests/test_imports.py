@@ -27,8 +27,11 @@ LEVELS = (
     {"models"},
     {"objectives", "decoding"},
     {"interop", "config"},
+    {"checkpoints"},
+    {"stored"},
     {"distillation"},
-    {"training", "inference", "pruning"},
+    {"training"},
+    {"inference", "pruning"},
 )
 COMMANDS = len(LEVELS)
 # These modules work with any model and objective. They may import the interfaces of both only.

@@ -13,7 +13,6 @@ from t5x_like import parameters
 from t5x_like.adapters.quantization import is_range
 from t5x_like.errors import UserError
 from t5x_like.kernels import quantization
-from t5x_like.objectives.gathering import Gathering
 
 
 def split(params: Any) -> tuple[Any, Any]:
@@ -52,12 +51,12 @@ def accumulate(total: Any, gradients: Any) -> Any:
     return jax.tree.map(lambda x, y: y if x is None else x, rest, ranges, is_leaf=lambda leaf: leaf is None)
 
 
-def check(params: Any, gather: Gathering) -> None:
+def check(params: Any, gather: str) -> None:
     """Checks that devices see the activations of all rows.
 
     Args:
       params: the trainable parameters.
-      gather: see `gathering`.
+      gather: see `objectives.gathering`.
 
     Raises:
       UserError: each device computes the gradient of its rows alone.

@@ -11,6 +11,7 @@ from typing import Any
 
 from gin import config_parser
 
+from t5x_like.config import moved_modules
 from t5x_like.errors import UserError
 
 LINE_LENGTH = 120
@@ -191,7 +192,7 @@ def parse(text: str, shown: str) -> list[Any]:
     Raises:
       ConfigError: The text is not valid gin. The message has the line.
     """
-    source = io.StringIO(text)
+    source = io.StringIO(moved_modules.renamed(text))
     source.name = shown
     try:
         return list(config_parser.ConfigParser(source, Delegate()))

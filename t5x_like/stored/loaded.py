@@ -1,18 +1,15 @@
-"""A model at a path, with what it predicts: what the commands that read weights share."""
+"""A model at a path, with what it predicts."""
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.data import specs
 from t5x_like.data.features import FeatureSpec
-from t5x_like.data.records import Record
 from t5x_like.data.source import DataSource
 from t5x_like.decoding.settings import Decoding
-from t5x_like.inference.prompt_bank import PromptBank
-from t5x_like.inference.records import TEXT_FIELD
 from t5x_like.models import build
 from t5x_like.models.base import Model, ModelConfig, for_platform
 from t5x_like.objectives.base import Objective
@@ -23,12 +20,25 @@ from t5x_like.stored.weight_source import InitialWeights
 
 if TYPE_CHECKING:
     from data_tasks.vocabularies.base import Vocabulary
-    from t5x_like.inference.runner import Runner
+
+
+class Prompts(Protocol):
+    """Prompts of several runs, with one of which each record is read; see `inference.prompt_bank.PromptBank`."""
+
+    runs: Mapping[str, str]
+
+    def adapted(self, config: ModelConfig) -> ModelConfig:
+        """Returns the configuration of a model with these prompts instead of its own."""
+
+    def add(
+        self, params: Mapping[str, Any], config: ModelConfig, partitioner: Partitioner, path: str
+    ) -> dict[str, Any]:
+        """Returns the parameters of a model with these prompts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A model with what it predicts; `open_model` opens one. Its parameters are read on demand.
+    """A model with what it predicts. Its parameters are read on demand. `OpenModel` also predicts.
 
     Attributes:
       path: A run directory, one of its checkpoints, a Hugging Face directory, or a T5X checkpoint.
@@ -57,7 +67,7 @@ class Loaded:
     other_vocabulary: bool = False
     averaged: bool = True
     partitioner: Partitioner = dataclasses.field(default_factory=Partitioner)
-    prompts: PromptBank | None = None
+    prompts: Prompts | None = None
 
     @functools.cached_property
     def resolved(self) -> ModelConfig:
@@ -158,56 +168,3 @@ class Loaded:
         """
         if data is not None and not self.other_vocabulary:
             run_tokenizer.check_checkpoint(self.path, data.text_vocabulary(self.features), remedy)
-
-    def predict(
-        self,
-        texts: Sequence[str | Mapping[str, Any]],
-        *,
-        mode: str = "predict",
-        batch_size: int = 32,
-        seed: int = 0,
-    ) -> list[dict[str, Any]]:
-        """Predicts from texts in memory, or scores them, as `infer` does for the records of a file.
-
-        The parameters are read by the first call, and stay in memory.
-
-        Args:
-          texts: Texts, or records: the columns of the task, or `inputs` and, to score, `targets`, as text or token ids.
-          mode: `predict` or `score`.
-          batch_size: Examples per batch.
-          seed: Seed of sampling.
-
-        Returns:
-          The fields that `infer` adds to each record, such as `prediction`.
-
-        Raises:
-          UserError: A text cannot be encoded, or the settings do not fit together.
-        """
-        from t5x_like.inference import predictors, runner
-
-        if not texts:
-            return []
-        are_texts = all(isinstance(text, str) for text in texts)
-        records = [
-            Record(line, {TEXT_FIELD: text} if isinstance(text, str) else dict(text))
-            for line, text in enumerate(texts, 1)
-        ]
-        predictor = predictors.predictor_for(self, predictors.TextOptions(mode=mode, decoding=self.decoding))
-        path = "texts.txt" if are_texts else "texts.jsonl"  # for messages; the suffix says what the records are
-        examples = predictors.make_examples(self, predictor, path, records)
-        # The end of a generated text depends on whether the records are token ids.
-        key = mode, getattr(predictor, "decoding", None), batch_size, seed
-        if key not in self._runners:
-            if mode not in self._read:
-                self._read[mode] = predictor.load()
-            self._runners[key] = runner.Runner(predictor, self._read[mode], self.partitioner, batch_size, seed)
-        return [dict(fields) for fields in runner.fields_of(self._runners[key], examples, len(records))[0]]
-
-    @functools.cached_property
-    def _read(self) -> dict[str, Any]:
-        """Mode -> the parameters that its predictor reads."""
-        return {}
-
-    @functools.cached_property
-    def _runners(self) -> "dict[tuple, Runner]":
-        return {}
