@@ -103,7 +103,8 @@ def count_pairs(text: str, vocabulary: str) -> tuple[Rate, int, int]:
     Returns:
       The speed, the number of words, and the number of counts.
     """
-    from t5x_like.data import cooccurrences, word_counts
+    from t5x_like.data import cooccurrences
+    from t5x_like.vocabularies import word_counts
 
     ids = {word: number for number, word in enumerate(word_counts.read(vocabulary).words, word_counts.FIRST_WORD_ID)}
     lines = pathlib.Path(text).read_text().split("\n")

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import seqio
 import tensorflow as tf
 
-from data_tasks.vocabularies.late import LateVocabulary
-from data_tasks.vocabularies.wordpiece import WordPieceVocabulary, split_words
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.late import LateVocabulary
+from t5x_like.vocabularies.wordpiece import WordPieceVocabulary, split_words
 
 
 def require_word_pieces(vocabulary: seqio.Vocabulary) -> WordPieceVocabulary:

@@ -1,6 +1,6 @@
 """Registers the tasks of this package in SeqIO. Importing this module reads no data."""
 
-import data_tasks.vocabularies.seqio_interface  # noqa: F401 (makes the vocabularies SeqIO's)
+import t5x_like.data.seqio_feed.seqio_interface  # noqa: F401 (makes the vocabularies SeqIO's)
 from data_tasks.corpora import c4, characters, text_files, text_table
 from data_tasks.downstream import (
     book_identification,

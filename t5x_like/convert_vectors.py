@@ -10,8 +10,6 @@ from absl import logging
 from t5x_like import paths
 from t5x_like.checkpoints import weight_files
 from t5x_like.config.description import describe, describe_dataclass, describe_model, describe_objective
-from t5x_like.data import vocabulary_digest, vocabulary_kind, word_counts
-from t5x_like.data.word_counts import EOS, EOS_ID, FIRST_WORD_ID, WordCounts
 from t5x_like.errors import UserError
 from t5x_like.interop import fasttext_files, word_vectors
 from t5x_like.interop.fasttext_files import FastTextModel
@@ -26,6 +24,8 @@ from t5x_like.objectives.row_updates import TABLE, RowObjective
 from t5x_like.objectives.word2vec import ContinuousBagOfWords, SkipGram
 from t5x_like.runtime import run_files
 from t5x_like.stored import run_vocabulary
+from t5x_like.vocabularies import vocabulary_digest, vocabulary_kind, word_counts
+from t5x_like.vocabularies.word_counts import EOS, EOS_ID, FIRST_WORD_ID, WordCounts
 
 _VOCABULARY_FILE = "vocab.txt"
 _OUTPUTS = "objective/output/embedding"
@@ -193,7 +193,7 @@ def store_vocabulary(run: str, vocabulary: bytes, *, reads_texts: bool) -> None:
     path = paths.join(run, run_files.TOKENIZER, _VOCABULARY_FILE)
     paths.write_atomic(path, vocabulary)
     # By name, as tasks are: this package does not depend on the shipped vocabularies.
-    module = importlib.import_module("data_tasks.vocabularies.word_counts")
+    module = importlib.import_module("t5x_like.vocabularies.word_vocabularies")
     made = (module.WordSequenceVocabulary if reads_texts else module.WordCountsVocabulary)(path)
     kind = vocabulary_kind.of_vocabulary(made)
     run_vocabulary.store(run, vocabulary_digest.of_path(path), kind, "", {})

@@ -8,7 +8,6 @@ from absl import logging
 
 from t5x_like import parameters
 from t5x_like.data.records import Record
-from t5x_like.data.word_characters import MAX_CHARACTERS
 from t5x_like.errors import UserError
 from t5x_like.inference import neighbors, records, text_vectors, vector_files, vocabulary_expansion
 from t5x_like.inference.layer_mix import LayerMix, Layers
@@ -22,6 +21,7 @@ from t5x_like.models.word_vectors import WordVectorsConfig
 from t5x_like.objectives.fasttext import SubwordSkipGram
 from t5x_like.objectives.row_updates import RowObjective
 from t5x_like.stored.loaded import Loaded
+from t5x_like.vocabularies.word_characters import MAX_CHARACTERS
 
 
 def embed(

@@ -420,7 +420,7 @@ def _text_vocabularies(source: "SeqIOSource") -> dict[str, Any]:
 
 def _special_names(source: "SeqIOSource", spec: FeatureSpec) -> dict[int, str]:
     """Returns the ids of a masked LM's special tokens -> their names."""
-    from data_tasks.vocabularies import special_tokens
+    from t5x_like.vocabularies import special_tokens
 
     if all(feature.role != "row_positions" for feature in spec.features):
         return {}

@@ -11,7 +11,6 @@ from absl import logging
 from t5x_like import parameters, paths
 from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.config.derived import derive
-from t5x_like.data import tokenizer_files
 from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
 from t5x_like.metrics.best import BestMetric
@@ -23,6 +22,7 @@ from t5x_like.pruning.structures import HEADS, UNITS, Axes, Structure
 from t5x_like.runtime import run_files
 from t5x_like.stored.loaded import Loaded
 from t5x_like.training.runs import weights_run
+from t5x_like.vocabularies import tokenizer_files
 
 # File in the output directory: the rounds, with importances and metrics.
 RECORD = "pruning.json"

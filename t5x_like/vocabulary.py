@@ -73,7 +73,7 @@ def vocabulary(
         writable.
       RunFailed: the storage of the directory is full or cannot be written.
     """
-    from data_tasks.vocabularies import sample, trainers
+    from data_tasks.vocabulary_training import sample, trainers
 
     # ---- settings ----------------------------------------------------------------------------------------------------
     if kind not in trainers.KINDS:
@@ -145,7 +145,7 @@ def _write(directory: str, files: Mapping[str, bytes]) -> None:
 
 def _print_coverage(path: str, domains: Mapping[str, str], **reading: str) -> None:
     """Prints a table with the coverage and the fertility of the vocabulary in each domain."""
-    from data_tasks.vocabularies import coverage
+    from data_tasks.vocabulary_training import coverage
 
     names = coverage.Coverage._fields
     print("  ".join([f"{'domain':16}", *(name.replace("_", " ") for name in names)]))

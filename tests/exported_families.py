@@ -34,7 +34,7 @@ def trained(kind, size, **settings):
     """Returns a function that trains a vocabulary as `t5x_like vocabulary` does."""
 
     def files():
-        from data_tasks.vocabularies import trainers
+        from data_tasks.vocabulary_training import trainers
 
         return trainers.KINDS[kind](sentences(), size, **settings)
 

@@ -24,7 +24,6 @@ from t5x_like import convert_vectors, interop
 from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.checkpoints import weight_files
 from t5x_like.data.subwords import Subwords
-from t5x_like.data.word_counts import WordCounts
 from t5x_like.errors import UserError
 from t5x_like.interop import (
     adapter_files,
@@ -42,6 +41,7 @@ from t5x_like.models.bart import BartConfig
 from t5x_like.models.elmo import ElmoConfig
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.models.t5 import T5Config
+from t5x_like.vocabularies.word_counts import WordCounts
 
 SMALL_T5 = T5Config(
     vocab_size=12, embed_dim=4, mlp_dim=6, num_heads=2, head_dim=2, encoder_layers=1, decoder_layers=1, relpos_buckets=4

@@ -50,8 +50,8 @@ def write_gpt2(directory, *, num_layers=1):
       directory: The directory, which must not exist.
       num_layers: Number of layers.
     """
-    from data_tasks.vocabularies.byte_bpe import byte_letters
     from t5x_like.models.gpt import GPTConfig
+    from t5x_like.vocabularies.byte_bpe import byte_letters
 
     _write(directory, GPTConfig(vocab_size=GPT2_IDS, num_layers=num_layers, max_length=64, **SIZES))
     ids = {letter: number for number, letter in enumerate([*byte_letters().values(), END_OF_TEXT])}
@@ -67,9 +67,9 @@ def write_bart(directory):
     Args:
       directory: The directory, which must not exist.
     """
-    from data_tasks.vocabularies.byte_bpe import byte_letters
     from t5x_like.models.bart import BartConfig
     from t5x_like.models.special_tokens import SpecialTokens
+    from t5x_like.vocabularies.byte_bpe import byte_letters
 
     ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
     ids |= {"forced_bos_token_id": 0, "forced_eos_token_id": 2}

@@ -13,7 +13,6 @@ import pytest
 import small_models
 from damage import Artefact, check, digest, safetensors_payload
 
-from data_tasks.vocabularies.from_folder import from_folder
 from t5x_like import config, interop, train
 from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.config.stored import StoredSettings
@@ -25,6 +24,7 @@ from t5x_like.report import report
 from t5x_like.runtime import run_files
 from t5x_like.stored import run_vocabulary
 from t5x_like.training import loop, program
+from t5x_like.vocabularies.from_folder import from_folder
 
 CASES = int(os.environ.get("T5X_LIKE_FUZZ_CASES", "200"))
 SEED = int(os.environ.get("T5X_LIKE_FUZZ_SEED", "0"))

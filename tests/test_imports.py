@@ -229,7 +229,7 @@ def test_vocabularies_encode_and_decode_without_tensorflow(tmp_path):
         (tmp_path / name / "merges.txt").write_text(f"a b{end}\n")
     code = f"""
 from data_tasks import vocabularies
-from data_tasks.vocabularies import byte_bpe, late, word_bpe, wordpiece
+from t5x_like.vocabularies.shipped import byte_bpe, late, word_bpe, wordpiece
 directory = {str(tmp_path)!r}
 gpt1 = [directory + "/gpt1/vocab.json", directory + "/gpt1/merges.txt"]
 gpt2 = [file.replace("gpt1", "gpt2") for file in gpt1]

@@ -7,7 +7,6 @@ import pytest
 from letters import CONFIG, LENGTHS, partitioner, source
 from opened import call
 
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.eval import evaluate
@@ -15,6 +14,7 @@ from t5x_like.infer import infer
 from t5x_like.inference import codec
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 pytestmark = pytest.mark.usefixtures("letters_run")
 

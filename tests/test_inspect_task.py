@@ -12,10 +12,7 @@ import seqio
 import tensorflow as tf
 from rich.console import Console
 
-from data_tasks import (  # noqa: F401  registers the tasks
-    preprocessors,
-    vocabularies,
-)
+from data_tasks import preprocessors
 from data_tasks.corpora.documents import Corpus, DocumentSource
 from data_tasks.downstream import (  # noqa: F401  registers the tasks
     own_tables,
@@ -27,6 +24,7 @@ from data_tasks.pretraining.span_corruption import add_span_corruption_task
 from t5x_like import data, inspect_task
 from t5x_like.data import seqio_feed, specs
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import shipped as vocabularies
 
 TEXT = "It is a truth universally acknowledged, that a single man must be in want of a wife. "
 

@@ -15,9 +15,10 @@ from readers import NOT_WRITTEN, small_config
 
 from t5x_like import convert_vectors, interop, limits
 from t5x_like.analysis import treebank
-from t5x_like.data import npy_files, word_counts
+from t5x_like.data import npy_files
 from t5x_like.errors import UserError
 from t5x_like.interop import fasttext_files, registry
+from t5x_like.vocabularies import word_counts
 
 pytestmark = pytest.mark.full
 
@@ -103,7 +104,7 @@ def test_numbers_with_many_digits_are_not_read(tmp_path):
 @pytest.mark.parametrize(("rows", "columns"), [(-1, -1), (-2, -2), (1 << 40, 1 << 20), (2, 0), (2, -4)])
 def test_matrices_of_fasttext_have_the_size_of_the_file(rows, columns):
     from t5x_like.data.subwords import Subwords
-    from t5x_like.data.word_counts import WordCounts
+    from t5x_like.vocabularies.word_counts import WordCounts
 
     words = WordCounts(("the", "lemon"), np.array([7, 2]))
     values = np.ones((2, 4), np.float32)

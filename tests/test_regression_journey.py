@@ -11,11 +11,11 @@ import pytest
 import seqio
 
 from data_tasks.downstream.own_tables import add_classification_task
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like import interop
 from t5x_like.models.bert import BertConfig
 from t5x_like.objectives import heads
 from t5x_like.objectives.sequence_regression import SequenceRegression
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 pytestmark = pytest.mark.full
 

@@ -12,7 +12,7 @@ from rich.console import Console
 import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks.corpora import documents_of_files, file_source
 from data_tasks.downstream import perplexity
-from data_tasks.vocabularies import sample
+from data_tasks.vocabulary_training import sample
 from t5x_like import cache as cache_command
 from t5x_like import vocabulary as vocabulary_command
 from t5x_like.data.cached import manifest

@@ -10,11 +10,12 @@ import sentencepiece
 import seqio
 
 import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
-from data_tasks.vocabularies import late, sample, trainers
+from data_tasks.vocabulary_training import sample, trainers
 from t5x_like import cli, config, paths
 from t5x_like.data import task_arguments
 from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import RunFailed, UserError
+from t5x_like.vocabularies import late
 from t5x_like.vocabulary import vocabulary
 
 TEXT = "The naïve café — Zwölf Boxkämpfer, 2026!\n\tdon't  stop\n"

@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from t5x_like.data import specs
-from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.errors import UserError
 from t5x_like.stored import run_tokenizer
+from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
 from t5x_like.vocabulary import vocabulary
 
 LINE = "The river and the stone  were near: café\n\tline {}, paper = {{{}}};\n"

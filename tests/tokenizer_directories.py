@@ -8,7 +8,7 @@ import json
 
 import sentencepiece
 
-from data_tasks.vocabularies import word_splits
+from t5x_like.vocabularies import word_splits
 
 
 def save_bert(test_data, directory, case, **settings):

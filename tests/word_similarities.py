@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from t5x_like.data.word_counts import FIRST_WORD_ID
 from t5x_like.objectives.row_updates import TABLE, Tables
 from t5x_like.objectives.word2vec import WordPrediction
 from t5x_like.optimizers.rows import row_sgd
+from t5x_like.vocabularies.word_counts import FIRST_WORD_ID
 
 WORDS, MIN_COUNT, FREQUENT = 40_000, 5, 200
 EPOCHS, DIM, ROW = 5, 20, 1000

@@ -21,12 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 import seqio
 import tensorflow as tf
 
-from data_tasks import preprocessors, vocabularies
+from data_tasks import preprocessors
 from data_tasks.downstream.classification import VOCABULARY_PATH, late_vocabulary
 from data_tasks.pretraining import denoising, language_model
 from data_tasks.pretraining.span_corruption import add_span_corruption_task
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import shipped as vocabularies
 
 TASK = "c4_v310_span_corruption"
 RECIPE = "span_3_15_u_u"

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from data_tasks.vocabularies.labels import UNKNOWN
+from t5x_like.vocabularies.labels import UNKNOWN
 
 Place = str | int
 """A column by its name in the header or by its position from 0."""

@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from data_tasks.corpora.columns import Column, Labels, Texts, to_tensor
 from data_tasks.corpora.rows import Rows
-from data_tasks.vocabularies.labels import UNKNOWN
 from t5x_like import paths
 from t5x_like.data.records import decode, read_bytes
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.labels import UNKNOWN
 
 WORDS, TAGS = "tokens", "ner"
 """The features of a sentence, named as in TFDS: words, string `[words]`, and the indices of their tags, int32."""

@@ -17,17 +17,17 @@ from typing import Any
 import fsspec
 import seqio
 
-from data_tasks import vocabularies
 from data_tasks.corpora import matching_files
 from data_tasks.corpora.documents import TRAIN, VALIDATION
 from data_tasks.corpora.documents_of_files import BlockReader, Part, Rules, iterate
 from data_tasks.corpora.file_source import FileSource
 from data_tasks.corpora.formats.base import Reading
 from data_tasks.pretraining.span_corruption import add_span_corruption_task
-from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_model
 from t5x_like.data import task_arguments
 from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies.late import LateVocabulary, sentencepiece_model
 
 TASK = "text_files_span_corruption"
 MAX_DOCUMENT_BYTES = 1 << 15

@@ -21,10 +21,10 @@ from data_tasks.corpora.formats import stem
 from data_tasks.corpora.rows import Rows, RowSource
 from data_tasks.downstream import classification
 from data_tasks.metrics.classification import accuracy
-from data_tasks.vocabularies.labels import LabelVocabulary
 from t5x_like.data import task_arguments
 from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.labels import LabelVocabulary
 
 TASK = "text_files_book"
 # Lines that are read at once; a passage may continue in the next ones.

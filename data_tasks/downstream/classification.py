@@ -12,9 +12,9 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.downstream import postprocessors, templates
-from data_tasks.vocabularies import PASS_THROUGH
-from data_tasks.vocabularies.labels import LabelVocabulary
-from data_tasks.vocabularies.late import LateVocabulary
+from t5x_like.vocabularies.labels import LabelVocabulary
+from t5x_like.vocabularies.late import LateVocabulary
+from t5x_like.vocabularies.shipped import PASS_THROUGH
 
 VOCABULARY_PATH = "vocabulary_path"
 """The name of the task argument."""

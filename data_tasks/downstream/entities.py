@@ -17,19 +17,19 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from data_tasks import vocabularies
 from data_tasks.corpora import mentions
 from data_tasks.corpora.rows import Rows, RowSource
 from data_tasks.downstream import classification, postprocessors
-from data_tasks.downstream.templates import template_of
 from data_tasks.feature_checks import require_lengths
 from data_tasks.metrics.classification import accuracy
 from data_tasks.metrics.multi_label import loose_f1, set_accuracy
 from data_tasks.pretraining.entity_alignment import entity_features, tokenize_marked
-from data_tasks.vocabularies.labels import UNKNOWN
 from t5x_like.data import task_arguments
 from t5x_like.data.records import decode, read_bytes
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies.labels import UNKNOWN
+from t5x_like.vocabularies.template import template_of
 
 ENTITY_MARKER, HEAD_MARKER, TAIL_MARKER = "。", "#", "$"
 

@@ -22,11 +22,11 @@ from data_tasks.downstream import (  # noqa: F401 (the tasks that get the form)
     super_glue,
     templates,
 )
+from data_tasks.downstream.offsets import Encoded, encode_with_offsets
 from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining import sentences
-from data_tasks.vocabularies import PASS_THROUGH
-from data_tasks.vocabularies.offsets import Encoded, encode_with_offsets
 from t5x_like.data import task_arguments
+from t5x_like.vocabularies.shipped import PASS_THROUGH
 
 FEATURE = "global_positions"
 SUFFIX = "_global_sentences"

@@ -25,10 +25,10 @@ from data_tasks.downstream import (  # noqa: F401 (the tasks that get a form)
     swag,
     templates,
 )
-from data_tasks.downstream.templates import Template
 from data_tasks.feature_checks import require_lengths
-from data_tasks.vocabularies.late import LateVocabulary
 from t5x_like.data import task_arguments
+from t5x_like.vocabularies.late import LateVocabulary
+from t5x_like.vocabularies.template import Template
 
 NEW_TOKENS = ("_start_", "_delimiter_", "_classify_")
 """The tokens in the order of their ids, with the names of the published code."""

@@ -12,8 +12,9 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.downstream import classification, postprocessors
-from data_tasks.downstream.templates import encode, template_of
+from data_tasks.downstream.templates import encode
 from data_tasks.feature_checks import require_lengths
+from t5x_like.vocabularies.template import template_of
 
 
 def fill_choices(

@@ -7,7 +7,7 @@ numbers if a head predicts.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from data_tasks.vocabularies.labels import UNKNOWN
+from t5x_like.vocabularies.labels import UNKNOWN
 
 
 def label_index(values: Sequence[int], **_) -> int:

@@ -19,8 +19,8 @@ from data_tasks.corpora.table_files import Table
 from data_tasks.downstream import text_to_text
 from data_tasks.downstream.classification import VOCABULARY_PATH
 from data_tasks.metrics.classification import accuracy
-from data_tasks.vocabularies.labels import UNKNOWN
 from t5x_like.data import task_arguments
+from t5x_like.vocabularies.labels import UNKNOWN
 
 TASK = "dpr_v001_simple"
 TFDS_NAME = "definite_pronoun_resolution:1.1.0"

@@ -11,8 +11,8 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.downstream import templates
+from data_tasks.downstream.offsets import Encoded, encode_with_offsets
 from data_tasks.feature_checks import require_lengths
-from data_tasks.vocabularies.offsets import Encoded, encode_with_offsets
 from t5x_like.errors import UserError
 
 DOC_STRIDE = 128

@@ -28,8 +28,8 @@ from data_tasks.corpora.table_files import Table
 from data_tasks.downstream import postprocessors, span_extraction, text_to_text
 from data_tasks.downstream.classification import VOCABULARY_PATH, late_vocabulary
 from data_tasks.metrics import question_answering, spans
-from data_tasks.vocabularies import PASS_THROUGH
 from t5x_like.data import task_arguments
+from t5x_like.vocabularies.shipped import PASS_THROUGH
 
 UNANSWERABLE = "unanswerable"
 """The target of a question without an answer in the text-to-text form."""

@@ -14,16 +14,16 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-import data_tasks.vocabularies.seqio_interface  # noqa: F401 (the vocabularies are SeqIO's)
+import t5x_like.data.seqio_feed.seqio_interface  # noqa: F401 (the vocabularies are SeqIO's)
 from data_tasks.corpora.conll_files import TAGS, WORDS
 from data_tasks.downstream import classification, text_to_text
-from data_tasks.downstream.templates import template_of
 from data_tasks.feature_checks import require_lengths
 from data_tasks.metrics.tagging import entity_f1, entity_text_f1
-from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
-from data_tasks.vocabularies.labels import UNKNOWN
-from data_tasks.vocabularies.late import LateVocabulary
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.byte_bpe import ByteBPEVocabulary
+from t5x_like.vocabularies.labels import UNKNOWN
+from t5x_like.vocabularies.late import LateVocabulary
+from t5x_like.vocabularies.template import template_of
 
 OUTSIDE, BEGIN, INSIDE = "O", "B-", "I-"
 FIRST_PIECES = "first_pieces"

@@ -14,7 +14,6 @@ GPT-1's fine-tuning has a template with new tokens (`gpt_transforms`).
 The tests compare them with `transformers.AutoTokenizer`. All functions are TensorFlow operations without state.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -22,10 +21,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.feature_checks import require_lengths
-from data_tasks.vocabularies.bpe_vocabulary import BPEVocabulary
-from data_tasks.vocabularies.byte_bpe import ROBERTA_ROLES
-from data_tasks.vocabularies.late import LateVocabulary
-from t5x_like.errors import UserError
+from t5x_like.vocabularies.template import template_of
 
 Truncation = Literal["longest_first", "only_second"]
 """Which of two texts is truncated: the longer one, until both have the same length, or the second one."""
@@ -45,100 +41,6 @@ class Filled(NamedTuple):
     token_types: tf.Tensor
     first_start: tf.Tensor
     second_start: tf.Tensor
-
-
-@dataclasses.dataclass(frozen=True)
-class Template:
-    """Special tokens around one or two texts: `prefix a suffix`, or `prefix a separator b suffix`.
-
-    Attributes:
-      prefix: ids before the first text.
-      separator: ids between two texts.
-      suffix: ids after the last text.
-      second_type: token type of the second text and of the suffix after it; all other tokens have type 0.
-      last_type: token type of the last token of the suffix; None for the type of the other suffix.
-    """
-
-    prefix: tuple[int, ...] = ()
-    separator: tuple[int, ...] = ()
-    suffix: tuple[int, ...] = ()
-    second_type: int = 0
-    last_type: int | None = None
-
-    def special_tokens(self, *, pair: bool) -> int:
-        """Returns the number of special tokens around one text, or around two."""
-        return len(self.prefix) + len(self.suffix) + (len(self.separator) if pair else 0)
-
-    def single(self, text: tf.Tensor, length: int) -> Filled:
-        """Places special tokens around a text, which is truncated at its end.
-
-        Args:
-          text: ids without special tokens, int32 `[any]`.
-          length: maximum length with special tokens.
-
-        Returns:
-          The filled template.
-
-        Raises:
-          UserError: `length` is too short for the special tokens.
-        """
-        text = text[: self.budget(length, pair=False)]
-        inputs = tf.concat([self.prefix, text, self.suffix], axis=0)
-        types = self._with_last(tf.zeros_like(inputs))
-        return Filled(inputs, types, tf.constant(len(self.prefix)), tf.size(inputs))
-
-    def pair(
-        self, first: tf.Tensor, second: tf.Tensor, length: int, truncation: Truncation = "longest_first"
-    ) -> Filled:
-        """Places special tokens around two texts, which are truncated at their ends.
-
-        Args:
-          first: ids without special tokens, int32 `[any]`.
-          second: ids without special tokens, int32 `[any]`.
-          length: maximum length with special tokens.
-          truncation: which text is truncated. If `only_second` leaves no token of the second text, the first one is
-            truncated too.
-
-        Returns:
-          The filled template.
-
-        Raises:
-          UserError: `length` is too short for the special tokens.
-        """
-        budget, sizes = self.budget(length, pair=True), (tf.size(first), tf.size(second))
-        if truncation == "only_second":
-            kept_first = tf.minimum(sizes[0], budget)
-            kept_second = tf.minimum(sizes[1], budget - kept_first)
-        else:
-            kept_first, kept_second = longest_first(*sizes, budget)
-        head = tf.concat([self.prefix, first[:kept_first], self.separator], axis=0)
-        tail = tf.concat([second[:kept_second], self.suffix], axis=0)
-        types = self._with_last(tf.concat([tf.zeros_like(head), tf.fill(tf.shape(tail), self.second_type)], axis=0))
-        return Filled(tf.concat([head, tail], axis=0), types, tf.constant(len(self.prefix)), tf.size(head))
-
-    def _with_last(self, types: tf.Tensor) -> tf.Tensor:
-        return types if self.last_type is None else tf.concat([types[:-1], [self.last_type]], axis=0)
-
-    def budget(self, length: int, *, pair: bool) -> int:
-        """Returns the number of tokens that texts may have.
-
-        Args:
-          length: maximum length with special tokens.
-          pair: whether there are two texts.
-
-        Returns:
-          The number, at least 1.
-
-        Raises:
-          UserError: `length` is too short for the special tokens.
-        """
-        special = self.special_tokens(pair=pair)
-        if length <= special:
-            raise UserError(
-                f"TASK_FEATURE_LENGTHS: inputs={length} has no room for a text beside {special} special tokens. Set it "
-                f"to {special + 1} or more."
-            )
-        return length - special
 
 
 def longest_first(first: tf.Tensor, second: tf.Tensor, budget: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -163,58 +65,6 @@ def longest_first(first: tf.Tensor, second: tf.Tensor, budget: int) -> tuple[tf.
     kept_first = tf.where(first > second, kept_long, kept_short)
     kept_second = tf.where(first > second, kept_short, kept_long)
     return tf.where(fits, first, kept_first), tf.where(fits, second, kept_second)
-
-
-def template_of(vocabulary: seqio.Vocabulary) -> Template:
-    """Returns the template of a vocabulary, from its special tokens.
-
-    Args:
-      vocabulary: any SeqIO vocabulary. Its attribute `template`, if it has one, takes precedence.
-
-    Returns:
-      The template.
-
-    Raises:
-      UserError: the vocabulary has no special tokens that any published tokenizer places around texts.
-    """
-    if isinstance(vocabulary, LateVocabulary):
-        vocabulary = vocabulary.vocabulary
-    template = getattr(vocabulary, "template", None)  # AutoGraph cannot convert an assignment expression
-    if template is not None:
-        return template
-    ids = {role: _special_id(vocabulary, role) for role in ("bos", "eos", "cls", "sep")}
-    if ids["cls"] is not None and ids["sep"] is not None:
-        cls, sep = (ids["cls"],), (ids["sep"],)
-        # ALBERT and DeBERTa have BOS too, which is [CLS], and the template of BERT.
-        if getattr(vocabulary, "special_names", {}).get(ids["cls"]) == ROBERTA_ROLES["cls"]:
-            return Template(cls, sep + sep, sep)
-        return Template(cls, sep, sep, second_type=int(getattr(vocabulary, "has_token_types", True)))
-    if ids["bos"] is not None and ids["bos"] != ids["eos"]:
-        return Template(prefix=(ids["bos"],), separator=(ids["bos"],))
-    if isinstance(vocabulary, BPEVocabulary):
-        return Template()
-    if ids["eos"] is not None:
-        return Template(separator=(ids["eos"],), suffix=(ids["eos"],))
-    raise UserError(
-        f"VOCABULARY_PATH: {type(vocabulary).__name__} has neither [CLS] and [SEP] nor BOS nor EOS to place around "
-        "texts. Give the vocabulary of a published model."
-    )
-
-
-def _special_id(vocabulary: seqio.Vocabulary, role: str) -> int | None:
-    """Returns the id of the special token of a role, or None."""
-    if isinstance(vocabulary, BPEVocabulary):
-        return vocabulary._optional_id(role)
-    model = getattr(vocabulary, "tokenizer", None)
-    if role in ("cls", "sep") and hasattr(model, "PieceToId"):
-        piece = f"[{role.upper()}]"
-        index = model.PieceToId(piece)
-        return index if model.IdToPiece(index) == piece else None
-    try:
-        index = getattr(vocabulary, f"{role}_id", None)
-    except NotImplementedError:  # seqio.ByteVocabulary has no bos_id
-        return None
-    return None if index is None or index < 0 else index
 
 
 def encode(vocabulary: seqio.Vocabulary, text: tf.Tensor) -> tf.Tensor:

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from data_tasks.downstream.classification import VOCABULARY_PATH, flatten_idx
 from data_tasks.feature_checks import require_eos
-from data_tasks.vocabularies.late import SeparatedVocabulary
 from t5x_like.data import prompts
+from t5x_like.vocabularies.late import SeparatedVocabulary
 
 UNKNOWN_LABEL = "<unk>"
 """The target of examples without a label, as in the t5 package."""

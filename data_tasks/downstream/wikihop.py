@@ -27,13 +27,13 @@ from data_tasks.corpora.rows import Rows
 from data_tasks.corpora.table_files import Table, parse_records
 from data_tasks.downstream import global_sentences, postprocessors, templates
 from data_tasks.downstream.classification import VOCABULARY_PATH, late_vocabulary
+from data_tasks.downstream.offsets import encode_with_offsets
 from data_tasks.feature_checks import require_lengths
 from data_tasks.metrics.classification import accuracy
-from data_tasks.vocabularies import PASS_THROUGH
-from data_tasks.vocabularies.labels import UNKNOWN
-from data_tasks.vocabularies.offsets import encode_with_offsets
 from t5x_like.data import task_arguments
 from t5x_like.data.records import Record, decode, json_object, read_bytes
+from t5x_like.vocabularies.labels import UNKNOWN
+from t5x_like.vocabularies.shipped import PASS_THROUGH
 
 TASK = "wikihop_candidates"
 _POSITIONS, _FLAGS = global_sentences.FEATURE, "is_candidate"

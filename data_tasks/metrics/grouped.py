@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from data_tasks.metrics import classification
-from data_tasks.vocabularies.labels import UNKNOWN
+from t5x_like.vocabularies.labels import UNKNOWN
 
 Grouped = Sequence[Mapping[str, Any]]
 

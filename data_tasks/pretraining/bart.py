@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import seqio
 import tensorflow as tf
 
-import data_tasks.vocabularies.seqio_interface  # noqa: F401 (the vocabularies are SeqIO's)
+import t5x_like.data.seqio_feed.seqio_interface  # noqa: F401 (the vocabularies are SeqIO's)
 from data_tasks import preprocessors
 from data_tasks.feature_checks import require_eos, require_lengths, require_shared_vocabulary
 from data_tasks.pretraining import bart_noise

@@ -20,8 +20,8 @@ from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
 from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining import word_characters_tasks
-from data_tasks.vocabularies import late_words, words
-from t5x_like.data.word_characters import BOS, EOS, MAX_CHARACTERS
+from t5x_like.vocabularies import late_words, words
+from t5x_like.vocabularies.word_characters import BOS, EOS, MAX_CHARACTERS
 
 TASK = "text_files_bidirectional_words"
 _BOS_ID = 0

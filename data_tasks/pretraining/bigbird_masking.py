@@ -10,7 +10,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from data_tasks.pretraining.masked_lm import ORDER_DRAW, BertMasking, Draw, RobertaMasking, Rows, number_words
 from data_tasks.pretraining.masked_lm_inputs import SPECIAL_TOKENS, add_special_tokens, row_length
-from data_tasks.vocabularies.special_tokens import SpecialTokens, special_tokens, word_starts
+from t5x_like.vocabularies.special_tokens import SpecialTokens, special_tokens, word_starts
 
 DOCUMENTS_PER_BATCH = 64
 # The released code never draws a span that ends in the last tokens of a long document.

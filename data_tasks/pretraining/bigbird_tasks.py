@@ -1,10 +1,10 @@
 """Data of BigBird ITC: random spans of documents with masked words."""
 
-from data_tasks import vocabularies
 from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
 from data_tasks.pretraining.bigbird_masking import WordMasking, random_spans
 from data_tasks.pretraining.masked_lm_tasks import add_masked_lm_task
+from t5x_like.vocabularies import shipped as vocabularies
 
 # Lines of a .txt file per document, so that most documents are longer than 4,096 tokens.
 LINES_PER_DOCUMENT = 1024

@@ -15,7 +15,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from data_tasks import preprocessors, vocabularies
+from data_tasks import preprocessors
 from data_tasks.corpora import mentions, python_docs_modules
 from data_tasks.corpora.documents import DocumentSource
 from data_tasks.feature_checks import require_lengths
@@ -24,10 +24,11 @@ from data_tasks.pretraining.masked_lm import MASK_RATE, BertMasking
 from data_tasks.pretraining.masked_lm_tasks import output_features
 from data_tasks.pretraining.sentence_pairs import sentence_pairs
 from data_tasks.pretraining.sentence_tasks import PAIR_FEATURES, masked
-from data_tasks.vocabularies.late import LateVocabulary
-from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies.late import LateVocabulary
+from t5x_like.vocabularies.wordpiece import WordPieceVocabulary
 
 # The released code drops pairs with fewer entities.
 MIN_ENTITIES = 5

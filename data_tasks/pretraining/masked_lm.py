@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from data_tasks import preprocessors
 from data_tasks.feature_checks import require_lengths
-from data_tasks.vocabularies.special_tokens import SpecialTokens, special_tokens, word_starts
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.special_tokens import SpecialTokens, special_tokens, word_starts
 
 MASK_RATE = 0.15
 # Of the chosen tokens, these fractions become [MASK] or stay unchanged; the others become random tokens.

@@ -9,8 +9,8 @@ import tensorflow as tf
 from data_tasks import preprocessors
 from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining.masked_lm import DUPLICATE
-from data_tasks.vocabularies.special_tokens import SpecialTokens, special_tokens
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.special_tokens import SpecialTokens, special_tokens
 
 # Number of copies of each document in BERT's data, each with other masks.
 DUPE_FACTOR = 10

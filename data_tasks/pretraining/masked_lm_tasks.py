@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import seqio
 
-from data_tasks import preprocessors, vocabularies
+from data_tasks import preprocessors
 from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
 from data_tasks.pretraining.masked_lm import BERT_MASKING, BertMasking, Masking, RobertaMasking, mask_inputs
 from data_tasks.pretraining.masked_lm_inputs import DUPE_FACTOR, duplicate_documents, full_sentences, single_documents
+from t5x_like.vocabularies import shipped as vocabularies
 
 
 def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:

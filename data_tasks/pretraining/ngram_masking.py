@@ -16,8 +16,8 @@ from data_tasks.pretraining.masked_lm import (
     fraction,
     number_words,
 )
-from data_tasks.vocabularies.special_tokens import word_starts
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.special_tokens import word_starts
 
 _SINGLE_PIECES = frozenset(string.punctuation) | {"€", "£"}
 _ENGLISH = frozenset(string.ascii_letters) | _SINGLE_PIECES

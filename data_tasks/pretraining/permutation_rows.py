@@ -13,9 +13,9 @@ import tensorflow as tf
 from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining.permutations import permutation_ranks
 from data_tasks.pretraining.span_sampling import sample_targets, starts_of_pieces
-from data_tasks.vocabularies.special_tokens import SpecialTokens, special_tokens
 from t5x_like.data.specs import TOKENS_PER_TARGET
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.special_tokens import SpecialTokens, special_tokens
 
 # Documents that are joined to a stream.
 DOCUMENTS_PER_STREAM = 32

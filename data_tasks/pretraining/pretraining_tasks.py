@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from data_tasks import vocabularies
 from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
 from data_tasks.pretraining.bart import add_bart_task
@@ -13,11 +12,12 @@ from data_tasks.pretraining.language_model import (
     add_sequence_autoencoder_task,
 )
 from data_tasks.pretraining.ul2 import add_ul2_mixture
-from data_tasks.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
-from data_tasks.vocabularies.byte_bpe import ByteBPEVocabulary
-from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_or_words
 from t5x_like import paths
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
+from t5x_like.vocabularies.byte_bpe import ByteBPEVocabulary
+from t5x_like.vocabularies.late import LateVocabulary, sentencepiece_or_words
 
 _SOURCE = DocumentSource(python_docs.read)
 

@@ -18,8 +18,8 @@ from data_tasks.pretraining.sentence_pairs import (
     assemble_pairs,
     chunk_ends,
 )
-from data_tasks.vocabularies.special_tokens import SpecialTokens, special_tokens
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.special_tokens import SpecialTokens, special_tokens
 
 SINGLE_SEGMENT_PROBABILITY = 0.1
 RANDOM_LENGTH_PROBABILITY = 0.05

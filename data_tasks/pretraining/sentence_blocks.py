@@ -8,7 +8,7 @@ import tensorflow as tf
 from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining.masked_lm_inputs import DOCUMENTS_PER_BATCH, SPECIAL_TOKENS, add_special_tokens, row_length
 from data_tasks.pretraining.sentence_pairs import Documents
-from data_tasks.vocabularies.special_tokens import SpecialTokens, special_tokens
+from t5x_like.vocabularies.special_tokens import SpecialTokens, special_tokens
 
 
 @tf.autograph.experimental.do_not_convert

@@ -12,8 +12,8 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.feature_checks import require_lengths
-from data_tasks.vocabularies.special_tokens import SpecialTokens, special_tokens
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.special_tokens import SpecialTokens, special_tokens
 
 SPECIAL_TOKENS_PER_PAIR = 3  # of [CLS] A [SEP] B [SEP]
 SHORT_PAIR_PROBABILITY = 0.1

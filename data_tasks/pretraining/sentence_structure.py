@@ -9,8 +9,8 @@ from data_tasks import preprocessors
 from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining.masked_lm import EXAMPLES_PER_BATCH, Rows, predictions, seeded_draws
 from data_tasks.pretraining.sentence_pairs import Documents, Draws, Pairs, consecutive_or_random, swap_segments
-from data_tasks.vocabularies.special_tokens import SpecialTokens, special_tokens
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.special_tokens import SpecialTokens, special_tokens
 
 SHUFFLE_RATE = 0.05
 _TRIGRAM = 3

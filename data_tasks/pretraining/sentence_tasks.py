@@ -13,7 +13,7 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
-from data_tasks import preprocessors, vocabularies
+from data_tasks import preprocessors
 from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
 from data_tasks.pretraining import sentence_files, sentences
@@ -25,12 +25,13 @@ from data_tasks.pretraining.sentence_order import ordered_pairs
 from data_tasks.pretraining.sentence_pairs import sentence_pairs
 from data_tasks.pretraining.sentence_structure import shuffle_trigrams, structured_pairs
 from data_tasks.pretraining.span_masking import SpanMasking
-from data_tasks.vocabularies import text_rules
-from data_tasks.vocabularies.hugging_face_sentencepiece import AlbertVocabulary
-from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_model
-from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import text_rules
+from t5x_like.vocabularies.hugging_face_sentencepiece import AlbertVocabulary
+from t5x_like.vocabularies.late import LateVocabulary, sentencepiece_model
+from t5x_like.vocabularies.wordpiece import WordPieceVocabulary
 
 Preprocessor = Callable[..., tf.data.Dataset]
 

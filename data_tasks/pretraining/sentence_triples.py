@@ -13,9 +13,9 @@ from data_tasks.corpora import text_files
 from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining import sentence_files
 from data_tasks.pretraining.sentence_tasks import add_sentences_task
-from data_tasks.vocabularies import late_words
-from data_tasks.vocabularies.word_counts import WordSequenceVocabulary
 from t5x_like.data import task_arguments
+from t5x_like.vocabularies import late_words
+from t5x_like.vocabularies.word_vocabularies import WordSequenceVocabulary
 
 TASK = "text_files_sentence_triples"
 FEATURES = ("previous", "inputs", "next")

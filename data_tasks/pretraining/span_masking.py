@@ -20,8 +20,8 @@ from data_tasks.pretraining.masked_lm import (
     number_words,
 )
 from data_tasks.pretraining.masked_lm_inputs import SPECIAL_TOKENS
-from data_tasks.vocabularies.special_tokens import word_starts
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.special_tokens import word_starts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from data_tasks.vocabularies.special_tokens import word_starts
+from t5x_like.vocabularies.special_tokens import word_starts
 
 MAX_PIECES = 5
 # Number of tokens of context per target.

@@ -9,8 +9,8 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.pretraining.masked_lm import NGRAM_DRAW, ORDER_DRAW, BertMasking, Draw, Rows, fraction
-from data_tasks.vocabularies.special_tokens import word_starts
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.special_tokens import word_starts
 
 # ASCII characters that are neither letters nor digits count as punctuation, as in BERT's tokenizer.
 _ASCII_SIGNS = frozenset(chr(code) for code in range(33, 127) if not chr(code).isalnum())

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from data_tasks import preprocessors
 from data_tasks.feature_checks import require_lengths
-from data_tasks.vocabularies import words
-from t5x_like.data.word_characters import EOS, MAX_CHARACTERS
+from t5x_like.vocabularies import words
+from t5x_like.vocabularies.word_characters import EOS, MAX_CHARACTERS
 
 _DOCUMENTS_PER_BATCH = 128
 

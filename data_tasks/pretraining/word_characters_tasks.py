@@ -5,7 +5,7 @@ import functools
 from data_tasks.corpora import python_docs
 from data_tasks.corpora.documents import TRAIN, DocumentSource
 from data_tasks.pretraining.word_characters import add_word_characters_task
-from data_tasks.vocabularies import words
+from t5x_like.vocabularies import words
 
 NUMBER_OF_WORDS = 8189
 """The most frequent words of the training documents: 8,192 ids with padding, EOS and the unknown word."""

@@ -15,8 +15,8 @@ import tensorflow as tf
 from data_tasks import preprocessors
 from data_tasks.corpora import text_files
 from data_tasks.feature_checks import require_lengths
-from data_tasks.vocabularies import late_words
-from t5x_like.data.word_counts import EOS
+from t5x_like.vocabularies import late_words
+from t5x_like.vocabularies.word_counts import EOS
 
 TASK = "text_files_words"
 _DOCUMENTS_PER_BATCH = 128

@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 import seqio
 
-from data_tasks import vocabularies
 from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
 from data_tasks.pretraining import sentence_files, sentences
 from data_tasks.pretraining.permutation_rows import FEATURES, permutation_rows
 from data_tasks.pretraining.sentence_tasks import add_sentences_task
-from data_tasks.vocabularies import text_rules
-from data_tasks.vocabularies.hugging_face_sentencepiece import XLNetVocabulary
-from data_tasks.vocabularies.late import LateVocabulary, sentencepiece_model
 from t5x_like.data import task_arguments
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import text_rules
+from t5x_like.vocabularies.hugging_face_sentencepiece import XLNetVocabulary
+from t5x_like.vocabularies.late import LateVocabulary, sentencepiece_model
 
 _ARGUMENTS = {
     # Length of a row of continuous data, which TASK_FEATURE_LENGTHS sets.

@@ -95,7 +95,7 @@ def mask_id(subject: Subject) -> int | None:
     try:
         if subject.stacks != (ENCODER,):
             return getattr(subject.vocabulary, "mask_id", None)
-        tokens = importlib.import_module("data_tasks.vocabularies.special_tokens")
+        tokens = importlib.import_module("t5x_like.vocabularies.special_tokens")
         return tokens.special_tokens(subject.vocabulary).mask
     except UserError:
         return None

@@ -184,5 +184,5 @@ def word_starts(subject: Subject) -> np.ndarray:
       UserError: The vocabulary has no pieces of words.
     """
     # By name: this package does not depend on the shipped vocabularies.
-    module = importlib.import_module("data_tasks.vocabularies.special_tokens")
+    module = importlib.import_module("t5x_like.vocabularies.special_tokens")
     return module.word_starts(subject.vocabulary)

@@ -91,7 +91,7 @@ class Subject:
     @functools.cached_property
     def _space(self) -> str:
         # Byte-level BPE has words with the space before them. By name, as `text_frames` does.
-        byte_bpe = importlib.import_module("data_tasks.vocabularies.byte_bpe").ByteBPEVocabulary
+        byte_bpe = importlib.import_module("t5x_like.vocabularies.byte_bpe").ByteBPEVocabulary
         return " " if isinstance(self.vocabulary, byte_bpe) else ""
 
     def encode_word(self, word: str) -> list[int]:

@@ -15,9 +15,9 @@ from t5x_like.cli.command import Command
 from t5x_like.cli.commands import COMMANDS, RECIPES
 from t5x_like.cli.path_checks import check_paths
 from t5x_like.cli.startup import prepare
-from t5x_like.data import tokenizer_files
 from t5x_like.errors import UserError
 from t5x_like.runtime import protocol, run_files, stop_signals
+from t5x_like.vocabularies import tokenizer_files
 
 if TYPE_CHECKING:
     from t5x_like import config

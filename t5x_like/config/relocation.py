@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_like import paths
-from t5x_like.data import task_arguments, tokenizer_files
+from t5x_like.data import task_arguments
 from t5x_like.runtime import run_files
+from t5x_like.vocabularies import tokenizer_files
 
 
 def macros(directory: str, arguments: Any) -> dict[str, Any]:

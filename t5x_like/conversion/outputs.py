@@ -13,7 +13,6 @@ from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.config import description
 from t5x_like.conversion import prompt_format, tokenizers
 from t5x_like.conversion.sources import Weights
-from t5x_like.data import tokenizer_files
 from t5x_like.errors import UserError
 from t5x_like.inference.predictors import predicts_text
 from t5x_like.interop import adapter_hub, exports, peft, quantized
@@ -25,6 +24,7 @@ from t5x_like.objectives.heads import HeadForm
 from t5x_like.reporting import model_card
 from t5x_like.stored import frozen_base, weight_source
 from t5x_like.training.runs import weights_run
+from t5x_like.vocabularies import tokenizer_files
 
 
 def write_run(weights: Weights, path: str, output_path: str) -> None:

@@ -9,12 +9,12 @@ from absl import logging
 
 from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.config.stored import StoredSettings
-from t5x_like.data import tokenizer_classes
 from t5x_like.data.prompts import PromptFormat
-from t5x_like.data.tokenizer_classes import CHAT_TEMPLATE, CONFIG, TOKENIZER
 from t5x_like.interop import sentencepiece_tokenizers, tokenizer_ids, tokenizer_json_files
 from t5x_like.objectives.base import Objective
 from t5x_like.stored import run_vocabulary
+from t5x_like.vocabularies import tokenizer_classes
+from t5x_like.vocabularies.tokenizer_classes import CHAT_TEMPLATE, CONFIG, TOKENIZER
 
 _KEPT_CONFIG = (
     *("model_max_length", "clean_up_tokenization_spaces", "pad_token", "model_input_names"),

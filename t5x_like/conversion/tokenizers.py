@@ -10,14 +10,14 @@ from absl import logging
 from t5x_like import interop, paths
 from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.config import description
-from t5x_like.data import tokenizer_files, vocabulary_digest
-from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.errors import UserError
 from t5x_like.interop import generation, tensorflow_checkpoints, tokenizer_export, tokenizer_ids
 from t5x_like.models import special_tokens
 from t5x_like.models.base import ModelConfig
 from t5x_like.runtime import run_files
 from t5x_like.stored import run_tokenizer
+from t5x_like.vocabularies import tokenizer_files, vocabulary_digest
+from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
 
 _START, _NEW_TOKENS = "decoder_start_token_id", "max_new_tokens"
 

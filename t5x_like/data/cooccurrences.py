@@ -16,10 +16,10 @@ from t5x_like.data.feed import DataMismatchError, HostBatch
 from t5x_like.data.source import DataSource
 from t5x_like.data.specs import WORDS
 from t5x_like.data.task_features import TaskFeature
-from t5x_like.data.vocabulary_digest import TextVocabulary
-from t5x_like.data.vocabulary_kind import VocabularyKind
-from t5x_like.data.word_counts import EOS_ID, FIRST_WORD_ID
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
+from t5x_like.vocabularies.vocabulary_kind import VocabularyKind
+from t5x_like.vocabularies.word_counts import EOS_ID, FIRST_WORD_ID
 
 ROWS, COLUMNS, COUNTS = "encoder_input_tokens", "context_words", "counts"
 SPEC = FeatureSpec(

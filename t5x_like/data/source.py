@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.feed import HostBatch, HostIterator
-from t5x_like.data.vocabulary_digest import TextVocabulary
-from t5x_like.data.vocabulary_kind import VocabularyKind
+from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
+from t5x_like.vocabularies.vocabulary_kind import VocabularyKind
 
 if TYPE_CHECKING:
     import seqio

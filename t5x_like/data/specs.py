@@ -7,8 +7,8 @@ import numpy as np
 
 from t5x_like.data import choices
 from t5x_like.data.features import FeatureSpec, ModelFeature, TaskFeature
-from t5x_like.data.word_characters import NUM_CHARACTERS
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.word_characters import NUM_CHARACTERS
 
 ENCODER_INPUTS = FeatureSpec(
     features=(

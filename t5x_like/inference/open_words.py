@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from t5x_like.data import word_characters
-from t5x_like.data.word_characters import MAX_CHARACTERS
+from t5x_like.vocabularies import word_characters
+from t5x_like.vocabularies.word_characters import MAX_CHARACTERS
 
 
 class OpenWords:

@@ -42,7 +42,7 @@ def frame_of(vocabulary: Any) -> Frame:
     # By name, as tasks are: this package does not depend on the shipped tasks and vocabularies.
     template = importlib.import_module("data_tasks.downstream.templates").template_of(vocabulary)
     try:
-        cls = importlib.import_module("data_tasks.vocabularies.special_tokens").special_tokens(vocabulary).cls
+        cls = importlib.import_module("t5x_like.vocabularies.special_tokens").special_tokens(vocabulary).cls
     except UserError:  # GPT-2's has none
         cls = None
     at = {template.prefix[:1]: 0, template.suffix[-1:]: -1}.get((cls,)) if cls is not None else None

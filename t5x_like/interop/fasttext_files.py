@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from t5x_like.data.subwords import Subwords
-from t5x_like.data.word_counts import WordCounts
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.word_counts import WordCounts
 
 MAGIC, VERSION = 793712314, 12
 # In version 11, classifiers have no n-grams of characters, whatever their arguments say.

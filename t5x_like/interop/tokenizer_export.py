@@ -9,8 +9,8 @@ from absl import logging
 from sentencepiece import sentencepiece_model_pb2
 
 from t5x_like import paths
-from t5x_like.data import tokenizer_classes, tokenizer_files
 from t5x_like.interop import sentencepiece_tokenizers, tokenizer_ids
+from t5x_like.vocabularies import tokenizer_classes, tokenizer_files
 
 Shape = Literal["encoder", "encoder_decoder", "decoder"]
 

@@ -6,9 +6,9 @@ from typing import Any
 import sentencepiece
 
 from t5x_like import paths
-from t5x_like.data import tokenizer_classes, tokenizer_files, tokenizer_json
-from t5x_like.data.tokenizer_classes import ADDED_TOKENS, CONFIG, MODEL_CONFIG, SPECIAL_TOKENS_MAP, TOKENIZER
 from t5x_like.interop import json_files
+from t5x_like.vocabularies import tokenizer_classes, tokenizer_files, tokenizer_json
+from t5x_like.vocabularies.tokenizer_classes import ADDED_TOKENS, CONFIG, MODEL_CONFIG, SPECIAL_TOKENS_MAP, TOKENIZER
 
 VOCABULARY, WORDPIECE = tokenizer_classes.BPE_IDS, tokenizer_files.WORDPIECE_FILE
 ROLES = tokenizer_json.ROLES

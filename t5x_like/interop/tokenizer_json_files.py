@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from t5x_like.data import tokenizer_classes
+from t5x_like.vocabularies import tokenizer_classes
 
 _SPACE = "▁"
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from t5x_like.data.word_characters import NUM_CHARACTERS
 from t5x_like.errors import UserError
 from t5x_like.layers import initializers
 from t5x_like.layers.blocks import Hidden
@@ -18,6 +17,7 @@ from t5x_like.layers.embeddings import Unembedding
 from t5x_like.models import checks
 from t5x_like.models.base import Batch
 from t5x_like.models.lstm import LSTM, LSTMConfig, LSTMLayers
+from t5x_like.vocabularies.word_characters import NUM_CHARACTERS
 
 CHARACTERS = "decoder_input_characters"
 # Filters of ELMo: 2,048 in all.

@@ -25,7 +25,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like import partitioning
 from t5x_like.adapters import prefix, prompt
-from t5x_like.data.word_characters import BEGIN_OF_TEXT, END_OF_TEXT, NUM_CHARACTERS, boundary
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import captures as capturing
@@ -37,6 +36,7 @@ from t5x_like.models import checks
 from t5x_like.models.base import BaseConfig, Batch, StackInfo
 from t5x_like.models.character_lstm import ELMO_FILTERS
 from t5x_like.models.outputs import Outputs
+from t5x_like.vocabularies.word_characters import BEGIN_OF_TEXT, END_OF_TEXT, NUM_CHARACTERS, boundary
 
 CHARACTERS, BACKWARD_CHARACTERS = "encoder_input_characters", "backward_characters"
 State = Float[Array, "batch size"]

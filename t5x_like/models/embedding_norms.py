@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
-from t5x_like.data import word_counts
 from t5x_like.layers.embeddings import Embedder
+from t5x_like.vocabularies import word_counts
 
 Table = Float[Array, "ids embed"]
 # Added to the variance, as in the released code (adversarial_text, `layers.Embedding`).

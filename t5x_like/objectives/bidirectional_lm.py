@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 
 from t5x_like.data.features import FeatureSpec, ModelFeature
 from t5x_like.data.task_features import TaskFeature
-from t5x_like.data.word_characters import NUM_CHARACTERS
 from t5x_like.errors import UserError
 from t5x_like.kernels import sampled_softmax
 from t5x_like.kernels.cross_entropy import target_probabilities
@@ -22,6 +21,7 @@ from t5x_like.objectives.base import Batch, Objective, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction
 from t5x_like.recorded import recorded
+from t5x_like.vocabularies.word_characters import NUM_CHARACTERS
 
 NAME = "softmax"
 # The next words of each direction. The model only counts its input tokens, so they are the words to predict.

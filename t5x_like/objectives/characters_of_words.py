@@ -10,7 +10,6 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t5x_like.data import word_characters, word_counts
 from t5x_like.errors import UserError
 from t5x_like.layers.captures import Edit
 from t5x_like.models.base import ModelConfig
@@ -22,6 +21,7 @@ from t5x_like.objectives.carry import NO_CARRY, Carry
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.text_ids import text_ids
 from t5x_like.recorded import recorded
+from t5x_like.vocabularies import word_characters, word_counts
 
 _TOKENS, _SEGMENTS = "encoder_input_tokens", "encoder_segment_ids"
 

@@ -11,13 +11,13 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Int32
 
 from t5x_like.data.subwords import Subwords
-from t5x_like.data.word_counts import FIRST_WORD_ID
 from t5x_like.errors import UserError
 from t5x_like.objectives.row_updates import TABLE
 from t5x_like.objectives.word2vec import WordPrediction
 from t5x_like.objectives.word_contexts import Contexts, offsets, pairs
 from t5x_like.objectives.word_outputs import NegativeSampling, WordOutput
 from t5x_like.recorded import recorded
+from t5x_like.vocabularies.word_counts import FIRST_WORD_ID
 
 # Words whose vectors are computed at once, from about 20 rows each.
 _WORDS_AT_ONCE = 4096

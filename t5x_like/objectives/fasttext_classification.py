@@ -14,9 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like import partitioning
 from t5x_like.axis_rules import VECTOR
-from t5x_like.data import specs, word_counts
+from t5x_like.data import specs
 from t5x_like.data.subwords import Subwords, hash_of
-from t5x_like.data.word_counts import EOS, EOS_ID, FIRST_WORD_ID, PAD_ID
 from t5x_like.errors import UserError
 from t5x_like.layers.embeddings import Embedder
 from t5x_like.models.outputs import Outputs
@@ -32,6 +31,8 @@ from t5x_like.objectives.sequence_prediction import NAME
 from t5x_like.objectives.word_ngrams import MAX_BUCKETS, buckets_of_ngrams
 from t5x_like.optimizers.rows import Apply
 from t5x_like.recorded import recorded
+from t5x_like.vocabularies import word_counts
+from t5x_like.vocabularies.word_counts import EOS, EOS_ID, FIRST_WORD_ID, PAD_ID
 
 OUTPUT = f"objective/{NAME}/embedding"
 """Name of the table of the labels."""

@@ -10,13 +10,13 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float32
 
-from t5x_like.data import word_counts
 from t5x_like.errors import UserError
 from t5x_like.kernels import sampled_softmax
 from t5x_like.kernels.sampled_softmax import Samples
 from t5x_like.layers.embeddings import Unembedding
 from t5x_like.objectives.base import Params, Pass
 from t5x_like.objectives.keys import Keys
+from t5x_like.vocabularies import word_counts
 
 
 class Sampler(Protocol):

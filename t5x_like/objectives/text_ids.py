@@ -8,8 +8,8 @@ from jaxtyping import Array, Bool, Int
 
 from t5x_like.data import specs
 from t5x_like.data.features import FeatureSpec
-from t5x_like.data.word_counts import EOS_ID
 from t5x_like.objectives.base import Batch
+from t5x_like.vocabularies.word_counts import EOS_ID
 
 TextIdArray = Int[Array, "batch length"]
 

@@ -11,9 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like import partitioning
-from t5x_like.data import word_counts
 from t5x_like.data.specs import WORDS
-from t5x_like.data.word_counts import FIRST_WORD_ID, WordCounts
 from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.word_vectors import TOKENS, table
@@ -26,6 +24,8 @@ from t5x_like.objectives.word_outputs import NegativeSampling, WordOutput
 from t5x_like.optimizers.rows import Apply
 from t5x_like.parameters import named_leaves
 from t5x_like.recorded import recorded
+from t5x_like.vocabularies import word_counts
+from t5x_like.vocabularies.word_counts import FIRST_WORD_ID, WordCounts
 
 TERM = "words"
 _ROUNDS = 4  # of `shuffled`

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_like.data.word_counts import EOS_ID, FIRST_WORD_ID
+from t5x_like.vocabularies.word_counts import EOS_ID, FIRST_WORD_ID
 
 
 @jax.tree_util.register_dataclass

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from t5x_like.data import word_counts
-from t5x_like.data.word_counts import FIRST_WORD_ID, WordCounts
 from t5x_like.errors import UserError
 from t5x_like.recorded import recorded
+from t5x_like.vocabularies import word_counts
+from t5x_like.vocabularies.word_counts import FIRST_WORD_ID, WordCounts
 
 
 class Decisions(NamedTuple):

@@ -19,7 +19,7 @@ from t5x_like.stored import run_tokenizer, run_vocabulary, warm_start
 from t5x_like.stored.weight_source import InitialWeights
 
 if TYPE_CHECKING:
-    from data_tasks.vocabularies.base import Vocabulary
+    from t5x_like.vocabularies.base import Vocabulary
 
 
 class Prompts(Protocol):

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 from t5x_like import paths
 from t5x_like.checkpoints import checkpoint_choice, weight_files
-from t5x_like.data import tokenizer_files, vocabulary_digest
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.source import DataSource
-from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.errors import UserError
 from t5x_like.runtime.run_files import TOKENIZER
 from t5x_like.stored import run_vocabulary
 from t5x_like.stored.weight_source import InitialWeights
+from t5x_like.vocabularies import tokenizer_files, vocabulary_digest
+from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
 
 
 def of_data(data: DataSource, spec: FeatureSpec, vocabulary_path: str | None) -> TextVocabulary:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from t5x_like import paths
 from t5x_like.checkpoints import checkpoint_choice, weight_files
-from t5x_like.data import task_arguments, tokenizer_files, vocabulary_digest, vocabulary_kind
-from t5x_like.data.vocabulary_kind import VocabularyKind
+from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
 from t5x_like.runtime.run_files import TOKENIZER, VOCABULARY
+from t5x_like.vocabularies import tokenizer_files, vocabulary_digest, vocabulary_kind
+from t5x_like.vocabularies.vocabulary_kind import VocabularyKind
 
 if TYPE_CHECKING:
-    from data_tasks.vocabularies.base import Vocabulary
+    from t5x_like.vocabularies.base import Vocabulary
 
 _DIGEST, _KIND, _IDS, _PROBE, _TASK, _ADD_EOS = "digest", "kind", "ids", "probe", "task", "add_eos"
 # Name -> SHA-256 of the files in `MODEL_DIR/tokenizer`.
@@ -102,7 +103,7 @@ def load(checkpoint_path: str) -> "Vocabulary | None":
     if not {_DIGEST, _KIND, _IDS} <= about.keys():
         return None
     # By name, as tasks are: this package does not depend on the shipped tasks and vocabularies.
-    stored = importlib.import_module("data_tasks.vocabularies.stored")
+    stored = importlib.import_module("t5x_like.vocabularies.stored")
     path = tokenizer_files.find(paths.join(model_dir, TOKENIZER))
     probe = about.get(_PROBE)
     for made in stored.candidates(about[_KIND], about[_IDS], path, guess=probe is not None):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from t5x_like.checkpoints.checkpointer import Checkpointer
-from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.models.base import ModelConfig
 from t5x_like.stored import frozen_base, run_tokenizer, warm_start
 from t5x_like.training import run_feed
@@ -14,6 +13,7 @@ from t5x_like.training.improvement import check_metrics, check_run
 from t5x_like.training.program import Program
 from t5x_like.training.recipe import Recipe
 from t5x_like.training.runs import run_directory, run_teachers, stored_config
+from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
 
 Result = TypeVar("Result")
 

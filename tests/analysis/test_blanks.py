@@ -8,14 +8,14 @@ import pytest
 import small_models
 from numerics import assert_close
 
-from data_tasks.vocabularies import trainers
-from data_tasks.vocabularies.from_folder import from_folder
+from data_tasks.vocabulary_training import trainers
 from t5x_like.analysis import blanks, cloze, minimal_pairs, relations
 from t5x_like.analysis.blanks import Blank
 from t5x_like.analysis.scorer import Scorer
 from t5x_like.analysis.subject import Subject
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model
+from t5x_like.vocabularies.from_folder import from_folder
 
 FAMILIES = ["bert", "gpt2", "t5", "bart"]
 TEXT, POSITION = "ab cd ef", 3

@@ -303,7 +303,7 @@ def tasks():
     import seqio
     import tensorflow as tf
 
-    from data_tasks.vocabularies.labels import LabelVocabulary
+    from t5x_like.vocabularies.labels import LabelVocabulary
 
     names = ("epochs_first", "epochs_second")
     for name, size in zip(names, (10, 5), strict=True):

@@ -9,11 +9,11 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from data_tasks import vocabularies
 from t5x_like import cli, interop, paths
 from t5x_like.interop import safetensors_files
 from t5x_like.models.t5 import T5Config
 from t5x_like.runtime import protocol
+from t5x_like.vocabularies import shipped as vocabularies
 
 TASK = "tests_dry_run"
 TINY = "--gin_file=models/t5_1_1/tiny.gin"

@@ -7,10 +7,10 @@ import pytest
 
 from t5x_like.conversion import tokenizers
 from t5x_like.conversion.prompt_format import with_prompts
-from t5x_like.data import tokenizer_files
 from t5x_like.data.prompts import PromptFormat
-from t5x_like.data.tokenizer_classes import TOKENIZER
 from t5x_like.interop import tokenizer_ids
+from t5x_like.vocabularies import tokenizer_files
+from t5x_like.vocabularies.tokenizer_classes import TOKENIZER
 
 pytestmark = pytest.mark.parity
 

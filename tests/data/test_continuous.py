@@ -9,12 +9,12 @@ import seqio
 
 from data_tasks.corpora.documents import Corpus, DocumentSource
 from data_tasks.pretraining.language_model import add_causal_lm_task, add_prefix_lm_task
-from data_tasks.vocabularies.late import LateVocabulary
 from t5x_like.data import continuous, specs
 from t5x_like.data.cached import CachedMixture, CachedSource
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import UserError
 from t5x_like.objectives.recurrent_lm import RecurrentLM
+from t5x_like.vocabularies.late import LateVocabulary
 
 LENGTH, ROWS, EOS = 7, 4, 1
 SPEC = RecurrentLM.features

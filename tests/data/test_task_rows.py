@@ -7,12 +7,12 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.data import specs
 from t5x_like.data.records import Record
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.seqio_feed.task_rows import TaskRows
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 TASK = "task_rows_words"
 ROW = {

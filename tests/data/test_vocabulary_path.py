@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import seqio
 
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL, python_docs
 from t5x_like.data import task_arguments
 from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL, python_docs
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,9 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from data_tasks import preprocessors, vocabularies
+from data_tasks import preprocessors
 from t5x_like.data.span_lengths import noise_counts, span_lengths
+from t5x_like.vocabularies import shipped as vocabularies
 
 SENTENCE = "Thank you for inviting me to your party last week."
 

@@ -10,7 +10,6 @@ import pytest
 import seqio
 
 from data_tasks.downstream.own_tables import add_classification_task
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like import optimizers
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.distillation.losses.logits import SoftCrossEntropy
@@ -23,6 +22,7 @@ from t5x_like.objectives.passes import predict, total_weights
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_prediction import NAME
 from t5x_like.objectives.variables import Frozen
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 STUDENT = BertConfig(vocab_size=1200, embed_dim=8, mlp_dim=8, num_heads=2, head_dim=4, num_layers=1, max_length=16)
 OBJECTIVE = SequenceClassification(("negative", "positive"), head=DenseFirstToken())

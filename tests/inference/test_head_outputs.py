@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import seqio
 
-from data_tasks.vocabularies.labels import LabelVocabulary
 from t5x_like.inference.head_outputs import head_fields
+from t5x_like.vocabularies.labels import LabelVocabulary
 
 LABELS = LabelVocabulary(("negative", "positive"))
 NO_NAMES = seqio.PassThroughVocabulary(3)

@@ -8,7 +8,6 @@ import pytest
 from opened import call
 
 from data_tasks import shipped_tasks  # noqa: F401
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL, python_docs
 from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.infer import infer
@@ -19,6 +18,7 @@ from t5x_like.objectives.passes import predict
 from t5x_like.objectives.prefix_lm import PrefixLM
 from t5x_like.objectives.prompted_lm import PromptedLM
 from t5x_like.stored import warm_start
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL, python_docs
 
 LENGTHS = {"inputs": 24, "targets": 8}
 CONFIG = GPTConfig(vocab_size=1200, embed_dim=8, mlp_dim=8, num_heads=2, head_dim=4, num_layers=1, max_length=33)

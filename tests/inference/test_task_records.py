@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from opened import call
 
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.decoding.settings import Decoding
@@ -26,6 +25,7 @@ from t5x_like.objectives.prefix_lm import PrefixLM
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.stored import warm_start
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 SENTENCES = ["It works.", "It does not work, and it is slow.", "No."]
 BERT = BertConfig(vocab_size=1200, embed_dim=8, mlp_dim=8, num_heads=2, head_dim=4, num_layers=1, max_length=16)

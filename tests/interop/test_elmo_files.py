@@ -9,13 +9,13 @@ from numerics import assert_close
 
 from t5x_like.checkpoints import weight_files
 from t5x_like.convert import convert
-from t5x_like.data.word_characters import BEGIN_OF_TEXT, END_OF_TEXT, boundary
 from t5x_like.embed import embed
 from t5x_like.errors import UserError
 from t5x_like.interop import elmo_files
 from t5x_like.loading import open_model
 from t5x_like.models.elmo import CHARACTERS
 from t5x_like.partitioning import Partitioner
+from t5x_like.vocabularies.word_characters import BEGIN_OF_TEXT, END_OF_TEXT, boundary
 
 h5py = pytest.importorskip("h5py")
 

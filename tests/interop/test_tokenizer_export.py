@@ -8,12 +8,12 @@ import pytest
 import sentencepiece
 
 from data_tasks.downstream import templates
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL, late, text_rules
-from data_tasks.vocabularies.from_folder import from_folder
-from data_tasks.vocabularies.hugging_face_sentencepiece import AlbertVocabulary
-from t5x_like.data import tokenizer_files
 from t5x_like.interop import sentencepiece_tokenizers, tokenizer_export, tokenizer_ids
 from t5x_like.interop.tokenizer_export import Reader
+from t5x_like.vocabularies import late, text_rules, tokenizer_files
+from t5x_like.vocabularies.from_folder import from_folder
+from t5x_like.vocabularies.hugging_face_sentencepiece import AlbertVocabulary
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 TEXTS = (
     *("", " ", "\n", "  lead and trail  ", "two  spaces", "\tindented\n\n  lines\n", "café ☕ 😀", "ﬁne № ①"),

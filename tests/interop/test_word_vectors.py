@@ -8,13 +8,13 @@ import pytest
 from t5x_like import convert_vectors
 from t5x_like.convert import convert
 from t5x_like.data.subwords import Subwords
-from t5x_like.data.word_counts import WordCounts
 from t5x_like.embed import embed
 from t5x_like.errors import UserError
 from t5x_like.interop import fasttext_files, word_vectors
 from t5x_like.interop.word_vectors import Vectors
 from t5x_like.loading import open_model
 from t5x_like.objectives.row_updates import TABLE
+from t5x_like.vocabularies.word_counts import WordCounts
 
 WORDS = ("the", "naïve", "queen", "king")
 VALUES = np.float32([[0.1, -2.5, 1e-20], [3, 4, 5], [1, 1, 0], [1, 0.9, 0]])

@@ -7,7 +7,6 @@ import pytest
 from numerics import assert_close
 
 from t5x_like import parameters
-from t5x_like.data import word_characters
 from t5x_like.errors import UserError
 from t5x_like.models import build
 from t5x_like.models.elmo import CHARACTERS, ElmoConfig
@@ -19,6 +18,7 @@ from t5x_like.objectives.pair_attention import Concatenation
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.text_vectors_head import TextVectors
 from t5x_like.training.program import check_inputs
+from t5x_like.vocabularies import word_characters
 
 CONFIG = ElmoConfig(
     vocab_size=23, filters=((1, 4), (3, 5)), character_dim=3, cell_dim=6, projection_dim=4, highway_layers=1

@@ -7,7 +7,6 @@ import pytest
 from numerics import assert_close
 
 from t5x_like import convert_vectors
-from t5x_like.data import word_counts
 from t5x_like.data.subwords import Subwords, hash_of, ngrams
 from t5x_like.errors import UserError
 from t5x_like.interop import fasttext_files
@@ -18,6 +17,7 @@ from t5x_like.objectives.word2vec import shuffled
 from t5x_like.objectives.word_contexts import contexts
 from t5x_like.objectives.word_outputs import HierarchicalSoftmax
 from t5x_like.optimizers.rows import row_sgd
+from t5x_like.vocabularies import word_counts
 
 OUTPUT = "objective/output/embedding"
 BUCKETS, DIM = 50, 8

@@ -8,7 +8,6 @@ from numerics import assert_close
 
 from t5x_like import convert_vectors
 from t5x_like.data.subwords import hash_of
-from t5x_like.data.word_counts import EOS
 from t5x_like.errors import UserError
 from t5x_like.models.word_vectors import WordVectorsConfig
 from t5x_like.objectives import passes
@@ -16,6 +15,7 @@ from t5x_like.objectives.fasttext_classification import OUTPUT, FastTextClassifi
 from t5x_like.objectives.row_updates import TABLE, Tables
 from t5x_like.optimizers.rows import row_sgd
 from t5x_like.parameters import rebuild
+from t5x_like.vocabularies.word_counts import EOS
 
 WORDS = ("the", "naïve", "queen", "ox")
 LABELS = ("a", "b", "c", "d")

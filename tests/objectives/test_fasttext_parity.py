@@ -9,12 +9,12 @@ from published_word_vectors import Published, exact, keep_order, near
 from word_similarities import DIM as TEXT_DIM
 from word_similarities import EPOCHS, MIN_COUNT, Text, assert_agree, train
 
-from t5x_like.data import word_counts
-from t5x_like.data.word_counts import FIRST_WORD_ID
 from t5x_like.objectives.fasttext import SubwordBagOfWords, SubwordSkipGram
 from t5x_like.objectives.row_updates import TABLE, Tables
 from t5x_like.objectives.word_outputs import Decisions, HierarchicalSoftmax
 from t5x_like.optimizers.rows import row_sgd
+from t5x_like.vocabularies import word_counts
+from t5x_like.vocabularies.word_counts import FIRST_WORD_ID
 
 DIM, BUCKETS, RATE = 8, 20, 0.5
 MODELS = {"skipgram": SubwordSkipGram, "cbow": SubwordBagOfWords}

@@ -9,12 +9,12 @@ from published_word_vectors import Published, exact, keep_order, near
 from word_similarities import DIM as TEXT_DIM
 from word_similarities import EPOCHS, MIN_COUNT, Text, assert_agree, train
 
-from t5x_like.data import word_counts
-from t5x_like.data.word_counts import FIRST_WORD_ID
 from t5x_like.objectives.row_updates import TABLE, Tables
 from t5x_like.objectives.word2vec import ContinuousBagOfWords, SkipGram
 from t5x_like.objectives.word_outputs import HierarchicalSoftmax, NegativeSampling
 from t5x_like.optimizers.rows import row_sgd
+from t5x_like.vocabularies import word_counts
+from t5x_like.vocabularies.word_counts import FIRST_WORD_ID
 
 # No two nodes of their tree have equal counts, whose order would be a choice of the program.
 COUNTS = (40, 30, 20, 12, 9, 7, 5, 3)

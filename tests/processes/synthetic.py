@@ -6,8 +6,8 @@ import os
 import numpy as np
 
 from t5x_like.data import batches, specs
-from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
 
 
 @dataclasses.dataclass

@@ -14,13 +14,13 @@ from opened import call
 from t5x_like import errors, optimizers, train
 from t5x_like import eval as eval_command
 from t5x_like.checkpoints.manager import Checkpoints
-from t5x_like.data.vocabulary_digest import TextVocabulary
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.optimizers import schedules
 from t5x_like.runtime import distributed, protocol, watchdog
 from t5x_like.stored import warm_start
 from t5x_like.training import evaluation
+from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
 
 pytestmark = [pytest.mark.full, pytest.mark.notf]
 

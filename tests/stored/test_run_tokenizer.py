@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from data_tasks import vocabularies
-from t5x_like.data import tokenizer_files, vocabulary_digest
-from t5x_like.data.vocabulary_digest import TextVocabulary
-from t5x_like.data.vocabulary_kind import VocabularyKind
 from t5x_like.errors import UserError
 from t5x_like.stored import run_tokenizer, run_vocabulary
 from t5x_like.stored.weight_source import InitialWeights
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import tokenizer_files, vocabulary_digest
+from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
+from t5x_like.vocabularies.vocabulary_kind import VocabularyKind
 
 pytestmark = pytest.mark.notf
 

@@ -6,13 +6,13 @@ import types
 
 import pytest
 
-from data_tasks import vocabularies
-from data_tasks.vocabularies.late import sentencepiece_model
-from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
-from t5x_like.data import vocabulary_digest, vocabulary_kind
 from t5x_like.errors import UserError
 from t5x_like.runtime import run_files
 from t5x_like.stored import run_vocabulary
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import vocabulary_digest, vocabulary_kind
+from t5x_like.vocabularies.late import sentencepiece_model
+from t5x_like.vocabularies.wordpiece import WordPieceVocabulary
 
 pytestmark = pytest.mark.notf
 

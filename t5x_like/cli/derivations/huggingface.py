@@ -35,7 +35,7 @@ def from_directory(settings: KnownSettings) -> Derived | None:
       UserError: The directory is not found, or its model is not supported.
     """
     from t5x_like.config import Derived
-    from t5x_like.data import tokenizer_files
+    from t5x_like.vocabularies import tokenizer_files
 
     name = "HF_PATH" if settings.value("HF_PATH") is not None else "CHECKPOINT_PATH"
     given = settings.value(name)

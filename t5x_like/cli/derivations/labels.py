@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from t5x_like.cli.derivations import task
-from t5x_like.data import vocabulary_kind
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import vocabulary_kind
 
 if TYPE_CHECKING:
     from t5x_like.config import Derived, KnownSettings

@@ -24,7 +24,7 @@ def from_run(settings: KnownSettings) -> Derived | None:
       UserError: The configuration of the run is invalid, or it does not have the network INITIAL_NETWORK.
     """
     from t5x_like.config import Derived
-    from t5x_like.data import tokenizer_files
+    from t5x_like.vocabularies import tokenizer_files
 
     path = settings.value(_NAME)
     if not isinstance(path, str) or settings.is_stored("MODEL_DIR") or settings.value("HF_PATH") is not None:

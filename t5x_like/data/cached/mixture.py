@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like import paths
-from t5x_like.data import batches, mixing, vocabulary_digest, vocabulary_kind
+from t5x_like.data import batches, mixing
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached.iterator import CachedIterator
 from t5x_like.data.cached.mixed_order import MixedOrder
@@ -17,6 +17,7 @@ from t5x_like.data.cached.mixture_file import MixtureFile
 from t5x_like.data.cached.source import CachedSource, RowReader, number_of_threads
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import vocabulary_digest, vocabulary_kind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

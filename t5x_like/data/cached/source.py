@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like import paths
-from t5x_like.data import batches, continuous, task_arguments, vocabulary_digest
+from t5x_like.data import batches, continuous, task_arguments
 from t5x_like.data.cached import logits
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached.iterator import CachedIterator, RowOrder, Streams
@@ -17,8 +17,9 @@ from t5x_like.data.cached.rows import Decoder, batch_dtype
 from t5x_like.data.cached.shards import Shards
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.token_ids import check_ids
-from t5x_like.data.vocabulary_kind import VocabularyKind
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import vocabulary_digest
+from t5x_like.vocabularies.vocabulary_kind import VocabularyKind
 
 # A row from a bucket takes tens of milliseconds, so many batches are read concurrently.
 THREADS_FOR_A_BUCKET = 16

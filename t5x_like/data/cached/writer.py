@@ -16,7 +16,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import t5x_like
 from t5x_like import paths
-from t5x_like.data import continuous, origins, prompts, skipped_records, vocabulary_digest, vocabulary_kind
+from t5x_like.data import continuous, origins, prompts, skipped_records
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached import origins_file, shard_files, unfinished
 from t5x_like.data.cached.layout import Layout, Value
@@ -27,6 +27,7 @@ from t5x_like.data.seqio_feed import SeqIOSource, empty_data, example_rows, task
 from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import RunFailed, UserError
+from t5x_like.vocabularies import vocabulary_digest, vocabulary_kind
 
 # Rows are read one at a time, so each is its own block. Compression would make a row of 626 tokens a fifth smaller, but
 # reading it would take 1.5 times as long.

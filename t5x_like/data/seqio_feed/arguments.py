@@ -7,9 +7,10 @@ from typing import Any
 import seqio
 from absl import logging
 
-from t5x_like.data import task_arguments, vocabulary_digest
+from t5x_like.data import task_arguments
 from t5x_like.data.task_arguments import VOCABULARY
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import vocabulary_digest
 
 
 def update(tasks: Sequence[seqio.Task], values: Mapping[str, Any], vocabulary_path: str | None) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from t5x_like.data import vocabulary_kind
+from t5x_like.vocabularies import vocabulary_kind
 
 if TYPE_CHECKING:
     from t5x_like.data.seqio_feed.source import SeqIOSource

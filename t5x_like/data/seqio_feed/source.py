@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from t5x_like.data import continuous, endless, mixing, specs, task_arguments, vocabulary_digest, vocabulary_kind
+from t5x_like.data import continuous, endless, mixing, specs, task_arguments
 from t5x_like.data.attached import refuse_attached
 from t5x_like.data.batches import pad_rows, rows_of_process
 from t5x_like.data.features import FeatureSpec
@@ -15,6 +15,7 @@ from t5x_like.data.prompts import separated
 from t5x_like.data.seqio_feed.registry import find_provider, import_modules
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import vocabulary_digest, vocabulary_kind
 
 if TYPE_CHECKING:
     import seqio
@@ -172,7 +173,7 @@ class SeqIOSource:
         """Returns task feature -> vocabulary. Without a task, `targets` has the vocabulary at `vocabulary_path`."""
         if not self.mixture_or_task_name and self.vocabulary_path:
             # By name, as tasks are: this package does not depend on the shipped tasks.
-            late = importlib.import_module("data_tasks.vocabularies.late")
+            late = importlib.import_module("t5x_like.vocabularies.late")
             return {"targets": late.LateVocabulary(lambda: self.vocabulary_path)}
         return {name: feature.vocabulary for name, feature in self.provider.output_features.items()}
 

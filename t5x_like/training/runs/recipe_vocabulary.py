@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 
 from t5x_like import paths
-from t5x_like.data import task_arguments, tokenizer_files
+from t5x_like.data import task_arguments
 from t5x_like.runtime.run_files import TOKENIZER
 from t5x_like.training.runs import run_directory
+from t5x_like.vocabularies import tokenizer_files
 
 if TYPE_CHECKING:
     from t5x_like.training.recipe import Recipe

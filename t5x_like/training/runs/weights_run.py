@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from t5x_like import paths
 from t5x_like.checkpoints.manager import Checkpoints
-from t5x_like.data import tokenizer_files
 from t5x_like.errors import UserError
 from t5x_like.runtime import run_files
+from t5x_like.vocabularies import tokenizer_files
 
 
 def check_new(output_path: str) -> None:

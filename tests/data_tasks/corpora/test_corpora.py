@@ -13,11 +13,11 @@ import seqio
 import tensorflow as tf
 
 import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
-from data_tasks import vocabularies
 from data_tasks.corpora import c4, documents, python_docs
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.specs import ENCODER_DECODER
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import shipped as vocabularies
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -179,7 +179,7 @@ def test_encoding_is_lossless(text):
 
 
 def test_training_script_makes_compatible_model(tmp_path):
-    from data_tasks.vocabularies import train
+    from data_tasks.vocabulary_training import train
 
     texts = [document.decode() for document in python_docs.read().splits["validation"]]
     path = tmp_path / "small.model"

@@ -9,7 +9,6 @@ import pytest
 import small_models
 from opened import call
 
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.data import prompts, specs
 from t5x_like.data.seqio_feed import SeqIOSource
@@ -19,6 +18,7 @@ from t5x_like.infer import infer
 from t5x_like.inference.codec import Codec
 from t5x_like.models.t5 import T5Config
 from t5x_like.stored import warm_start
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 LENGTHS = {"inputs": 12, "targets": 6}
 

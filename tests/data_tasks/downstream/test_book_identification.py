@@ -9,8 +9,8 @@ from data_tasks.downstream.book_identification import TASK
 from t5x_like.data import skipped_records, task_arguments
 from t5x_like.data.seqio_feed.registry import find_provider
 from t5x_like.data.skipped_records import SkippedRecords
-from t5x_like.data.vocabulary_kind import label_names
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.vocabulary_kind import label_names
 
 
 @pytest.fixture

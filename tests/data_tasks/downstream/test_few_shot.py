@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from data_tasks.downstream import few_shot
 from data_tasks.downstream.few_shot_forms import FORMS, Form
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.data.records import Record
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.seqio_feed.task_rows import TaskRows
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 TRAIN = [{"sentence": f"word{number} ", "label": number % 2, "idx": number} for number in range(6)]
 VALIDATION = [{"sentence": f"query{number} ", "label": 1, "idx": number} for number in range(3)]

@@ -8,8 +8,8 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.downstream import global_sentences, span_extraction
-from data_tasks.vocabularies.offsets import encode_with_offsets
-from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
+from data_tasks.downstream.offsets import encode_with_offsets
+from t5x_like.vocabularies.wordpiece import WordPieceVocabulary
 
 LETTERS = "a b c d e f g h i j".split()
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, ".", "?", "##k", "##."]

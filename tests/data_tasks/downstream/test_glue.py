@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from data_tasks.downstream import glue
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 LENGTHS = {"inputs": 128, "targets": 32}
 BY_NAME = {task.name: task for task in glue.TASKS}

@@ -8,9 +8,9 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.downstream import gpt_transforms
-from data_tasks.downstream.templates import template_of
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL, python_docs
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL, python_docs
+from t5x_like.vocabularies.template import template_of
 
 IDS = python_docs().vocab_size  # the first new id
 START, DELIMITER, EXTRACT = IDS, IDS + 1, IDS + 2

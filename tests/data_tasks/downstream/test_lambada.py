@@ -8,8 +8,8 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.downstream.lambada import split_last_word
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 
 def read(directory, split="test", length=512, number=50, vocabulary=PYTHON_DOCS_MODEL):

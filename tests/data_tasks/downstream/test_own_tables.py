@@ -7,11 +7,11 @@ import pytest
 import seqio
 
 from data_tasks.downstream.own_tables import add_classification_task, add_text_to_text_task
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.data.records import Record
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.specs import ENCODER_INPUTS_WITH_TYPES, with_scores
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 ARGUMENTS = {"vocabulary_path": str(PYTHON_DOCS_MODEL)}
 

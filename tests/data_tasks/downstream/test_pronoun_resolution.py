@@ -6,8 +6,8 @@ import gold_predictions
 import pytest
 
 from data_tasks.downstream import pronoun_resolution
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 ROWS = [
     {"sentence": "Bob asked Tom if he can, if he will.", "pronoun": "he", "candidates": ["Bob", "Tom"], "label": 1},

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from data_tasks.downstream import rank_classification
 from data_tasks.metrics.classification import accuracy, f1
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL, python_docs
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL, python_docs
 
 LENGTHS = {"inputs": 64, "targets": 32}
 ROWS = [

@@ -4,10 +4,10 @@ import pytest
 import seqio
 import tensorflow as tf
 
+from data_tasks.downstream.offsets import Encoded
 from data_tasks.downstream.span_extraction import answer_pieces, span_windows, windows_of
-from data_tasks.vocabularies.offsets import Encoded
-from data_tasks.vocabularies.wordpiece import WordPieceVocabulary
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.wordpiece import WordPieceVocabulary
 
 LETTERS = "a b c d e f g h i j".split()
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, "?", "##k"]

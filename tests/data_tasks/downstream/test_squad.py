@@ -9,8 +9,8 @@ import pytest
 
 from data_tasks.downstream import squad
 from data_tasks.downstream.squad import UNANSWERABLE
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 CONTEXT = "The Normans (Norman: Nourmands) lived in Normandy,\tin France."
 ROWS = [

@@ -9,8 +9,8 @@ import pytest
 from data_tasks.downstream import super_glue, super_glue_files
 from data_tasks.downstream import super_glue_text as texts
 from data_tasks.metrics.record import record_of_entities
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 LENGTHS = {"inputs": 256, "targets": 32}
 
@@ -147,7 +147,7 @@ def test_metrics_of_the_classification_form(name, official):
 
 def decoded(ids):
     """Returns the texts of an example; each ends in EOS in the template of T5."""
-    from data_tasks.vocabularies import python_docs
+    from t5x_like.vocabularies.shipped import python_docs
 
     vocabulary, ends = python_docs(), np.flatnonzero(ids == 1)
     return [vocabulary.decode(part.tolist()).strip() for part in np.split(ids, ends + 1)[:-1]]

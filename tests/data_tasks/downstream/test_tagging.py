@@ -12,8 +12,8 @@ from data_tasks.corpora.conll_files import ConllTable
 from data_tasks.downstream import tagging
 from data_tasks.downstream.tagging_tasks import CONLL2003_TAGS, WNUT17_TAGS
 from data_tasks.metrics.tagging import entities_of_tags, entity_f1, entity_text_f1
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 CONLL2003 = """-DOCSTART- -X- -X- O
 

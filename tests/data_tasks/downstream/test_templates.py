@@ -9,11 +9,11 @@ import tensorflow as tf
 from tokenizer_directories import save_bert, save_gpt2, save_llama, save_llama3, save_roberta, save_t5_fast
 
 from data_tasks.downstream import templates
-from data_tasks.downstream.templates import template_of
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
-from data_tasks.vocabularies.from_folder import from_folder
-from data_tasks.vocabularies.late import LateVocabulary
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.from_folder import from_folder
+from t5x_like.vocabularies.late import LateVocabulary
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
+from t5x_like.vocabularies.template import template_of
 
 WORDS = "the quick brown fox jumps over a very lazy dog and runs far away from it all".split()
 # Numbers of words: shorter than half, about half and longer than the lengths below.

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from data_tasks.corpora.parallel_files import ParallelFiles
 from data_tasks.downstream.summarization import summarize
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 
 def read(task, directory, split="validation", number=100, **arguments):

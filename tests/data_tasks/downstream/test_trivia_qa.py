@@ -5,7 +5,7 @@ import json
 import gold_predictions
 import pytest
 
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL, python_docs
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL, python_docs
 
 PYTHON_DOCS = python_docs()
 

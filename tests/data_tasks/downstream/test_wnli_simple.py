@@ -4,8 +4,8 @@ import gold_predictions
 import pytest
 
 from data_tasks.downstream.wnli_simple import TASK, pronoun_and_referent
-from data_tasks.vocabularies import PYTHON_DOCS_MODEL
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
 FISH = "The fish ate the worm. It was tasty."
 

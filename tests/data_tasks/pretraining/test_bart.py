@@ -11,11 +11,12 @@ import small_models
 import tensorflow as tf
 
 import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
-from data_tasks import preprocessors, vocabularies
+from data_tasks import preprocessors
 from data_tasks.pretraining import bart, bart_noise
 from data_tasks.pretraining.bart import BartNoise
-from data_tasks.vocabularies.from_folder import from_folder
 from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies.from_folder import from_folder
 
 MASK = ord("_")
 

@@ -5,11 +5,11 @@ import pytest
 import seqio  # noqa: F401 (registers the vocabularies)
 
 from data_tasks.pretraining import bidirectional_words
-from data_tasks.vocabularies import words
 from t5x_like.data.seqio_feed import SeqIOSource
-from t5x_like.data.word_characters import BEGIN_OF_TEXT, END_OF_TEXT, boundary
 from t5x_like.errors import UserError
 from t5x_like.objectives import bidirectional_lm
+from t5x_like.vocabularies import words
+from t5x_like.vocabularies.word_characters import BEGIN_OF_TEXT, END_OF_TEXT, boundary
 
 SPEC = bidirectional_lm.features(50)
 

@@ -8,14 +8,12 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from data_tasks import (
-    shipped_tasks,  # noqa: F401  registers the tasks
-    vocabularies,
-)
+from data_tasks import shipped_tasks
 from data_tasks.pretraining.bigbird_masking import WordMasking, random_spans
 from data_tasks.pretraining.masked_lm import ORDER_DRAW, Rows, seeded_draws
-from data_tasks.vocabularies.special_tokens import SpecialTokens, special_tokens
 from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies.special_tokens import SpecialTokens, special_tokens
 
 CLS, SEP, MASK = 1, 2, 3
 SPECIAL = SpecialTokens(CLS, SEP, MASK)

@@ -6,9 +6,9 @@ import tensorflow as tf
 from data_tasks import shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks.pretraining.electra_masking import ElectraMasking
 from data_tasks.pretraining.masked_lm import Rows, predictions, seeded_draws
-from data_tasks.vocabularies.special_tokens import SpecialTokens
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.specs import MASKED_LM_WITH_TYPES
+from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 CLS, SEP, MASK = 1, 2, 3
 

@@ -4,14 +4,12 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from data_tasks import (
-    shipped_tasks,  # noqa: F401  registers the tasks
-    vocabularies,
-)
+from data_tasks import shipped_tasks
 from data_tasks.pretraining.sentence_blocks import marked_sentences
-from data_tasks.vocabularies.special_tokens import SpecialTokens
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.objectives.sentence_masked_lm import SentenceMaskedLM
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 CLS, SEP, MASK = 1, 2, 3
 

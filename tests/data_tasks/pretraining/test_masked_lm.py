@@ -5,11 +5,11 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from data_tasks import vocabularies
 from data_tasks.pretraining import masked_lm
 from data_tasks.pretraining.masked_lm import BertMasking, RobertaMasking, Rows
-from data_tasks.vocabularies import special_tokens
-from data_tasks.vocabularies.special_tokens import SpecialTokens
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import special_tokens
+from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 # The 0.999 quantiles of chi-square by degrees of freedom. A correct distribution exceeds them for one in 1,000 seeds;
 # the seeds here are fixed.

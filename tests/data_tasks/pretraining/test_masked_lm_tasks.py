@@ -7,14 +7,14 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from data_tasks import vocabularies
 from data_tasks.corpora.documents import Corpus, DocumentSource
 from data_tasks.pretraining import masked_lm_inputs
 from data_tasks.pretraining.masked_lm import BertMasking, RobertaMasking
 from data_tasks.pretraining.masked_lm_tasks import add_masked_lm_task
-from data_tasks.vocabularies.special_tokens import SpecialTokens
 from t5x_like.data import specs
 from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 SPECIAL = SpecialTokens(cls=97, sep=98, mask=99)
 CLS, SEP = SPECIAL.cls, SPECIAL.sep

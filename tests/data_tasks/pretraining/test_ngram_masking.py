@@ -7,18 +7,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data_tasks import (
-    shipped_tasks,  # noqa: F401  registers the tasks
-    vocabularies,
-)
+from data_tasks import shipped_tasks
 from data_tasks.pretraining import sentence_pairs as pairing
 from data_tasks.pretraining.masked_lm import Rows, seeded_draws
 from data_tasks.pretraining.ngram_masking import NgramMasking, albert_word_starts, select_ngrams
 from data_tasks.pretraining.sentence_order import ordered_pairs
-from data_tasks.vocabularies.special_tokens import SpecialTokens
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.specs import SENTENCE_PAIRS
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 CLS, SEP, MASK = 1, 2, 3
 SPECIAL = SpecialTokens(CLS, SEP, MASK)

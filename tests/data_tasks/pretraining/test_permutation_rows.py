@@ -8,9 +8,9 @@ import tensorflow as tf
 from data_tasks.pretraining.permutation_rows import Draws, assemble, next_segments, permutation_rows
 from data_tasks.pretraining.permutations import permutation_ranks
 from data_tasks.pretraining.span_sampling import sample_targets, starts_of_pieces
-from data_tasks.vocabularies import python_docs
-from data_tasks.vocabularies.special_tokens import SpecialTokens
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.shipped import python_docs
+from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 SPECIAL = SpecialTokens(cls=3, sep=4, mask=6)
 STARTS = np.arange(100) % 3 > 0  # two of three ids begin a word

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from data_tasks.pretraining import segment_examples as segmenting
 from data_tasks.pretraining.sentence_pairs import Documents, assemble_pairs
-from data_tasks.vocabularies.special_tokens import SpecialTokens
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 CLS, SEP = 1, 2
 SPECIAL = SpecialTokens(cls=CLS, sep=SEP, mask=3)

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks.pretraining import sentence_pairs as pairing
-from data_tasks.vocabularies.special_tokens import SpecialTokens
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.specs import SENTENCE_PAIRS
+from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 CLS, SEP = 1, 2
 SPECIAL = SpecialTokens(cls=CLS, sep=SEP, mask=3)

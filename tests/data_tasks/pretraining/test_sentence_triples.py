@@ -4,8 +4,8 @@ import numpy as np
 import seqio
 
 from data_tasks.pretraining import sentence_triples
-from data_tasks.vocabularies.word_counts import WordSequenceVocabulary
 from t5x_like.data import task_arguments
+from t5x_like.vocabularies.word_vocabularies import WordSequenceVocabulary
 
 WORDS = "it was a dark night . the rain fell in torrents U.S. and wind".split()
 

@@ -5,9 +5,9 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from data_tasks import vocabularies
 from data_tasks.corpora import text_files
 from data_tasks.pretraining import sentence_tasks, sentences
+from t5x_like.vocabularies import shipped as vocabularies
 
 
 def split(function, text):

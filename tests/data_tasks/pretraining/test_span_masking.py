@@ -12,10 +12,10 @@ from data_tasks.pretraining.masked_lm import Rows, seeded_draws
 from data_tasks.pretraining.sentence_blocks import blocks
 from data_tasks.pretraining.sentence_pairs import Documents
 from data_tasks.pretraining.span_masking import SpanMasking, select_spans
-from data_tasks.vocabularies.special_tokens import SpecialTokens
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.specs import MASKED_LM
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 CLS, SEP, MASK = 1, 2, 3
 SPECIAL = SpecialTokens(CLS, SEP, MASK)

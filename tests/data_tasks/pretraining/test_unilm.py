@@ -9,12 +9,12 @@ import tensorflow as tf
 from data_tasks import shipped_tasks  # noqa: F401  registers the tasks
 from data_tasks.pretraining import unilm
 from data_tasks.pretraining.masked_lm import Rows, seeded_draws
-from data_tasks.vocabularies.special_tokens import SpecialTokens, special_tokens
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.kernels.masks import Mask
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.next_sentence import NextSentence
 from t5x_like.objectives.unified_lm import UnifiedLM
+from t5x_like.vocabularies.special_tokens import SpecialTokens, special_tokens
 
 CLS, SEP, MASK = 1, 2, 3
 

@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data_tasks import (
-    shipped_tasks,  # noqa: F401  registers the tasks
-    vocabularies,
-)
+from data_tasks import shipped_tasks
 from data_tasks.pretraining.masked_lm import NGRAM_DRAW, ORDER_DRAW, Rows, seeded_draws
 from data_tasks.pretraining.window_masking import AllMasked, WindowMasking, deberta_word_starts
-from data_tasks.vocabularies.special_tokens import SpecialTokens
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.specs import MASKED_LM
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 CLS, SEP, MASK, UNK = 1, 2, 3, 4
 SPECIAL = SpecialTokens(CLS, SEP, MASK)

@@ -8,10 +8,10 @@ import seqio
 from data_tasks.corpora.documents import Corpus, DocumentSource
 from data_tasks.pretraining import word_characters_tasks
 from data_tasks.pretraining.word_characters import add_word_characters_task
-from data_tasks.vocabularies import words
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import UserError
 from t5x_like.objectives.character_lm import CharacterLM
+from t5x_like.vocabularies import words
 
 NAME, TEXTS = "few_word_characters", [b"a bb, ccc", b"dd", b"a a a a a a"]
 VOCABULARY = words.WordVocabulary(lambda: ["a", "bb", "dd"])

@@ -1,0 +1,1 @@
+"""Trains vocabularies from text."""

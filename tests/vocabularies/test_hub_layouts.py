@@ -1,0 +1,125 @@
+"""Tokenizer directories of all families, as published and as transformers saves them: ids, roles, copies in runs."""
+
+import functools
+import json
+import shutil
+
+import pytest
+import tokenizer_layouts
+from tokenizer_layouts import FAMILIES, LAYOUTS, ROLES, SAVED_BY_5, TEXTS
+
+from t5x_like.interop import tokenizer_export, tokenizer_ids
+from t5x_like.stored import run_tokenizer
+from t5x_like.vocabularies import tokenizer_files, vocabulary_digest
+from t5x_like.vocabularies.from_folder import from_folder
+from t5x_like.vocabularies.special_tokens import special_tokens
+
+# Conversions of transformers 4 keep a space at the end of a text, which the released code, the slow tokenizers and
+# transformers 5 remove.
+KEEPS_LAST_SPACE = ("albert", "xlnet")
+# Roles with another meaning here: bytes encode any text, so GPT-2 has no unknown token, and documents of XLNet end with
+# <eod>, not with </s>.
+OTHER_ROLES = {"gpt2": {"unk": None}, "xlnet": {"eos": 7}}
+
+
+def role(vocabulary, name):
+    """Returns the id of a role; None if the vocabulary does not have it."""
+    if name in ("cls", "sep", "mask"):
+        if hasattr(vocabulary, "tokenizer") and "[CLS]" not in vocabulary_pieces(vocabulary):
+            return getattr(vocabulary, f"{name}_id", None)  # not the sentinels of T5
+        try:
+            return getattr(special_tokens(vocabulary), name)
+        except Exception:  # a vocabulary without these tokens
+            return None
+    return getattr(vocabulary, f"{name}_id")
+
+
+def vocabulary_pieces(vocabulary):
+    model = vocabulary.tokenizer
+    return [model.IdToPiece(number) for number in range(model.GetPieceSize())]
+
+
+def without_last_space(family, texts):
+    return [text for text in texts if family not in KEEPS_LAST_SPACE or text == text.rstrip()]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """Returns a function that writes a family in a layout, each once."""
+    root = tmp_path_factory.mktemp("layouts")
+
+    @functools.cache
+    def make(family, layout):
+        source = root / family
+        if not source.exists():
+            tokenizer_layouts.write(family, source)
+        layout(source, path := root / f"{family}_{layout.__name__}")
+        return path
+
+    return make
+
+
+@pytest.fixture(params=[layout.__name__ for layout in LAYOUTS])
+def layout(request):
+    return getattr(tokenizer_layouts, request.param)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ids_and_roles_are_those_of_transformers(directory, family, layout):
+    transformers = pytest.importorskip("transformers")
+    path = directory(family, layout)
+    reference, vocabulary = transformers.AutoTokenizer.from_pretrained(path), from_folder(path)
+    texts = without_last_space(family, TEXTS)
+    expected = reference(texts, add_special_tokens=False)["input_ids"]
+    assert [list(vocabulary.encode(text)) for text in texts] == expected
+    assert vocabulary.encode_tf(list(texts)).to_list() == expected
+    assert vocabulary.vocab_size == len(reference)
+    roles = {name: getattr(reference, f"{name}_token_id") for name in ROLES}
+    assert {name: role(vocabulary, name) for name in ROLES} == roles | OTHER_ROLES.get(family, {})
+    listed = tokenizer_ids.special_ids(str(path))
+    if family == "deberta_v3" and layout in (tokenizer_layouts.bare,):
+        roles["mask"] = None  # no file lists [MASK], which is added after the pieces
+    assert listed == {name: number for name, number in roles.items() if number is not None}
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("family", FAMILIES)
+def test_copy_in_a_run_and_export_need_no_source(directory, family, layout, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    shutil.copytree(directory(family, layout), source := tmp_path / "source")
+    vocabulary = from_folder(source)
+    expected = vocabulary.encode_tf(list(TEXTS)).to_list()
+    found = vocabulary_digest.location(vocabulary)
+    assert found == str(source)
+    run_tokenizer.store(str(tmp_path / "run"), vocabulary_digest.TextVocabulary(None, found), None)
+    reference = transformers.AutoTokenizer.from_pretrained(source)
+    expected_ids = reference(list(TEXTS)).input_ids
+    shutil.rmtree(source)
+    copy = from_folder(tmp_path / "run/tokenizer")
+    assert copy.encode_tf(list(TEXTS)).to_list() == expected
+    assert [role(copy, name) for name in ROLES] == [role(vocabulary, name) for name in ROLES]
+    reader = tokenizer_export.Reader(shape="encoder", vocab_size=copy.vocab_size)
+    tokenizer_files.write(tokenizer_export.files(str(tmp_path / "run/tokenizer"), reader), str(tmp_path / "exported"))
+    # The export has a config.json of its own, which need not imply the class of the tokenizer.
+    (tmp_path / "exported/config.json").write_text(json.dumps({"model_type": "fnet"}))
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert exported(list(TEXTS)).input_ids == expected_ids
+
+
+SAVED = json.loads(SAVED_BY_5.read_text())
+
+
+@pytest.mark.parametrize("family", SAVED)
+def test_directories_that_transformers_5_saves(family, tmp_path):
+    for name, contents in SAVED[family]["files"].items():
+        (tmp_path / name).write_text(json.dumps(contents))
+    vocabulary = from_folder(tmp_path)
+    assert vocabulary.encode_tf(list(TEXTS)).to_list() == SAVED[family]["ids"]
+    assert [list(vocabulary.encode(text)) for text in TEXTS] == SAVED[family]["ids"]
+    roles = SAVED[family]["roles"]
+    assert {name: role(vocabulary, name) for name in ROLES} == roles | OTHER_ROLES.get(family, {})
+    known = {name: number for name, number in roles.items() if number is not None}
+    assert tokenizer_ids.special_ids(str(tmp_path)) == known
+    run_tokenizer.store(str(tmp_path / "run"), vocabulary_digest.of_location(str(tmp_path)), None)
+    assert from_folder(tmp_path / "run/tokenizer").encode_tf(list(TEXTS)).to_list() == SAVED[family]["ids"]
