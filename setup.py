@@ -143,8 +143,8 @@ setup(
     ),
     package_data={
         "gin_configs": ["**/*.gin"],
-        "data_tasks": ["**/*.model", "**/*.vocab", "**/*.txt"],
-        "t5x_like": ["analysis/*.jsonl"],
+        "data_tasks": ["**/*.txt"],
+        "t5x_like": ["analysis/*.jsonl", "vocabularies/*.model"],
     },
     include_package_data=False,
     install_requires=CORE + SEQIO,

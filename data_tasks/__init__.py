@@ -1,1 +1,1 @@
-"""SeqIO tasks, their preprocessors and vocabularies. Importing `shipped_tasks` registers the tasks."""
+"""SeqIO tasks and their preprocessors. Importing `shipped_tasks` registers the tasks."""

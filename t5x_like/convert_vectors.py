@@ -1,6 +1,5 @@
 """The part of `t5x_like convert` for files of word vectors; see `interop.word_vectors`."""
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +25,7 @@ from t5x_like.runtime import run_files
 from t5x_like.stored import run_vocabulary
 from t5x_like.vocabularies import vocabulary_digest, vocabulary_kind, word_counts
 from t5x_like.vocabularies.word_counts import EOS, EOS_ID, FIRST_WORD_ID, WordCounts
+from t5x_like.vocabularies.word_vocabularies import WordCountsVocabulary, WordSequenceVocabulary
 
 _VOCABULARY_FILE = "vocab.txt"
 _OUTPUTS = "objective/output/embedding"
@@ -192,9 +192,7 @@ def store_vocabulary(run: str, vocabulary: bytes, *, reads_texts: bool) -> None:
     """
     path = paths.join(run, run_files.TOKENIZER, _VOCABULARY_FILE)
     paths.write_atomic(path, vocabulary)
-    # By name, as tasks are: this package does not depend on the shipped vocabularies.
-    module = importlib.import_module("t5x_like.vocabularies.word_vocabularies")
-    made = (module.WordSequenceVocabulary if reads_texts else module.WordCountsVocabulary)(path)
+    made = (WordSequenceVocabulary if reads_texts else WordCountsVocabulary)(path)
     kind = vocabulary_kind.of_vocabulary(made)
     run_vocabulary.store(run, vocabulary_digest.of_path(path), kind, "", {})
 

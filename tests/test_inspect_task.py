@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 from rich.console import Console
 
-from data_tasks import preprocessors
+from data_tasks import preprocessors  # noqa: F401  registers the tasks
 from data_tasks.corpora.documents import Corpus, DocumentSource
 from data_tasks.downstream import (  # noqa: F401  registers the tasks
     own_tables,
@@ -24,7 +24,7 @@ from data_tasks.pretraining.span_corruption import add_span_corruption_task
 from t5x_like import data, inspect_task
 from t5x_like.data import seqio_feed, specs
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 
 TEXT = "It is a truth universally acknowledged, that a single man must be in want of a wife. "
 
@@ -188,7 +188,7 @@ def test_spec_can_be_given():
 def test_rows_of_a_decoder_have_the_separator(tmp_path, separator, row, longest):
     (tmp_path / "train.jsonl").write_text(json.dumps({"inputs": "a", "targets": "b"}) + "\n")
     arguments = {"train": str(tmp_path / "train.jsonl")}
-    vocabulary = str(Path(vocabularies.__file__).parent / "python_docs.model")
+    vocabulary = str(Path(shipped.__file__).parent / "python_docs.model")
     settings = {"task_arguments": arguments, "vocabulary_path": vocabulary, "separator": separator}
     for name in ("PREFIX_LM", "PROMPTED_WITH_BOS"):
         found, output = run("text_table", spec=name, **settings)

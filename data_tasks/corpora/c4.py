@@ -27,7 +27,7 @@ from data_tasks.pretraining import denoising, language_model
 from data_tasks.pretraining.span_corruption import add_span_corruption_task
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 
 TASK = "c4_v310_span_corruption"
 RECIPE = "span_3_15_u_u"
@@ -91,7 +91,7 @@ class LateTfdsSource(seqio.DataSource):
 
 
 add_span_corruption_task(
-    TASK, LateTfdsSource(_ARGUMENTS), vocabularies.LateSentencePieceVocabulary(lambda: _ARGUMENTS["vocabulary_path"])
+    TASK, LateTfdsSource(_ARGUMENTS), shipped.LateSentencePieceVocabulary(lambda: _ARGUMENTS["vocabulary_path"])
 )
 
 

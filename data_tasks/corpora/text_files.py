@@ -26,7 +26,7 @@ from data_tasks.pretraining.span_corruption import add_span_corruption_task
 from t5x_like.data import task_arguments
 from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 from t5x_like.vocabularies.late import LateVocabulary, sentencepiece_model
 
 TASK = "text_files_span_corruption"
@@ -81,7 +81,7 @@ def declare(
 
 
 def _sentencepiece(path: Callable[[], str | None]) -> LateVocabulary:
-    return LateVocabulary(lambda: path() or str(vocabularies.PYTHON_DOCS_MODEL), read_other=sentencepiece_model)
+    return LateVocabulary(lambda: path() or str(shipped.PYTHON_DOCS_MODEL), read_other=sentencepiece_model)
 
 
 def source(values: Mapping[str, Any], between_blank_lines: Callable[[], bool] = lambda: False) -> FileSource:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from data_tasks.corpora import mentions
 from data_tasks.corpora.rows import Rows, RowSource
-from data_tasks.downstream import classification, postprocessors
+from data_tasks.downstream import classification, postprocessors, templates
 from data_tasks.feature_checks import require_lengths
 from data_tasks.metrics.classification import accuracy
 from data_tasks.metrics.multi_label import loose_f1, set_accuracy
@@ -27,7 +27,7 @@ from data_tasks.pretraining.entity_alignment import entity_features, tokenize_ma
 from t5x_like.data import task_arguments
 from t5x_like.data.records import decode, read_bytes
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 from t5x_like.vocabularies.labels import UNKNOWN
 from t5x_like.vocabularies.template import template_of
 
@@ -171,8 +171,8 @@ def _add(
     def vectors() -> np.ndarray:
         return mentions.read_vectors(vectors_path, len(mentions.read_names(entities_path)))
 
-    numbers = seqio.Feature(vocabularies.PASS_THROUGH, add_eos=False)
-    real = seqio.Feature(vocabularies.PASS_THROUGH, add_eos=False, dtype=tf.float32, rank=2)
+    numbers = seqio.Feature(shipped.PASS_THROUGH, add_eos=False)
+    real = seqio.Feature(shipped.PASS_THROUGH, add_eos=False, dtype=tf.float32, rank=2)
     return seqio.TaskRegistry.add(
         name,
         source=RowSource(read, tuple(files), lambda: "; ".join(read(split).origin for split in files)),
@@ -235,7 +235,7 @@ def fill_template(
     before, after = len(template.prefix), len(template.suffix)
 
     def fill(example):
-        filled = template.single(example["tokens"], length)
+        filled = templates.single(template, example["tokens"], length)
         entities = tf.pad(example["entities"][: length - before - after], [[before, after]])
         return {
             "inputs": filled.inputs,

@@ -27,6 +27,7 @@ from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining import sentences
 from t5x_like.data import task_arguments
 from t5x_like.vocabularies.shipped import PASS_THROUGH
+from t5x_like.vocabularies.template import template_of
 
 FEATURE = "global_positions"
 SUFFIX = "_global_sentences"
@@ -91,14 +92,14 @@ def fill(
     """
     lengths = require_lengths("a classification task with sentences", sequence_length, "inputs", FEATURE)
     vocabulary, length = output_features["inputs"].vocabulary, lengths["inputs"]
-    template = templates.template_of(vocabulary)
+    template = template_of(vocabulary)
     template.budget(length, pair=len(texts) == 2)
 
     def filled(example):
         pieces = [encode_with_offsets(vocabulary, example[name]) for name in texts]
         firsts = [sentence_positions(example[name], each) for name, each in zip(texts, pieces, strict=True)]
         ids = [each.ids for each in pieces]
-        row = template.single(*ids, length) if len(ids) == 1 else template.pair(*ids, length)
+        row = templates.single(template, *ids, length) if len(ids) == 1 else templates.pair(template, *ids, length)
         first_end = row.second_start - len(template.suffix if len(ids) == 1 else template.separator)
         begins, stops = (row.first_start, row.second_start), (first_end, tf.size(row.inputs) - len(template.suffix))
         positions = [
@@ -131,7 +132,7 @@ def mark_context(
       UserError: the length is missing.
     """
     most = require_lengths("span extraction with sentences", sequence_length, FEATURE)[FEATURE]
-    question = len(templates.template_of(output_features["inputs"].vocabulary).prefix)
+    question = len(template_of(output_features["inputs"].vocabulary).prefix)
 
     def marked(example):
         places = tf.cast(tf.squeeze(tf.where(example["starts"] >= 0), 1), tf.int32)

@@ -28,7 +28,7 @@ from data_tasks.downstream import (  # noqa: F401 (the tasks that get a form)
 from data_tasks.feature_checks import require_lengths
 from t5x_like.data import task_arguments
 from t5x_like.vocabularies.late import LateVocabulary
-from t5x_like.vocabularies.template import Template
+from t5x_like.vocabularies.template import Template, template_of
 
 NEW_TOKENS = ("_start_", "_delimiter_", "_classify_")
 """The tokens in the order of their ids, with the names of the published code."""
@@ -68,7 +68,7 @@ class GPTVocabulary(seqio.Vocabulary):
 
     @property
     def template(self) -> Template:
-        """The template that `templates.template_of` returns."""
+        """The template that `template_of` returns."""
         return Template((self.start_id,), (self.delimiter_id,), (self.extract_id,))
 
     @property
@@ -145,7 +145,7 @@ def both_orders(
     """
     length = require_lengths("a similarity task", sequence_length, "inputs")["inputs"]
     vocabulary = output_features["inputs_0"].vocabulary
-    template = templates.template_of(vocabulary)
+    template = template_of(vocabulary)
     template.budget(length, pair=True)
 
     def filled(example):
@@ -153,8 +153,8 @@ def both_orders(
         others = {name: value for name, value in example.items() if name not in texts}
         return {
             **others,
-            "inputs_0": template.pair(first, second, length).inputs,
-            "inputs_1": template.pair(second, first, length).inputs,
+            "inputs_0": templates.pair(template, first, second, length).inputs,
+            "inputs_1": templates.pair(template, second, first, length).inputs,
         }
 
     return ds.map(filled, num_parallel_calls=tf.data.AUTOTUNE)

@@ -11,7 +11,7 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
-from data_tasks.downstream import classification, postprocessors
+from data_tasks.downstream import classification, postprocessors, templates
 from data_tasks.downstream.templates import encode
 from data_tasks.feature_checks import require_lengths
 from t5x_like.vocabularies.template import template_of
@@ -49,7 +49,11 @@ def fill_choices(
         made = {name: value for name, value in example.items() if name not in names}
         for number, texts in enumerate(choices):
             parts = [ids[name] for name in texts]
-            result = template.single(*parts, length) if len(parts) == 1 else template.pair(*parts, length)
+            result = (
+                templates.single(template, *parts, length)
+                if len(parts) == 1
+                else templates.pair(template, *parts, length)
+            )
             made |= {f"inputs_{number}": result.inputs, f"token_types_{number}": result.token_types}
         return made
 

@@ -13,6 +13,7 @@ from data_tasks.downstream import derived_tasks, glue, super_glue, templates  # 
 from data_tasks.feature_checks import require_lengths
 from t5x_like.data import task_arguments
 from t5x_like.data.choices import choice_name
+from t5x_like.vocabularies.template import template_of
 
 SUFFIX = "_separate"
 _CLASSIFICATION = "_classification"
@@ -41,14 +42,14 @@ def fill_each(
     """
     length = require_lengths("a task of separate texts", sequence_length, "inputs")["inputs"]
     vocabulary = output_features[choice_name("inputs", 0)].vocabulary
-    template = templates.template_of(vocabulary)
+    template = template_of(vocabulary)
     template.budget(length, pair=False)
 
     def filled(example):
         found = {name: value for name, value in example.items() if name not in texts}
         for number, name in enumerate(texts):
             ids = templates.encode(vocabulary, example[name])
-            found[choice_name("inputs", number)] = template.single(ids, length).inputs
+            found[choice_name("inputs", number)] = templates.single(template, ids, length).inputs
         return found
 
     return ds.map(filled, num_parallel_calls=tf.data.AUTOTUNE)

@@ -14,6 +14,7 @@ from data_tasks.downstream import templates
 from data_tasks.downstream.offsets import Encoded, encode_with_offsets
 from data_tasks.feature_checks import require_lengths
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.template import template_of
 
 DOC_STRIDE = 128
 """The number of pieces between the beginnings of two windows, as in BERT's code."""
@@ -110,7 +111,7 @@ def span_windows(
     """
     length = require_lengths("span extraction", sequence_length, "inputs")["inputs"]
     vocabulary = output_features["inputs"].vocabulary
-    template = templates.template_of(vocabulary)
+    template = template_of(vocabulary)
     step, most = stride(), max_question_length()
     budget = length - template.special_tokens(pair=True)
     for name, value in (("doc_stride", step), ("max_question_length", most)):
@@ -141,7 +142,7 @@ def span_windows(
 
         def window(number):
             begin, end = found.starts[number], found.ends[number]
-            filled = template.pair(question, pieces.ids[begin:end], length, "only_second")
+            filled = templates.pair(template, question, pieces.ids[begin:end], length, "only_second")
             inside = (first >= begin) & (last < end)
             suffix = tf.size(filled.inputs) - filled.second_start - (end - begin)
 

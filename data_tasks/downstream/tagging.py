@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import t5x_like.data.seqio_feed.seqio_interface  # noqa: F401 (the vocabularies are SeqIO's)
 from data_tasks.corpora.conll_files import TAGS, WORDS
-from data_tasks.downstream import classification, text_to_text
+from data_tasks.downstream import classification, templates, text_to_text
 from data_tasks.feature_checks import require_lengths
 from data_tasks.metrics.tagging import entity_f1, entity_text_f1
 from t5x_like.errors import UserError
@@ -121,7 +121,7 @@ def fill_words(
 
     def filled(example):
         pieces, tags = encode_words(vocabulary, example[WORDS]), tf.cast(example[TAGS], tf.int32)
-        result = template.single(pieces.flat_values, length)
+        result = templates.single(template, pieces.flat_values, length)
         starts, sizes = tf.cast(pieces.row_starts(), tf.int32), tf.cast(pieces.row_lengths(), tf.int32)
         kept = (sizes > 0) & (starts < budget)
         positions = tf.where(kept, starts + result.first_start, -1)

@@ -1,17 +1,6 @@
-"""Templates: the special tokens that published tokenizers place around one or two texts, token types and truncation.
+"""Places the special tokens of templates around texts, and truncates them.
 
-| vocabulary | one text | two texts | token types |
-|---|---|---|---|
-| BERT, DistilBERT, ELECTRA, ALBERT | `[CLS] a [SEP]` | `[CLS] a [SEP] b [SEP]` | 1 for `b [SEP]` |
-| XLNet | `a <sep> <cls>` | `a <sep> b <sep> <cls>` | 1 for `b <sep>`, 2 for `<cls>` |
-| RoBERTa, BART | `<s> a </s>` | `<s> a </s></s> b </s>` | 0 |
-| T5, ByT5, vocabularies with EOS only | `a </s>` | `a </s> b </s>` | 0 |
-| Llama, Mistral | `<s> a` | `<s> a <s> b` | 0 |
-| GPT, GPT-2 | `a` | `a b` | 0 |
-
-GPT-1's fine-tuning has a template with new tokens (`gpt_transforms`).
-
-The tests compare them with `transformers.AutoTokenizer`. All functions are TensorFlow operations without state.
+All functions are TensorFlow operations without state.
 """
 
 from collections.abc import Mapping
@@ -21,7 +10,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks.feature_checks import require_lengths
-from t5x_like.vocabularies.template import template_of
+from t5x_like.vocabularies.template import Template, template_of
 
 Truncation = Literal["longest_first", "only_second"]
 """Which of two texts is truncated: the longer one, until both have the same length, or the second one."""
@@ -67,6 +56,63 @@ def longest_first(first: tf.Tensor, second: tf.Tensor, budget: int) -> tuple[tf.
     return tf.where(fits, first, kept_first), tf.where(fits, second, kept_second)
 
 
+def single(template: Template, text: tf.Tensor, length: int) -> Filled:
+    """Places special tokens around a text, which is truncated at its end.
+
+    Args:
+      template: the special tokens.
+      text: ids without special tokens, int32 `[any]`.
+      length: maximum length with special tokens.
+
+    Returns:
+      The filled template.
+
+    Raises:
+      UserError: `length` is too short for the special tokens.
+    """
+    text = text[: template.budget(length, pair=False)]
+    inputs = tf.concat([template.prefix, text, template.suffix], axis=0)
+    types = _with_last(template, tf.zeros_like(inputs))
+    return Filled(inputs, types, tf.constant(len(template.prefix)), tf.size(inputs))
+
+
+def pair(
+    template: Template, first: tf.Tensor, second: tf.Tensor, length: int, truncation: Truncation = "longest_first"
+) -> Filled:
+    """Places special tokens around two texts, which are truncated at their ends.
+
+    Args:
+      template: the special tokens.
+      first: ids without special tokens, int32 `[any]`.
+      second: ids without special tokens, int32 `[any]`.
+      length: maximum length with special tokens.
+      truncation: which text is truncated. If `only_second` leaves no token of the second text, the first one is
+        truncated too.
+
+    Returns:
+      The filled template.
+
+    Raises:
+      UserError: `length` is too short for the special tokens.
+    """
+    budget, sizes = template.budget(length, pair=True), (tf.size(first), tf.size(second))
+    if truncation == "only_second":
+        kept_first = tf.minimum(sizes[0], budget)
+        kept_second = tf.minimum(sizes[1], budget - kept_first)
+    else:
+        kept_first, kept_second = longest_first(*sizes, budget)
+    head = tf.concat([template.prefix, first[:kept_first], template.separator], axis=0)
+    tail = tf.concat([second[:kept_second], template.suffix], axis=0)
+    types = _with_last(
+        template, tf.concat([tf.zeros_like(head), tf.fill(tf.shape(tail), template.second_type)], axis=0)
+    )
+    return Filled(tf.concat([head, tail], axis=0), types, tf.constant(len(template.prefix)), tf.size(head))
+
+
+def _with_last(template: Template, types: tf.Tensor) -> tf.Tensor:
+    return types if template.last_type is None else tf.concat([types[:-1], [template.last_type]], axis=0)
+
+
 def encode(vocabulary: seqio.Vocabulary, text: tf.Tensor) -> tf.Tensor:
     """Encodes a text, scalar string, as int32 `[length]` without special tokens."""
     return tf.cast(vocabulary.encode_tf(text), tf.int32)
@@ -100,7 +146,7 @@ def fill(
 
     def filled(example):
         ids = [encode(vocabulary, example[name]) for name in texts]
-        result = template.single(*ids, length) if len(ids) == 1 else template.pair(*ids, length)
+        result = single(template, *ids, length) if len(ids) == 1 else pair(template, *ids, length)
         others = {name: value for name, value in example.items() if name not in texts}
         return {**others, "inputs": result.inputs, "token_types": result.token_types}
 

@@ -34,6 +34,7 @@ from t5x_like.data import task_arguments
 from t5x_like.data.records import Record, decode, json_object, read_bytes
 from t5x_like.vocabularies.labels import UNKNOWN
 from t5x_like.vocabularies.shipped import PASS_THROUGH
+from t5x_like.vocabularies.template import template_of
 
 TASK = "wikihop_candidates"
 _POSITIONS, _FLAGS = global_sentences.FEATURE, "is_candidate"
@@ -116,7 +117,7 @@ def fill(
     """
     lengths = require_lengths("a task with candidates", sequence_length, "inputs", _POSITIONS)
     vocabulary, length = output_features["inputs"].vocabulary, lengths["inputs"]
-    template = templates.template_of(vocabulary)
+    template = template_of(vocabulary)
     template.budget(length, pair=True)
     end = length - len(template.suffix)
 

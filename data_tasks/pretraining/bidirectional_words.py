@@ -98,7 +98,7 @@ def _reverse(rows: tf.RaggedTensor) -> tf.RaggedTensor:
 
 
 def separate_words(ds: tf.data.Dataset) -> tf.data.Dataset:
-    """Puts spaces around the words of `vocabularies.words.split`, and keeps line breaks."""
+    """Puts spaces around the words of `words.split`, and keeps line breaks."""
 
     def separate(document):
         return {**document, "targets": tf.strings.regex_replace(document["targets"], words.SINGLE, r" \1 ")}

@@ -26,7 +26,7 @@ from data_tasks.pretraining.sentence_pairs import sentence_pairs
 from data_tasks.pretraining.sentence_tasks import PAIR_FEATURES, masked
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 from t5x_like.vocabularies.late import LateVocabulary
 from t5x_like.vocabularies.wordpiece import WordPieceVocabulary
 
@@ -157,9 +157,9 @@ def add_entity_alignment_task(
         return ds.filter(lambda example: tf.math.count_nonzero(example["entities"], dtype=tf.int32) >= least)
 
     numbers = dict.fromkeys(
-        (*PAIR_FEATURES, "entities", "entity_positions"), seqio.Feature(vocabularies.PASS_THROUGH, add_eos=False)
+        (*PAIR_FEATURES, "entities", "entity_positions"), seqio.Feature(shipped.PASS_THROUGH, add_eos=False)
     )
-    real = seqio.Feature(vocabularies.PASS_THROUGH, add_eos=False, dtype=tf.float32, rank=2)
+    real = seqio.Feature(shipped.PASS_THROUGH, add_eos=False, dtype=tf.float32, rank=2)
     return seqio.TaskRegistry.add(
         name,
         source=source,
@@ -191,7 +191,7 @@ def _add_tasks() -> None:
     add_entity_alignment_task(
         "python_docs_entity_alignment",
         DocumentSource(python_docs_modules.read),
-        vocabularies.python_docs(),
+        shipped.python_docs(),
         vectors=python_docs_modules.vectors,
         min_entities=lambda: _PYTHON_DOCS_MIN_ENTITIES,
     )

@@ -10,7 +10,7 @@ from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
 from data_tasks.pretraining.masked_lm import BERT_MASKING, BertMasking, Masking, RobertaMasking, mask_inputs
 from data_tasks.pretraining.masked_lm_inputs import DUPE_FACTOR, duplicate_documents, full_sentences, single_documents
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 
 
 def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
@@ -18,7 +18,7 @@ def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
     return {
         "inputs": seqio.Feature(vocabulary, add_eos=False),
         "targets": seqio.Feature(vocabulary, add_eos=False),
-        "masked_positions": seqio.Feature(vocabularies.PASS_THROUGH, add_eos=False),
+        "masked_positions": seqio.Feature(shipped.PASS_THROUGH, add_eos=False),
     }
 
 
@@ -63,7 +63,7 @@ def add_masked_lm_task(
     )
 
 
-_PYTHON_DOCS = (DocumentSource(python_docs.read), vocabularies.python_docs())
+_PYTHON_DOCS = (DocumentSource(python_docs.read), shipped.python_docs())
 
 add_masked_lm_task("python_docs_masked_lm", *_PYTHON_DOCS)
 add_masked_lm_task("python_docs_masked_lm_whole_word", *_PYTHON_DOCS, masking=BertMasking(whole_words=True))

@@ -14,19 +14,19 @@ from data_tasks.pretraining.language_model import (
 from data_tasks.pretraining.ul2 import add_ul2_mixture
 from t5x_like import paths
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 from t5x_like.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from t5x_like.vocabularies.byte_bpe import ByteBPEVocabulary
 from t5x_like.vocabularies.late import LateVocabulary, sentencepiece_or_words
 
 _SOURCE = DocumentSource(python_docs.read)
 
-add_causal_lm_task("python_docs_causal_lm", _SOURCE, vocabularies.python_docs())
-add_prefix_lm_task("python_docs_prefix_lm", _SOURCE, vocabularies.python_docs())
-add_sequence_autoencoder_task("python_docs_sequence_autoencoder", _SOURCE, vocabularies.python_docs())
-add_denoising_task("python_docs_iid_denoising", _SOURCE, vocabularies.python_docs(), "iid_15_u_u")
-add_bart_task("python_docs_bart", _SOURCE, vocabularies.python_docs())
-add_ul2_mixture("python_docs_ul2", _SOURCE, vocabularies.python_docs())
+add_causal_lm_task("python_docs_causal_lm", _SOURCE, shipped.python_docs())
+add_prefix_lm_task("python_docs_prefix_lm", _SOURCE, shipped.python_docs())
+add_sequence_autoencoder_task("python_docs_sequence_autoencoder", _SOURCE, shipped.python_docs())
+add_denoising_task("python_docs_iid_denoising", _SOURCE, shipped.python_docs(), "iid_15_u_u")
+add_bart_task("python_docs_bart", _SOURCE, shipped.python_docs())
+add_ul2_mixture("python_docs_ul2", _SOURCE, shipped.python_docs())
 
 
 def _byte_bpe(path: Callable[[], str | None]) -> LateVocabulary:
@@ -46,7 +46,7 @@ def _byte_bpe(path: Callable[[], str | None]) -> LateVocabulary:
 
 def _with_words(path: Callable[[], str | None]) -> LateVocabulary:
     """Returns the vocabulary of tasks that read words and their counts, too; see `text_files.declare`."""
-    return LateVocabulary(lambda: path() or str(vocabularies.PYTHON_DOCS_MODEL), read_other=sentencepiece_or_words)
+    return LateVocabulary(lambda: path() or str(shipped.PYTHON_DOCS_MODEL), read_other=sentencepiece_or_words)
 
 
 def _read_byte_bpe(directory: str) -> ByteBPEVocabulary:

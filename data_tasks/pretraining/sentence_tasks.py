@@ -27,8 +27,7 @@ from data_tasks.pretraining.sentence_structure import shuffle_trigrams, structur
 from data_tasks.pretraining.span_masking import SpanMasking
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import shipped as vocabularies
-from t5x_like.vocabularies import text_rules
+from t5x_like.vocabularies import shipped, text_rules
 from t5x_like.vocabularies.hugging_face_sentencepiece import AlbertVocabulary
 from t5x_like.vocabularies.late import LateVocabulary, sentencepiece_model
 from t5x_like.vocabularies.wordpiece import WordPieceVocabulary
@@ -92,7 +91,7 @@ def add_sentences_task(
             *steps,
         ],
         output_features=outputs(vocabulary)
-        | {feature: seqio.Feature(vocabularies.PASS_THROUGH, add_eos=False) for feature in features},
+        | {feature: seqio.Feature(shipped.PASS_THROUGH, add_eos=False) for feature in features},
     )
 
 
@@ -160,7 +159,7 @@ def add_tasks(
             )
         return arguments["vocabulary_path"]
 
-    add(f"python_docs_{kind}", DocumentSource(python_docs.read), vocabularies.python_docs(), lambda: MASK_RATE)
+    add(f"python_docs_{kind}", DocumentSource(python_docs.read), shipped.python_docs(), lambda: MASK_RATE)
     add(
         name,
         sentence_files.source(arguments),

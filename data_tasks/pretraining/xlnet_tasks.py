@@ -15,8 +15,7 @@ from data_tasks.pretraining import sentence_files, sentences
 from data_tasks.pretraining.permutation_rows import FEATURES, permutation_rows
 from data_tasks.pretraining.sentence_tasks import add_sentences_task
 from t5x_like.data import task_arguments
-from t5x_like.vocabularies import shipped as vocabularies
-from t5x_like.vocabularies import text_rules
+from t5x_like.vocabularies import shipped, text_rules
 from t5x_like.vocabularies.hugging_face_sentencepiece import XLNetVocabulary
 from t5x_like.vocabularies.late import LateVocabulary, sentencepiece_model
 
@@ -67,7 +66,7 @@ def read_vocabulary(path: str) -> XLNetVocabulary:
 def _add_shipped() -> None:
     name = "python_docs_xlnet"
     arguments = task_arguments.declare(name, **_ARGUMENTS)
-    add(name, DocumentSource(python_docs.read), vocabularies.python_docs(), arguments)
+    add(name, DocumentSource(python_docs.read), shipped.python_docs(), arguments)
 
 
 def _add_text_files() -> None:
@@ -79,9 +78,9 @@ def _add_text_files() -> None:
     )
     arguments = task_arguments.declare(name, **own, **_ARGUMENTS)
     vocabulary = LateVocabulary(
-        lambda: arguments["vocabulary_path"] or str(vocabularies.PYTHON_DOCS_MODEL),
+        lambda: arguments["vocabulary_path"] or str(shipped.PYTHON_DOCS_MODEL),
         read_other=lambda path: (
-            sentencepiece_model(path) if path == str(vocabularies.PYTHON_DOCS_MODEL) else read_vocabulary(path)
+            sentencepiece_model(path) if path == str(shipped.PYTHON_DOCS_MODEL) else read_vocabulary(path)
         ),
     )
     add(name, sentence_files.source(arguments), vocabulary, arguments, lambda: sentence_files.split(arguments))

@@ -15,8 +15,7 @@ from types import ModuleType
 from data_tasks.vocabulary_training import train
 from t5x_like import paths
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import byte_bpe, sentencepiece_layouts, wordpiece
-from t5x_like.vocabularies import word_vocabularies as word_counts
+from t5x_like.vocabularies import byte_bpe, sentencepiece_layouts, word_vocabularies, wordpiece
 from t5x_like.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from t5x_like.vocabularies.from_folder import BYTE_SENTINELS, is_readable
 from t5x_like.vocabularies.sentencepiece_layouts import LAYOUTS
@@ -197,7 +196,7 @@ def byte_pairs(documents: Sequence[str], size: int, lower_case: bool = False) ->
 
 
 def whole_words(
-    documents: Iterable[str], size: int | None, lower_case: bool = False, min_count: int = word_counts.MIN_COUNT
+    documents: Iterable[str], size: int | None, lower_case: bool = False, min_count: int = word_vocabularies.MIN_COUNT
 ) -> Files:
     """Counts the words that whitespace separates.
 
@@ -219,7 +218,7 @@ def whole_words(
         least = FIRST_WORD_ID + 1
         raise UserError(f"SIZE={size}: too small for {FIRST_WORD_ID} special ids and a word. Give at least {least}.")
     number = None if size is None else size - FIRST_WORD_ID
-    return {"vocab.txt": to_bytes(word_counts.count(documents, number, min_count))}
+    return {"vocab.txt": to_bytes(word_vocabularies.count(documents, number, min_count))}
 
 
 KINDS: dict[str, Callable[..., Files]] = {

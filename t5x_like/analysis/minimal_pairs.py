@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import importlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ from t5x_like.analysis.files import json_lines, text_field
 from t5x_like.analysis.scorer import score_continuations
 from t5x_like.analysis.subject import DECODER, ENCODER, Subject
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import special_tokens
 
 _GOOD, _BAD, _PARADIGM, _FIELD = "sentence_good", "sentence_bad", "UID", "field"
 
@@ -183,6 +183,4 @@ def word_starts(subject: Subject) -> np.ndarray:
     Raises:
       UserError: The vocabulary has no pieces of words.
     """
-    # By name: this package does not depend on the shipped vocabularies.
-    module = importlib.import_module("t5x_like.vocabularies.special_tokens")
-    return module.word_starts(subject.vocabulary)
+    return special_tokens.word_starts(subject.vocabulary)

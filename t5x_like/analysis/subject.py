@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from t5x_like.inference.runner import Runner
 from t5x_like.inference.text_rows import IdRows, chosen, padded, stack_features
 from t5x_like.models.base import Batch
 from t5x_like.stored.loaded import Loaded
+from t5x_like.vocabularies.byte_bpe import ByteBPEVocabulary
 
 ENCODER, DECODER = "encoder", "decoder"
 SPECIAL = -1
@@ -90,9 +90,8 @@ class Subject:
 
     @functools.cached_property
     def _space(self) -> str:
-        # Byte-level BPE has words with the space before them. By name, as `text_frames` does.
-        byte_bpe = importlib.import_module("t5x_like.vocabularies.byte_bpe").ByteBPEVocabulary
-        return " " if isinstance(self.vocabulary, byte_bpe) else ""
+        # Byte-level BPE has words with the space before them.
+        return " " if isinstance(self.vocabulary, ByteBPEVocabulary) else ""
 
     def encode_word(self, word: str) -> list[int]:
         """Returns the token ids of a word within a text."""

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from t5x_like.data.features import FeatureSpec
+from t5x_like.vocabularies import vocabulary_digest, vocabulary_kind
+from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
+from t5x_like.vocabularies.vocabulary_kind import VocabularyKind
 
 if TYPE_CHECKING:
     import seqio
@@ -22,7 +25,11 @@ def of_text(vocabularies: "Mapping[str, seqio.Vocabulary]", spec: FeatureSpec) -
       spec: the features that the objective reads.
     """
     vocabulary = vocabularies.get(text_feature(spec))
-    return TextVocabulary() if vocabulary is None else TextVocabulary(of_vocabulary(vocabulary), location(vocabulary))
+    return (
+        TextVocabulary()
+        if vocabulary is None
+        else TextVocabulary(vocabulary_digest.of_vocabulary(vocabulary), vocabulary_digest.location(vocabulary))
+    )
 
 
 def kind_of_text(vocabularies: Mapping[str, Any], spec: FeatureSpec) -> VocabularyKind | None:
@@ -35,4 +42,4 @@ def kind_of_text(vocabularies: Mapping[str, Any], spec: FeatureSpec) -> Vocabula
     found = [vocabularies[name] for name in spec.task_features if spec.is_token_ids(name) and name in vocabularies]
     if not found or any(vocabulary != found[0] for vocabulary in found):
         return None
-    return of_vocabulary(found[0])
+    return vocabulary_kind.of_vocabulary(found[0])

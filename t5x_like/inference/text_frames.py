@@ -8,6 +8,7 @@ from t5x_like.errors import UserError
 from t5x_like.inference.codec import has_task, vocabularies_for
 from t5x_like.inference.text_vectors import Frame
 from t5x_like.stored.loaded import Loaded
+from t5x_like.vocabularies.template import template_of
 
 # Length of rows for models without a maximum length.
 _MAX_LENGTH = 512
@@ -39,8 +40,7 @@ def frame_of(vocabulary: Any) -> Frame:
     """Returns the special tokens that the tokenizer of a vocabulary places around one text."""
     if vocabulary is None or getattr(vocabulary, "is_words", False):
         return Frame()
-    # By name, as tasks are: this package does not depend on the shipped tasks and vocabularies.
-    template = importlib.import_module("data_tasks.downstream.templates").template_of(vocabulary)
+    template = template_of(vocabulary)
     try:
         cls = importlib.import_module("t5x_like.vocabularies.special_tokens").special_tokens(vocabulary).cls
     except UserError:  # GPT-2's has none

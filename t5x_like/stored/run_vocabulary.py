@@ -1,7 +1,6 @@
 """The vocabulary of a run, which commands make again from its directory, without the task and without TensorFlow."""
 
 import hashlib
-import importlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
 from t5x_like.runtime.run_files import TOKENIZER, VOCABULARY
+from t5x_like.vocabularies import stored as stored_vocabularies
 from t5x_like.vocabularies import tokenizer_files, vocabulary_digest, vocabulary_kind
 from t5x_like.vocabularies.vocabulary_kind import VocabularyKind
 
@@ -102,11 +102,9 @@ def load(checkpoint_path: str) -> "Vocabulary | None":
     about = _read(model_dir)
     if not {_DIGEST, _KIND, _IDS} <= about.keys():
         return None
-    # By name, as tasks are: this package does not depend on the shipped tasks and vocabularies.
-    stored = importlib.import_module("t5x_like.vocabularies.stored")
     path = tokenizer_files.find(paths.join(model_dir, TOKENIZER))
     probe = about.get(_PROBE)
-    for made in stored.candidates(about[_KIND], about[_IDS], path, guess=probe is not None):
+    for made in stored_vocabularies.candidates(about[_KIND], about[_IDS], path, guess=probe is not None):
         kind = vocabulary_kind.of_vocabulary(made)
         # The digest of files may count added tokens that are not pieces.
         digests = (vocabulary_digest.of_vocabulary(made), path and vocabulary_digest.of_path(path))

@@ -11,8 +11,7 @@ from typing import Any
 
 from google.protobuf import message
 
-from t5x_like.vocabularies import from_tokenizer_json as tokenizer_json
-from t5x_like.vocabularies import sentencepiece_json, text_rules
+from t5x_like.vocabularies import from_tokenizer_json, sentencepiece_json, text_rules
 from t5x_like.vocabularies.base import ByteVocabulary, Vocabulary
 from t5x_like.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
 from t5x_like.vocabularies.byte_bpe import ByteBPEVocabulary
@@ -63,7 +62,7 @@ def from_folder(path: str | os.PathLike) -> Vocabulary:
 
 
 def _word_piece(files: TokenizerFiles) -> WordPieceVocabulary:
-    normalizer = tokenizer_json.bert_normalizer(files)
+    normalizer = from_tokenizer_json.bert_normalizer(files)
     if files.config.get("do_lower_case") is None and normalizer.get("lowercase") is None:
         raise files.error(CONFIG, "do_lower_case", "not found. Set it to true for an uncased model, else to false")
     lower_case = files.setting("do_lower_case", normalizer.get("lowercase"), True)
@@ -94,7 +93,7 @@ def _require_pieces(files: TokenizerFiles, tokens: Mapping[str, str], pieces: Se
 
 
 def _byte_bpe(files: TokenizerFiles, defaults: Mapping[str, str] | None = None) -> ByteBPEVocabulary:
-    split, prefix_space = tokenizer_json.byte_level_split(files)
+    split, prefix_space = from_tokenizer_json.byte_level_split(files)
     tokens = files.special_tokens(defaults)
     added = files.added_tokens(tokens)
     if tokens.get("unk") == tokens.get("eos"):
@@ -118,7 +117,7 @@ def _word_bpe(files: TokenizerFiles) -> WordBPEVocabulary:
     tokens = files.special_tokens()
     if "unk" not in tokens:
         raise files.unsupported(CONFIG, "unk_token", None, 'a token such as "<unk>"')
-    tokenizer_json.check_word_bpe(files, tokens["unk"])
+    from_tokenizer_json.check_word_bpe(files, tokens["unk"])
     names = (TOKENIZER, TOKENIZER) if files.tokenizer else (VOCAB_FILE, MERGES_FILE)
     vocabulary = WordBPEVocabulary(*(files.path(name) for name in names), special_tokens=tokens)
     _require_pieces(files, tokens, vocabulary.pieces)
@@ -134,7 +133,7 @@ def _bytes(files: TokenizerFiles) -> ByteVocabulary:
 
 
 def _llama(files: TokenizerFiles) -> Vocabulary:
-    if tokenizer_json.is_byte_level(files):  # Llama 3, in files that do not name a class
+    if from_tokenizer_json.is_byte_level(files):  # Llama 3, in files that do not name a class
         return _byte_bpe(files, {})
     # With `legacy`, the default, transformers adds a space before each text; without it, before texts without one.
     is_legacy = files.config.get("legacy") in (None, True)
@@ -167,7 +166,7 @@ def _deberta_v2(files: TokenizerFiles) -> DebertaV2Vocabulary:
         if files.config.get(key, False):
             raise files.unsupported(CONFIG, key, True, "false")
     tokens, (model, contents) = files.special_tokens(), _model(files)
-    spaces = None if contents is None else tokenizer_json.sentencepiece_spaces(files)
+    spaces = None if contents is None else from_tokenizer_json.sentencepiece_spaces(files)
     vocabulary = DebertaV2Vocabulary(model, tokens, contents=contents, **({} if spaces is None else _prepared(spaces)))
     ids, name = vocabulary.token_ids, model.rpartition("/")[2]
     for role, token in tokens.items():
@@ -220,7 +219,7 @@ def _sentencepiece(
       spaces: how texts are prepared without a tokenizer.json; None for as the model says.
       has_token_types: see `HuggingFaceSentencePieceVocabulary`.
     """
-    in_file = tokenizer_json.sentencepiece_spaces(files)
+    in_file = from_tokenizer_json.sentencepiece_spaces(files)
     prefix_space = files.setting("add_prefix_space", None if in_file is None else in_file.prefix != "never", None)
     spaces = in_file or spaces
     tokens = files.special_tokens()

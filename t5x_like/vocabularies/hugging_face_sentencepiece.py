@@ -14,12 +14,12 @@ from sentencepiece import sentencepiece_model_pb2
 from t5x_like.errors import UserError
 from t5x_like.vocabularies.base import SentencePieceModel, SentencePieceVocabulary, with_sentinels
 from t5x_like.vocabularies.sentinels import SentinelVocabulary
+from t5x_like.vocabularies.template import Template
 from t5x_like.vocabularies.text_rules import UNCHANGED, TextRules
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from t5x_like.vocabularies.template import Template
 
 # A space, and the symbol that stands for one in pieces.
 _SPACES = " ▁"
@@ -257,8 +257,6 @@ class XLNetVocabulary(AlbertVocabulary):
     @property
     def template(self) -> Template:
         """The template `a <sep> b <sep> <cls>`; see `downstream.templates.template_of`."""
-        from t5x_like.vocabularies.template import Template
-
         return Template((), (self.sep_id,), (self.sep_id, self.cls_id), second_type=1, last_type=2)
 
 

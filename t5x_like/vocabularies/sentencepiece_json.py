@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sentencepiece import sentencepiece_model_pb2
 
-from t5x_like.vocabularies import from_tokenizer_json as tokenizer_json
+from t5x_like.vocabularies import from_tokenizer_json
 from t5x_like.vocabularies.tokenizer_folder import TOKENIZER, TokenizerFiles
 
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
@@ -18,7 +18,7 @@ _Trainer = sentencepiece_model_pb2.TrainerSpec
 def is_sentencepiece(files: TokenizerFiles) -> bool:
     """Returns whether a `tokenizer.json` has a SentencePiece model: a unigram model, or BPE that is not byte-level."""
     model = files.tokenizer.get("model", {})
-    if tokenizer_json.is_byte_level(files):
+    if from_tokenizer_json.is_byte_level(files):
         return False
     return model.get("type") == "Unigram" or (model.get("type") == "BPE" and bool(model.get("byte_fallback")))
 
@@ -70,7 +70,7 @@ def to_model(
     model.trainer_spec.unk_id, model.trainer_spec.unk_piece = names.index(unknown), unknown
     for role in ("bos", "eos", "pad"):
         setattr(model.trainer_spec, f"{role}_id", -1)
-    spaces = tokenizer_json.sentencepiece_spaces(files)
+    spaces = from_tokenizer_json.sentencepiece_spaces(files)
     if spaces.isolated:
         supported = "a pattern next to the model file"
         raise files.unsupported(TOKENIZER, "pre_tokenizer.pattern", spaces.isolated, supported)

@@ -2,11 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import seqio
 
 from t5x_like.errors import UserError
+
+if TYPE_CHECKING:
+    import seqio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +27,7 @@ class SpecialTokens:
     mask: int
 
 
-def special_tokens(vocabulary: seqio.Vocabulary) -> SpecialTokens:
+def special_tokens(vocabulary: "seqio.Vocabulary") -> SpecialTokens:
     """Returns the special tokens of a vocabulary.
 
     They are its attributes `cls_id`, `sep_id` and `mask_id`, or its pieces [CLS], [SEP] and [MASK]. For a vocabulary
@@ -62,7 +65,7 @@ def special_tokens(vocabulary: seqio.Vocabulary) -> SpecialTokens:
     return SpecialTokens(mask=last, cls=last - 1, sep=last - 2)
 
 
-def names(tasks: Sequence[seqio.Task], vocabulary: seqio.Vocabulary) -> dict[int, str]:
+def names(tasks: "Sequence[seqio.Task]", vocabulary: "seqio.Vocabulary") -> dict[int, str]:
     """Returns the ids of the special tokens of tasks -> their names.
 
     Args:
@@ -80,7 +83,7 @@ def names(tasks: Sequence[seqio.Task], vocabulary: seqio.Vocabulary) -> dict[int
     return {special.cls: "[CLS]", special.sep: "[SEP]", special.mask: "[MASK]"}
 
 
-def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
+def word_starts(vocabulary: "seqio.Vocabulary") -> np.ndarray:
     """Returns which ids begin a word.
 
     They are the vocabulary's attribute `word_starts`. In a SentencePiece model they are the pieces that begin with

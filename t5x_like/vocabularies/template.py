@@ -1,14 +1,28 @@
-"""Templates: the special tokens that published tokenizers place around one or two texts, and token types."""
+"""Templates: the special tokens that published tokenizers place around one or two texts, and token types.
+
+| vocabulary | one text | two texts | token types |
+|---|---|---|---|
+| BERT, DistilBERT, ELECTRA, ALBERT | `[CLS] a [SEP]` | `[CLS] a [SEP] b [SEP]` | 1 for `b [SEP]` |
+| XLNet | `a <sep> <cls>` | `a <sep> b <sep> <cls>` | 1 for `b <sep>`, 2 for `<cls>` |
+| RoBERTa, BART | `<s> a </s>` | `<s> a </s></s> b </s>` | 0 |
+| T5, ByT5, vocabularies with EOS only | `a </s>` | `a </s> b </s>` | 0 |
+| Llama, Mistral | `<s> a` | `<s> a <s> b` | 0 |
+| GPT, GPT-2 | `a` | `a b` | 0 |
+
+GPT-1's fine-tuning has a template with new tokens (`gpt_transforms`).
+
+The tests compare them with `transformers.AutoTokenizer`.
+"""
 
 import dataclasses
-
-import seqio
-import tensorflow as tf
+from typing import TYPE_CHECKING
 
 from t5x_like.errors import UserError
 from t5x_like.vocabularies.bpe_vocabulary import BPEVocabulary
 from t5x_like.vocabularies.byte_bpe import ROBERTA_ROLES
-from t5x_like.vocabularies.late import LateVocabulary
+
+if TYPE_CHECKING:
+    import seqio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,56 +47,6 @@ class Template:
         """Returns the number of special tokens around one text, or around two."""
         return len(self.prefix) + len(self.suffix) + (len(self.separator) if pair else 0)
 
-    def single(self, text: tf.Tensor, length: int) -> Filled:
-        """Places special tokens around a text, which is truncated at its end.
-
-        Args:
-          text: ids without special tokens, int32 `[any]`.
-          length: maximum length with special tokens.
-
-        Returns:
-          The filled template.
-
-        Raises:
-          UserError: `length` is too short for the special tokens.
-        """
-        text = text[: self.budget(length, pair=False)]
-        inputs = tf.concat([self.prefix, text, self.suffix], axis=0)
-        types = self._with_last(tf.zeros_like(inputs))
-        return Filled(inputs, types, tf.constant(len(self.prefix)), tf.size(inputs))
-
-    def pair(
-        self, first: tf.Tensor, second: tf.Tensor, length: int, truncation: Truncation = "longest_first"
-    ) -> Filled:
-        """Places special tokens around two texts, which are truncated at their ends.
-
-        Args:
-          first: ids without special tokens, int32 `[any]`.
-          second: ids without special tokens, int32 `[any]`.
-          length: maximum length with special tokens.
-          truncation: which text is truncated. If `only_second` leaves no token of the second text, the first one is
-            truncated too.
-
-        Returns:
-          The filled template.
-
-        Raises:
-          UserError: `length` is too short for the special tokens.
-        """
-        budget, sizes = self.budget(length, pair=True), (tf.size(first), tf.size(second))
-        if truncation == "only_second":
-            kept_first = tf.minimum(sizes[0], budget)
-            kept_second = tf.minimum(sizes[1], budget - kept_first)
-        else:
-            kept_first, kept_second = longest_first(*sizes, budget)
-        head = tf.concat([self.prefix, first[:kept_first], self.separator], axis=0)
-        tail = tf.concat([second[:kept_second], self.suffix], axis=0)
-        types = self._with_last(tf.concat([tf.zeros_like(head), tf.fill(tf.shape(tail), self.second_type)], axis=0))
-        return Filled(tf.concat([head, tail], axis=0), types, tf.constant(len(self.prefix)), tf.size(head))
-
-    def _with_last(self, types: tf.Tensor) -> tf.Tensor:
-        return types if self.last_type is None else tf.concat([types[:-1], [self.last_type]], axis=0)
-
     def budget(self, length: int, *, pair: bool) -> int:
         """Returns the number of tokens that texts may have.
 
@@ -105,7 +69,7 @@ class Template:
         return length - special
 
 
-def template_of(vocabulary: seqio.Vocabulary) -> Template:
+def template_of(vocabulary: "seqio.Vocabulary") -> Template:
     """Returns the template of a vocabulary, from its special tokens.
 
     Args:
@@ -117,8 +81,7 @@ def template_of(vocabulary: seqio.Vocabulary) -> Template:
     Raises:
       UserError: the vocabulary has no special tokens that any published tokenizer places around texts.
     """
-    if isinstance(vocabulary, LateVocabulary):
-        vocabulary = vocabulary.vocabulary
+    vocabulary = getattr(vocabulary, "vocabulary", vocabulary)  # of a LateVocabulary
     template = getattr(vocabulary, "template", None)  # AutoGraph cannot convert an assignment expression
     if template is not None:
         return template
@@ -141,7 +104,7 @@ def template_of(vocabulary: seqio.Vocabulary) -> Template:
     )
 
 
-def _special_id(vocabulary: seqio.Vocabulary, role: str) -> int | None:
+def _special_id(vocabulary: "seqio.Vocabulary", role: str) -> int | None:
     """Returns the id of the special token of a role, or None."""
     if isinstance(vocabulary, BPEVocabulary):
         return vocabulary._optional_id(role)

@@ -4,12 +4,13 @@ import collections
 import functools
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import word_counts, words
+from t5x_like.vocabularies.template import Template
 from t5x_like.vocabularies.word_counts import FIRST_WORD_ID, SPECIAL, UNK_ID, WordCounts
 
 if TYPE_CHECKING:
@@ -77,10 +78,8 @@ class WordSequenceVocabulary(WordCountsVocabulary):
     is_words = False
 
     @property
-    def template(self) -> Any:
+    def template(self) -> Template:
         """`a`, and `a </s> b` with the token type 1 for b; see `templates.Template`."""
-        from t5x_like.vocabularies.template import Template
-
         return Template(separator=(self.eos_id,), second_type=1)
 
     def _encode(self, s: str) -> list[int]:

@@ -13,7 +13,7 @@ from t5x_like import cli, interop, paths
 from t5x_like.interop import safetensors_files
 from t5x_like.models.t5 import T5Config
 from t5x_like.runtime import protocol
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 
 TASK = "tests_dry_run"
 TINY = "--gin_file=models/t5_1_1/tiny.gin"
@@ -288,6 +288,6 @@ def test_dry_run_of_unsupported_command_raises(capsys):
 def test_missing_files_of_a_table_are_reported_with_their_setting(capsys, empty_directory, files, message):
     (empty_directory / "pairs.jsonl").write_text('{"inputs": "a", "targets": "b"}\n')
     words = [*TRAIN, "--gin.MIXTURE_OR_TASK_NAME=text_table", f"--gin.TASK_ARGUMENTS={files}"]
-    words += [f"--gin.VOCABULARY_PATH={Path(vocabularies.__file__).parent / 'python_docs.model'}"]
+    words += [f"--gin.VOCABULARY_PATH={Path(shipped.__file__).parent / 'python_docs.model'}"]
     assert cli.main(words) == 2
     assert message in capsys.readouterr().err

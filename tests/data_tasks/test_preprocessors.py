@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from data_tasks import preprocessors
 from t5x_like.data.span_lengths import noise_counts, span_lengths
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 
 SENTENCE = "Thank you for inviting me to your party last week."
 
@@ -33,7 +33,7 @@ def test_example_of_the_paper():
 
 
 def test_example_of_the_paper_in_shipped_vocabulary():
-    vocabulary = vocabularies.python_docs()
+    vocabulary = shipped.python_docs()
     pieces = {
         part: vocabulary.encode(part) for part in ("Thank you", "for inviting", "me to your party", "last", "week.")
     }

@@ -9,8 +9,7 @@ import pytest
 from t5x_like.errors import UserError
 from t5x_like.stored import run_tokenizer, run_vocabulary
 from t5x_like.stored.weight_source import InitialWeights
-from t5x_like.vocabularies import shipped as vocabularies
-from t5x_like.vocabularies import tokenizer_files, vocabulary_digest
+from t5x_like.vocabularies import shipped, tokenizer_files, vocabulary_digest
 from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
 from t5x_like.vocabularies.vocabulary_kind import VocabularyKind
 
@@ -77,7 +76,7 @@ def test_run_of_deberta_v2_that_stored_its_model_alone_resumes(tmp_path):
         tokenizer_config__json='{"tokenizer_class": "DebertaV2Tokenizer"}',
         added_tokens__json='{"[MASK]": 9999}',
     )
-    shutil.copy(Path(vocabularies.__file__).parent / "python_docs.model", source / "spm.model")
+    shutil.copy(Path(shipped.__file__).parent / "python_docs.model", source / "spm.model")
     earlier = TextVocabulary(vocabulary_digest.of_path(f"{source}/spm.model"), f"{source}/spm.model")
     run_tokenizer.store(run, earlier, None)
     run_vocabulary.store(run, earlier.digest, VocabularyKind("DebertaV2Vocabulary", 1025), "a_task", {})

@@ -9,8 +9,7 @@ import pytest
 from t5x_like.errors import UserError
 from t5x_like.runtime import run_files
 from t5x_like.stored import run_vocabulary
-from t5x_like.vocabularies import shipped as vocabularies
-from t5x_like.vocabularies import vocabulary_digest, vocabulary_kind
+from t5x_like.vocabularies import shipped, vocabulary_digest, vocabulary_kind
 from t5x_like.vocabularies.late import sentencepiece_model
 from t5x_like.vocabularies.wordpiece import WordPieceVocabulary
 
@@ -36,10 +35,10 @@ def run(tmp_path):
 @pytest.mark.parametrize(
     ("vocabulary", "model"),
     [
-        (vocabularies.byte_level(), None),
-        (vocabularies.ByteVocabulary(), None),
-        (vocabularies.python_docs(), None),
-        (sentencepiece_model(str(vocabularies.PYTHON_DOCS_MODEL), 7), vocabularies.PYTHON_DOCS_MODEL),
+        (shipped.byte_level(), None),
+        (shipped.ByteVocabulary(), None),
+        (shipped.python_docs(), None),
+        (sentencepiece_model(str(shipped.PYTHON_DOCS_MODEL), 7), shipped.PYTHON_DOCS_MODEL),
     ],
     ids=["bytes", "bytes without sentinels", "shipped", "model with 7 sentinels"],
 )
@@ -68,7 +67,7 @@ def edit(file, **changes):
 
 
 def test_vocabulary_that_only_the_task_knows_is_not_made(run, tmp_path):
-    assert run_vocabulary.load(run(sentencepiece_model(str(vocabularies.PYTHON_DOCS_MODEL), 7))) is None
+    assert run_vocabulary.load(run(sentencepiece_model(str(shipped.PYTHON_DOCS_MODEL), 7))) is None
     path = tmp_path / run_files.VOCABULARY
     edit(path, kind="ByteVocabulary")
     assert run_vocabulary.load(str(tmp_path)) is None  # the digest is another one
@@ -89,7 +88,7 @@ def test_settings_that_files_do_not_say_are_found_by_the_ids_of_a_text(run, tmp_
 
 
 def test_text_has_the_vocabulary_of_the_run_unless_the_user_names_another(run):
-    directory, model = run(vocabularies.python_docs()), str(vocabularies.PYTHON_DOCS_MODEL)
+    directory, model = run(shipped.python_docs()), str(shipped.PYTHON_DOCS_MODEL)
 
     def of_text(**given):
         return run_vocabulary.of_text(directory, types.SimpleNamespace(**given))
@@ -100,7 +99,7 @@ def test_text_has_the_vocabulary_of_the_run_unless_the_user_names_another(run):
 
 
 def test_run_says_whether_inputs_end_with_eos_unless_the_user_names_another_task(run):
-    directory = run(vocabularies.python_docs())
+    directory = run(shipped.python_docs())
 
     def inputs_eos(**given):
         return run_vocabulary.inputs_eos(directory, types.SimpleNamespace(**given))
@@ -125,8 +124,8 @@ def replace(file, before, after):
     ],
 )
 def test_damaged_files_are_refused_by_name(run, tmp_path, damage, message):
-    vocabulary = sentencepiece_model(str(vocabularies.PYTHON_DOCS_MODEL), 7)
-    run(vocabulary, vocabularies.PYTHON_DOCS_MODEL)
+    vocabulary = sentencepiece_model(str(shipped.PYTHON_DOCS_MODEL), 7)
+    run(vocabulary, shipped.PYTHON_DOCS_MODEL)
     run(vocabulary)  # stores the hashes of the files
     assert run_vocabulary.read_digest(str(tmp_path)) is not None
     damage(tmp_path)

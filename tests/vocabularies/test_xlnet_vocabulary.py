@@ -5,6 +5,7 @@ import json
 import pytest
 import tensorflow as tf
 
+from data_tasks.downstream import templates
 from data_tasks.pretraining.xlnet_tasks import read_vocabulary
 from data_tasks.vocabulary_training.trainers import with_layout
 from t5x_like.vocabularies.from_folder import from_folder
@@ -26,10 +27,10 @@ def test_special_pieces_and_template(directory):
     assert vocabulary == read_vocabulary(str(directory / "spiece.model"))
     ids = {name: getattr(vocabulary, f"{name}_id") for name in ("unk", "cls", "sep", "pad", "mask", "eod", "eos")}
     assert ids == {"unk": 0, "cls": 3, "sep": 4, "pad": 5, "mask": 6, "eod": 7, "eos": 7}
-    filled = template_of(vocabulary).pair(tf.constant([20, 21]), tf.constant([22]), 9)
+    filled = templates.pair(template_of(vocabulary), tf.constant([20, 21]), tf.constant([22]), 9)
     assert filled.inputs.numpy().tolist() == [20, 21, 4, 22, 4, 3]
     assert filled.token_types.numpy().tolist() == [0, 0, 0, 1, 1, 2]
-    assert template_of(vocabulary).single(tf.constant([20]), 9).token_types.numpy().tolist() == [0, 0, 2]
+    assert templates.single(template_of(vocabulary), tf.constant([20]), 9).token_types.numpy().tolist() == [0, 0, 2]
     assert vocabulary.encode_tf(TEXT).numpy().tolist() == list(vocabulary.encode(TEXT))
 
 
@@ -41,7 +42,7 @@ def test_ids_equal_those_of_transformers(directory):
     for line in TEXT.splitlines():
         assert list(vocabulary.encode(line)) == slow(line, add_special_tokens=False)["input_ids"]
     first, second = TEXT.splitlines()
-    filled = template_of(vocabulary).pair(vocabulary.encode_tf(first), vocabulary.encode_tf(second), 500)
+    filled = templates.pair(template_of(vocabulary), vocabulary.encode_tf(first), vocabulary.encode_tf(second), 500)
     expected = slow(first, second)
     assert filled.inputs.numpy().tolist() == expected["input_ids"]
     assert filled.token_types.numpy().tolist() == expected["token_type_ids"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like import paths
-from t5x_like.data import batches, continuous, task_arguments
+from t5x_like.data import batches, continuous, task_arguments, text_vocabulary
 from t5x_like.data.cached import logits
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached.iterator import CachedIterator, RowOrder, Streams
@@ -145,7 +145,7 @@ class CachedSource:
         settings, stored = self.manifest.settings, self.manifest.vocabularies
         path = self.vocabulary_path or settings.get("vocabulary_path")
         path = path or task_arguments.find(settings["task_arguments"] or {}, task_arguments.VOCABULARY)
-        digest = stored.get(vocabulary_digest.text_feature(spec), {}).get("digest")
+        digest = stored.get(text_vocabulary.text_feature(spec), {}).get("digest")
         return vocabulary_digest.TextVocabulary(digest or (vocabulary_digest.of_path(path) if path else None), path)
 
     def vocabulary_kind(self, spec: FeatureSpec) -> VocabularyKind | None:

@@ -1,13 +1,12 @@
 """Data source that reads a registered SeqIO task or mixture."""
 
 import dataclasses
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from t5x_like.data import continuous, endless, mixing, specs, task_arguments
+from t5x_like.data import continuous, endless, mixing, specs, task_arguments, text_vocabulary
 from t5x_like.data.attached import refuse_attached
 from t5x_like.data.batches import pad_rows, rows_of_process
 from t5x_like.data.features import FeatureSpec
@@ -16,6 +15,7 @@ from t5x_like.data.seqio_feed.registry import find_provider, import_modules
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import vocabulary_digest, vocabulary_kind
+from t5x_like.vocabularies.late import LateVocabulary
 
 if TYPE_CHECKING:
     import seqio
@@ -172,20 +172,18 @@ class SeqIOSource:
     def vocabularies(self) -> "dict[str, seqio.Vocabulary]":
         """Returns task feature -> vocabulary. Without a task, `targets` has the vocabulary at `vocabulary_path`."""
         if not self.mixture_or_task_name and self.vocabulary_path:
-            # By name, as tasks are: this package does not depend on the shipped tasks.
-            late = importlib.import_module("t5x_like.vocabularies.late")
-            return {"targets": late.LateVocabulary(lambda: self.vocabulary_path)}
+            return {"targets": LateVocabulary(lambda: self.vocabulary_path)}
         return {name: feature.vocabulary for name, feature in self.provider.output_features.items()}
 
     def text_vocabulary(self, spec: FeatureSpec) -> vocabulary_digest.TextVocabulary:
         """Returns digest and location of the vocabulary of the text; without a task, at `vocabulary_path`."""
         if not self.mixture_or_task_name:
             return vocabulary_digest.of_location(self.vocabulary_path)
-        return vocabulary_digest.of_text(self.vocabularies(), spec)
+        return text_vocabulary.of_text(self.vocabularies(), spec)
 
     def vocabulary_kind(self, spec: FeatureSpec) -> vocabulary_kind.VocabularyKind | None:
         """Returns the kind of the vocabulary of the text; see `DataSource`."""
-        return vocabulary_kind.of_text(self.vocabularies(), spec)
+        return text_vocabulary.kind_of_text(self.vocabularies(), spec)
 
     def add_eos(self) -> dict[str, bool]:
         """Returns task feature -> whether its text ends in EOS, as its feature declares."""

@@ -17,7 +17,7 @@ from data_tasks.corpora import c4, documents, python_docs
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.specs import ENCODER_DECODER
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -153,11 +153,11 @@ def test_empty_split_raises():
 
 
 def test_shipped_model_has_t5_special_ids():
-    vocabulary = vocabularies.python_docs()
+    vocabulary = shipped.python_docs()
     assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
     assert vocabulary.vocab_size == 1024
     assert vocabulary.decode([1023, 1022, 924]) == "<extra_id_0> <extra_id_1> <extra_id_99>"
-    assert vocabularies.PYTHON_DOCS_MODEL.stat().st_size < 400_000
+    assert shipped.PYTHON_DOCS_MODEL.stat().st_size < 400_000
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_shipped_model_has_t5_special_ids():
     ],
 )
 def test_encoding_is_lossless(text):
-    for vocabulary in (vocabularies.python_docs(), vocabularies.byte_level()):
+    for vocabulary in (shipped.python_docs(), shipped.byte_level()):
         ids = vocabulary.encode(text)
         assert 2 not in ids
         assert vocabulary.decode(ids) == text
@@ -251,9 +251,9 @@ def test_other_recipes_raise(recipe, message):
 
 
 def test_c4_missing_files_raise_without_download(tmp_path):
-    shipped = str(vocabularies.PYTHON_DOCS_MODEL)
+    path = str(shipped.PYTHON_DOCS_MODEL)
     with pytest.raises(UserError, match="c4/en:3.1.0 is not prepared in the TFDS directory .*data_dir"):
-        c4_source(data_dir=str(tmp_path), vocabulary_path=shipped).host_iterator(ENCODER_DECODER)
+        c4_source(data_dir=str(tmp_path), vocabulary_path=path).host_iterator(ENCODER_DECODER)
     source = c4_source(vocabulary_path=str(tmp_path / "none.model"))
     with pytest.raises(UserError, match="VOCABULARY_PATH='.*none.model': not a readable SentencePiece model.*TASK_ARG"):
         source.check_vocabulary(32128)

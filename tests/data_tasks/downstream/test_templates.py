@@ -13,7 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.vocabularies.from_folder import from_folder
 from t5x_like.vocabularies.late import LateVocabulary
 from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
-from t5x_like.vocabularies.template import template_of
+from t5x_like.vocabularies.template import Template, template_of
 
 WORDS = "the quick brown fox jumps over a very lazy dog and runs far away from it all".split()
 # Numbers of words: shorter than half, about half and longer than the lengths below.
@@ -45,7 +45,9 @@ def encoded(vocabulary, texts):
 
 def filled(vocabulary, ids, length, **options):
     template = template_of(vocabulary)
-    result = template.single(*ids, length) if len(ids) == 1 else template.pair(*ids, length, **options)
+    result = (
+        templates.single(template, *ids, length) if len(ids) == 1 else templates.pair(template, *ids, length, **options)
+    )
     return [result.inputs.numpy().tolist(), result.token_types.numpy().tolist()], result
 
 
@@ -118,11 +120,11 @@ def test_llama_3_begins_each_text_with_its_bos(test_data, tmp_path):
 
 def test_albert_has_the_template_of_bert(test_data):
     vocabulary = seqio.SentencePieceVocabulary(str(test_data / "vocab/albert/spiece.model"))
-    assert template_of(vocabulary) == templates.Template((2,), (3,), (3,), second_type=1)
+    assert template_of(vocabulary) == Template((2,), (3,), (3,), second_type=1)
 
 
 def test_vocabularies_with_eos_only_have_the_template_of_t5():
-    expected = templates.Template(separator=(1,), suffix=(1,))
+    expected = Template(separator=(1,), suffix=(1,))
     assert template_of(seqio.ByteVocabulary()) == expected
     assert template_of(seqio.SentencePieceVocabulary(str(PYTHON_DOCS_MODEL))) == expected
 

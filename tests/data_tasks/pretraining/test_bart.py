@@ -15,7 +15,7 @@ from data_tasks import preprocessors
 from data_tasks.pretraining import bart, bart_noise
 from data_tasks.pretraining.bart import BartNoise
 from t5x_like.data.seqio_feed import SeqIOSource
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 from t5x_like.vocabularies.from_folder import from_folder
 
 MASK = ord("_")
@@ -259,7 +259,7 @@ def test_shipped_task_infills_30_percent_of_words():
 
 
 def test_word_starts_and_full_stops_of_vocabularies():
-    pieces = vocabularies.python_docs()
+    pieces = shipped.python_docs()
     tokens = pieces.encode("Thank you. Bye.")
     special = bart.NoiseTokens.from_vocabulary(pieces)
     starts = special.word_starts(tf.constant([tokens]))[0].numpy()

@@ -8,18 +8,19 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from data_tasks import shipped_tasks
+from data_tasks import shipped_tasks  # noqa: F401 (registers the tasks)
 from data_tasks.pretraining.bigbird_masking import WordMasking, random_spans
 from data_tasks.pretraining.masked_lm import ORDER_DRAW, Rows, seeded_draws
 from t5x_like.data.seqio_feed import SeqIOSource
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
+from t5x_like.vocabularies.base import PassThroughVocabulary
 from t5x_like.vocabularies.special_tokens import SpecialTokens, special_tokens
 
 CLS, SEP, MASK = 1, 2, 3
 SPECIAL = SpecialTokens(CLS, SEP, MASK)
 
 
-class Pieces(vocabularies.base.PassThroughVocabulary):
+class Pieces(PassThroughVocabulary):
     """A vocabulary in which even ids begin a word."""
 
     def __init__(self):
@@ -100,7 +101,7 @@ def test_short_documents_are_whole(count, expected):
 
 
 def test_random_tokens_are_pieces_of_text():
-    vocabulary = vocabularies.python_docs()
+    vocabulary = shipped.python_docs()
     ids = WordMasking().random_tokens(vocabulary, special_tokens(vocabulary))
     (newline,) = vocabulary.encode("\n")[-1:]  # a symbol that the user of the trainer defined
     others = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, newline}

@@ -4,11 +4,11 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from data_tasks import shipped_tasks
+from data_tasks import shipped_tasks  # noqa: F401 (registers the tasks)
 from data_tasks.pretraining.sentence_blocks import marked_sentences
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.objectives.sentence_masked_lm import SentenceMaskedLM
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 CLS, SEP, MASK = 1, 2, 3
@@ -25,7 +25,7 @@ def examples(documents, length, most):
             "document": tf.range(len(documents), dtype=tf.int64),
         }
     )
-    features = {"inputs": seqio.Feature(vocabularies.PASS_THROUGH, add_eos=False)}
+    features = {"inputs": seqio.Feature(shipped.PASS_THROUGH, add_eos=False)}
     lengths = {"inputs": length, "global_positions": most}
     rows = marked_sentences(ds, lengths, features, special=SpecialTokens(CLS, SEP, MASK)).as_numpy_iterator()
     return [(row["inputs"].tolist(), row["global_positions"].tolist()) for row in rows]

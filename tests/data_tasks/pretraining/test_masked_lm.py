@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from data_tasks.pretraining import masked_lm
 from data_tasks.pretraining.masked_lm import BertMasking, RobertaMasking, Rows
-from t5x_like.vocabularies import shipped as vocabularies
-from t5x_like.vocabularies import special_tokens
+from t5x_like.vocabularies import shipped, special_tokens
 from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 # The 0.999 quantiles of chi-square by degrees of freedom. A correct distribution exceeds them for one in 1,000 seeds;
@@ -194,7 +193,7 @@ def test_select_words_matches_reference_loops():
 
 
 def test_words_of_shipped_vocabulary_are_masked_together():
-    vocabulary = vocabularies.python_docs()
+    vocabulary = shipped.python_docs()
     special = special_tokens.special_tokens(vocabulary)
     pieces = [vocabulary.encode(word) for word in ("parenthesised", "expressions", "words")]
     assert min(map(len, pieces)) > 1
@@ -212,7 +211,7 @@ def test_words_of_shipped_vocabulary_are_masked_together():
 
 
 def test_sentinels_replace_missing_special_tokens():
-    assert special_tokens.special_tokens(vocabularies.python_docs()) == SpecialTokens(mask=1023, cls=1022, sep=1021)
+    assert special_tokens.special_tokens(shipped.python_docs()) == SpecialTokens(mask=1023, cls=1022, sep=1021)
     with pytest.raises(ValueError, match="ByteVocabulary has neither .* Create it with extra_ids=3 or more"):
         special_tokens.special_tokens(seqio.ByteVocabulary(extra_ids=2))
 
@@ -240,7 +239,7 @@ def test_special_pieces_of_sentencepiece_model(test_data):
 
 
 def test_whitespace_and_non_text_ids_begin_words():
-    vocabulary = vocabularies.python_docs()
+    vocabulary = shipped.python_docs()
     starts = special_tokens.word_starts(vocabulary)
     assert starts.shape == (1024,)
     model = vocabulary.tokenizer
@@ -257,7 +256,7 @@ def test_whitespace_and_non_text_ids_begin_words():
 
 
 def test_random_tokens():
-    vocabulary = vocabularies.python_docs()
+    vocabulary = shipped.python_docs()
     special = special_tokens.special_tokens(vocabulary)
     assert BertMasking().random_tokens(vocabulary, special).tolist() == list(range(1024))
     assert RobertaMasking().random_tokens(vocabulary, special).tolist() == list(range(3, 924))
@@ -265,7 +264,7 @@ def test_random_tokens():
 
 # ---- the preprocessor ------------------------------------------------------------------------------------------------
 
-FEATURES = {"inputs": seqio.Feature(vocabularies.python_docs())}
+FEATURES = {"inputs": seqio.Feature(shipped.python_docs())}
 LENGTHS = {"inputs": 40, "targets": 8}
 
 

@@ -13,7 +13,7 @@ from data_tasks.pretraining.masked_lm import BertMasking, RobertaMasking
 from data_tasks.pretraining.masked_lm_tasks import add_masked_lm_task
 from t5x_like.data import specs
 from t5x_like.data.seqio_feed import SeqIOSource
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 SPECIAL = SpecialTokens(cls=97, sep=98, mask=99)
@@ -96,7 +96,7 @@ TINY = {
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     """Registers a task of each kind over the tiny corpus."""
-    source, vocabulary = DocumentSource(functools.cache(corpus)), vocabularies.python_docs()
+    source, vocabulary = DocumentSource(functools.cache(corpus)), shipped.python_docs()
     for name, settings in TINY.items():
         add_masked_lm_task(name, source, vocabulary, **settings)
     yield

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data_tasks import shipped_tasks
+from data_tasks import shipped_tasks  # noqa: F401 (registers the tasks)
 from data_tasks.pretraining import sentence_pairs as pairing
 from data_tasks.pretraining.masked_lm import Rows, seeded_draws
 from data_tasks.pretraining.ngram_masking import NgramMasking, albert_word_starts, select_ngrams
@@ -15,7 +15,7 @@ from data_tasks.pretraining.sentence_order import ordered_pairs
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.specs import SENTENCE_PAIRS
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 CLS, SEP, MASK = 1, 2, 3
@@ -109,7 +109,7 @@ def expected_runs(words):
 
 
 def test_word_starts_are_alberts():
-    vocabulary = vocabularies.python_docs()
+    vocabulary = shipped.python_docs()
     starts, model = albert_word_starts(vocabulary), vocabulary.tokenizer
     pieces = {model.IdToPiece(index): starts[index] for index in range(model.GetPieceSize())}
     assert pieces["▁the"] and pieces["."] and not pieces["ing"] and starts[model.GetPieceSize() :].all()

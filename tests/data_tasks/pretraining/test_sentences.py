@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from data_tasks.corpora import text_files
 from data_tasks.pretraining import sentence_tasks, sentences
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 
 
 def split(function, text):
@@ -39,7 +39,7 @@ def test_split_prose_at_punctuation_and_paragraphs(text, expected):
 
 
 def test_tokenize_sentences():
-    vocabulary = vocabularies.python_docs()
+    vocabulary = shipped.python_docs()
     features = {"inputs": seqio.Feature(vocabulary, add_eos=False)}
     texts = ["One line.\nAnother, longer line.", " \n ", "third"]
     ds = tf.data.Dataset.from_tensor_slices({"targets": texts})

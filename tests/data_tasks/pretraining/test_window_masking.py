@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data_tasks import shipped_tasks
+from data_tasks import shipped_tasks  # noqa: F401 (registers the tasks)
 from data_tasks.pretraining.masked_lm import NGRAM_DRAW, ORDER_DRAW, Rows, seeded_draws
 from data_tasks.pretraining.window_masking import AllMasked, WindowMasking, deberta_word_starts
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.specs import MASKED_LM
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import shipped as vocabularies
+from t5x_like.vocabularies import shipped
 from t5x_like.vocabularies.special_tokens import SpecialTokens
 
 CLS, SEP, MASK, UNK = 1, 2, 3, 4
@@ -115,7 +115,7 @@ def test_examples_are_full_rows_of_masked_text(kind):
         batch_size=64,
     )
     batch = next(source.host_iterator(MASKED_LM))
-    special = vocabularies.python_docs().vocab_size - 1
+    special = shipped.python_docs().vocab_size - 1
     assert (batch["encoder_input_tokens"][:, 0] == special - 1).all()
     masked = np.take_along_axis(batch["encoder_input_tokens"], batch["masked_positions"], 1)
     is_mask = masked[batch["masked_weights"] > 0] == special
