@@ -17,7 +17,7 @@ from t5x_like.runtime import console_log, distributed, provenance
 from t5x_like.runtime.background import Background
 from t5x_like.runtime.preemption import StopRequest
 from t5x_like.stored import frozen_base, run_tokenizer, run_vocabulary, warm_start, weight_source
-from t5x_like.training import checks, debugging, export_note, loop, prefix_start, pruning_start, resuming, run_feed
+from t5x_like.training import checks, debugging, export_note, loop, resuming, run_feed
 from t5x_like.training.improvement import restore_improvement
 from t5x_like.training.program import make_program
 from t5x_like.training.recipe import Recipe
@@ -165,8 +165,7 @@ def train(
                 warm = warm_start.restore(source, state, frozen, config, partitioner, objective)
                 state, frozen = warm.state, warm.frozen
                 base = frozen_base.of_new_run(path, warm.exact, frozen.params, averaged=source.averaged)
-            state = prefix_start.fill(state, frozen, config, data, partitioner)
-            state = pruning_start.fill(state, frozen, partitioner)
+            state = program.start_adapters(state, frozen, data)
         base = None if storage.store_base else base
         frozen_base.report_rounded(base, frozen.params)
         checkpointer.prepare(resuming.saved(*shapes, base), partitioner)

@@ -16,7 +16,8 @@ from flax import nnx
 
 from t5x_like import ablate, cli, interop, parameters
 from t5x_like.adapters.pruned import MagnitudePruning, MovementPruning
-from t5x_like.adapters.quantization import FakeQuantized, is_range
+from t5x_like.adapters.quantization import FakeQuantized
+from t5x_like.adapters.ranges import is_range
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.convert import convert
 from t5x_like.distill import distill

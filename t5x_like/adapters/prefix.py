@@ -15,11 +15,14 @@ from typing import Any, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t5x_like import parameters
+from t5x_like import optimizers, parameters
+from t5x_like.adapters import prefix_activations
 from t5x_like.adapters.base import ADAPTER, named_modules
+from t5x_like.adapters.lifecycle import AdaptedConfig, Hooks, Start, TextData
 from t5x_like.errors import UserError
 from t5x_like.kernels.prefix_keys import Prefix as Keys
 from t5x_like.layers.attention import MultiHeadAttention
@@ -35,6 +38,44 @@ _POSITIONS = "position_embedder"
 _PRECISION = jax.lax.Precision.HIGHEST
 
 
+@dataclasses.dataclass(frozen=True)
+class StartFromTokens(Hooks):
+    """Initial values of a prefix from the keys and values of its tokens; see `prefix_activations.fill`.
+
+    Attributes:
+      token_ids: `Prefix.token_ids`.
+      text: `Prefix.text`.
+    """
+
+    token_ids: tuple[int, ...] | None
+    text: str | None
+
+    def start(self, config: AdaptedConfig, data: TextData) -> Start | None:
+        """Returns a function that fills the prefix, or None if initial values are random.
+
+        Raises:
+          UserError: The text has no tokens.
+        """
+        if self.text is None and self.token_ids is None:
+            return None
+        ids = find(config).ids(self.token_ids or self._encode(data))
+        logging.info("the prefix starts from the keys and values of the tokens %s", ids.tolist())
+
+        def filled(trainable, frozen):
+            model = prefix_activations.fill(optimizers.merge(trainable, frozen)["model"], ids)
+            leaves = parameters.named_leaves({"model": model})
+            return parameters.map_named(lambda name, leaf: leaves.get(name, leaf), trainable)
+
+        return filled
+
+    def _encode(self, data: TextData) -> list[int]:
+        vocabularies = data.vocabularies()
+        ids = vocabularies.get("inputs", next(iter(vocabularies.values()))).encode(self.text)
+        if not ids:
+            raise UserError(f"Prefix.text={self.text!r}: has no tokens. Give a text, or PREFIX_TEXT=None.")
+        return list(ids)
+
+
 @recorded
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prefix:
@@ -43,6 +84,7 @@ class Prefix:
     A comment above each field documents it.
     """
 
+    needs = "prefix"
     # Number of keys and values.
     length: int = 10
     # Regular expression of the names of the attentions, such as decoder/layers/self_attention. Each has its own prefix.
@@ -65,6 +107,11 @@ class Prefix:
                 problem = "empty" if not self.token_ids else f"Prefix.text={self.text!r} is given as well"
                 raise UserError(f"Prefix.token_ids={self.token_ids}: {problem}. Give the ids, the text, or neither.")
         parameters.check_pattern("Prefix.pattern", self.pattern)
+
+    @property
+    def hooks(self) -> StartFromTokens:
+        """What the initial values need of a run; see `lifecycle.Hooks`."""
+        return StartFromTokens(self.token_ids, self.text)
 
     def ids(self, token_ids: Iterable[int]) -> Int[np.ndarray, " length"]:
         """Returns token ids, repeated or cut to the length of the prefix."""
@@ -299,24 +346,6 @@ def computed(model: M) -> M:
         if path in paths:
             module.layers, module.adapter = nnx.data(module.run_layers), None
     return model
-
-
-def fit(prefix: LastLayer, hidden: Float[Array, "length hidden"], target: Keys) -> dict[str, Float[Array, "..."]]:
-    """Returns the kernels of minimum norm with which an MLP computes given keys and values, by name.
-
-    The code of the paper fits the whole MLP in 500 steps of Adam instead.
-
-    Args:
-      prefix: the last layer, whose biases are kept.
-      hidden: the hidden layer. If it is smaller than the prefix, the kernels minimize the squared error.
-      target: the keys and values.
-    """
-    inverse = jnp.linalg.pinv(hidden)
-    pairs = {"key": (target.key, prefix.key_bias[...]), "value": (target.value, prefix.value_bias[...])}
-    return {
-        name: jnp.einsum("hp,...pnd->...hnd", inverse, wanted - bias[..., None, :, :], precision=_PRECISION)
-        for name, (wanted, bias) in pairs.items()
-    }
 
 
 def _uniform(key: jax.Array, shape: tuple[int, ...], inputs: int) -> Array:

@@ -1,13 +1,15 @@
 """The keys and values of a frozen model for given tokens, as initial values of a prefix (Li and Liang, section 7.4)."""
 
-from collections.abc import Sequence
-from typing import TypeVar
+import dataclasses
+from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jaxtyping import Array, Float, Int
 
 from t5x_like import parameters, partitioning
-from t5x_like.adapters import prefix as prefixes
 from t5x_like.adapters.base import ADAPTER, named_modules
 from t5x_like.errors import UserError
 from t5x_like.kernels.prefix_keys import Prefix as Keys
@@ -15,28 +17,27 @@ from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.stacks import is_scanned
 
 M = TypeVar("M", bound=nnx.Module)
+_PRECISION = jax.lax.Precision.HIGHEST
 
 
-def fill(model: M, base: nnx.Module, token_ids: Sequence[int]) -> M:
+def fill(model: M, token_ids: Int[np.ndarray, " length"]) -> M:
     """Returns a model whose prefix has the keys and values of the model without adapters for a row of tokens.
 
     Each stack reads the tokens, so that the prefix of a cross-attention has the keys and values of the tokens in the
     encoder. A layer that is applied several times has the keys and values of its first application. The last layers of
-    MLPs are fitted to the keys and values; see `adapters.prefix.fit`.
+    MLPs are fitted to the keys and values; see `fit`.
 
     Args:
       model: a model with a prefix.
-      base: the model without adapters.
-      token_ids: ids of the tokens, which are repeated or cut to the length of the prefix.
+      token_ids: ids of as many tokens.
 
     Raises:
       UserError: the model does not have a token id.
     """
-    found, config = prefixes.find(model.config), model.config
-    ids, last = found.ids(token_ids), config.vocab_size - 1
+    config, ids, last = model.config, token_ids, model.config.vocab_size - 1
     if not 0 <= ids.min() <= ids.max() <= last:
         raise UserError(
-            f"Prefix.token_ids={tuple(token_ids)}: the model has the ids 0 to {last}. "
+            f"Prefix.token_ids={tuple(dict.fromkeys(map(int, token_ids)))}: the model has the ids 0 to {last}. "
             "Correct PREFIX_TOKEN_IDS, or give PREFIX_TEXT and the vocabulary of the model."
         )
     # Rows that the mesh divides, all of them the same.
@@ -45,6 +46,8 @@ def fill(model: M, base: nnx.Module, token_ids: Sequence[int]) -> M:
         row = {"input_tokens": ids, "segment_ids": jnp.ones_like(ids), "positions": jnp.arange(len(ids))}
         batch |= {f"{stack}_{name}": jnp.tile(jnp.asarray(x, jnp.int32), (rows, 1)) for name, x in row.items()}
     leaves = parameters.named_leaves(model)
+    bare = jax.eval_shape(dataclasses.replace(config, adapters=()).make, jax.random.key(0))
+    base = parameters.rebuild(bare, {name: leaves[name] for name in parameters.named_leaves(bare)})
     chosen = {}
     for name, attention in named_modules(model, MultiHeadAttention):
         if attention.adapter is not None:
@@ -58,12 +61,29 @@ def fill(model: M, base: nnx.Module, token_ids: Sequence[int]) -> M:
         layers = range(max(order) + 1) if index is None else (index,)
         arrays = ([captured[f"{stored}/{what}"][order.index(i)][0] for i in layers] for what in ("key", "value"))
         target = Keys(*(jnp.stack(each) if index is None else each[0] for each in arrays))
-        if found.hidden_size is None:
+        if (first_layers := getattr(model, stack).adapter) is None:
             values = {"key": target.key, "value": target.value}
         else:
             layer = getattr(model, stack).layers
             layer = layer if is_scanned(layer) else layer[index]
-            hidden = getattr(getattr(model, stack).adapter, block)()
-            values = prefixes.fit(getattr(layer, block).adapter, hidden, target)
+            values = fit(getattr(layer, block).adapter, getattr(first_layers, block)(), target)
         leaves |= {f"{name}/{ADAPTER}/{what}": x.astype(jnp.float32) for what, x in values.items()}
     return parameters.rebuild(model, leaves)
+
+
+def fit(prefix: Any, hidden: Float[Array, "length hidden"], target: Keys) -> dict[str, Float[Array, "..."]]:
+    """Returns the kernels of minimum norm with which an MLP computes given keys and values, by name.
+
+    The code of the paper fits the whole MLP in 500 steps of Adam instead.
+
+    Args:
+      prefix: the last layer of the MLP (`adapters.prefix.LastLayer`), whose biases are kept.
+      hidden: the hidden layer. If it is smaller than the prefix, the kernels minimize the squared error.
+      target: the keys and values.
+    """
+    inverse = jnp.linalg.pinv(hidden)
+    pairs = {"key": (target.key, prefix.key_bias[...]), "value": (target.value, prefix.value_bias[...])}
+    return {
+        name: jnp.einsum("hp,...pnd->...hnd", inverse, wanted - bias[..., None, :, :], precision=_PRECISION)
+        for name, (wanted, bias) in pairs.items()
+    }

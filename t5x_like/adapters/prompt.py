@@ -15,6 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t5x_like.adapters.base import ADAPTER
+from t5x_like.adapters.lifecycle import AdaptedConfig, Hooks
 from t5x_like.errors import UserError
 from t5x_like.layers.embeddings import Embedder
 from t5x_like.recorded import recorded
@@ -32,6 +33,23 @@ _VALUES = {"segment_ids": 1, "prefix": 1, "ranks": 0, "global_tokens": 0}
 _NUMBERS = ("entity_positions", "global_positions")
 
 
+@dataclasses.dataclass(frozen=True)
+class OneExamplePerRow(Hooks):
+    """Checks that rows are not packed: only the first example of a row would see the prompt."""
+
+    def check_rows(self, config: AdaptedConfig, *, packed: bool) -> None:
+        """Checks that a row has one example.
+
+        Raises:
+          UserError: Rows are packed.
+        """
+        if packed:
+            raise UserError(
+                f"{type(config).__name__}.adapters={config.adapters}: a prompt is read with one example per row, but "
+                "rows are packed. Give PACK=False."
+            )
+
+
 @recorded
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompt:
@@ -40,6 +58,8 @@ class Prompt:
     A comment above each field documents it.
     """
 
+    needs = "prompt"
+    hooks = OneExamplePerRow()
     # Number of vectors.
     length: int = 100
     # Initial vectors: 'vocabulary' (embeddings of different ids among the first 5,000, to which a change is trained) or

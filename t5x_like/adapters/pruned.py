@@ -1,13 +1,14 @@
 """Unstructured pruning of kernels: by magnitude (Zhu and Gupta 2017) and by movement (Sanh et al. 2020).
 
 A pruned kernel is W ⊙ M, where M keeps the elements whose score is at least a threshold. The threshold is stored beside
-the kernel. After each update, `update_thresholds` sets it to the score of rank int(density · size), with the density of
+the kernel. After each update, `Thresholds` sets it to the score of rank int(density · size), with the density of
 the next step. So the mask is the one that the published code computes in each forward pass from the same weights, and
 microbatches, evaluations and a resumed run read the same mask. Elements with equal scores are kept or pruned together.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like import optimizers, parameters
 from t5x_like.adapters.base import ADAPTER, named_modules, stacked_layers
+from t5x_like.adapters.lifecycle import AdaptedConfig, Hooks, Start, TextData
 from t5x_like.errors import UserError
 from t5x_like.kernels.order_statistics import kth_largest
 from t5x_like.layers.projections import Projection
@@ -25,6 +27,71 @@ from t5x_like.optimizers.schedules import Step
 from t5x_like.recorded import recorded
 
 _THRESHOLD = "threshold"
+
+
+@dataclasses.dataclass(frozen=True)
+class Thresholds(Hooks):
+    """Sets the thresholds of all pruned kernels of a run, at its start and after each update."""
+
+    def check(self, trainable: Any, frozen: Any, *, gather: str) -> None:
+        """Checks that thresholds can be updated.
+
+        Raises:
+          UserError: A parameter group freezes a threshold or scores.
+        """
+        del gather
+        trained = parameters.named_leaves(trainable).keys()
+        for name, module in _pruned_projections(trainable, frozen):
+            for leaf in parameters.named_leaves(module.adapter):
+                if (full := f"{name}/{ADAPTER}/{leaf}") not in trained:
+                    raise UserError(
+                        f"{full}: frozen by a parameter group, but pruning updates it. Exclude it, such as with "
+                        "FROZEN='^model/(?!.*/adapter/)'."
+                    )
+
+    def start(self, config: AdaptedConfig, data: TextData) -> Start:
+        """Returns a function that sets the thresholds of the first step, whose weights may be pretrained."""
+        del config, data
+        return functools.partial(self.after_update, step=0)
+
+    def after_update(self, trainable: Any, frozen: Any, step: Step) -> Any:
+        """Returns trainable parameters with the thresholds of a step; see `Hooks`."""
+        found = {}
+        for name, module in _pruned_projections(trainable, frozen):
+
+            def rank(module):
+                return module.adapter.rank(module.kernel[...], step)
+
+            found[f"{name}/{ADAPTER}/{_THRESHOLD}"] = _for_layers(rank, module)
+        return parameters.map_named(lambda name, leaf: found.get(name, leaf), trainable) if found else trainable
+
+    def metrics(self, trainable: Any, frozen: Any) -> dict[str, tuple[Float[Array, ""], Float[Array, ""]]]:
+        """Returns the metric `density` as (kept elements, elements) of all pruned kernels."""
+        kept, total = [], 0
+        for _, module in _pruned_projections(trainable, frozen):
+
+            def count(module):
+                return jnp.sum(module.adapter.mask(module.kernel[...]), dtype=jnp.float32)
+
+            kept.append(jnp.sum(_for_layers(count, module)))
+            total += module.kernel[...].size
+        return {"density": (sum(kept), jnp.asarray(total, jnp.float32))} if kept else {}
+
+
+def _pruned_projections(trainable: Any, frozen: Any) -> Iterator[tuple[str, Projection]]:
+    """Yields the pruned projections of all networks of a run by name, such as `model/encoder/layers/mlp/wi`."""
+    params = optimizers.merge(trainable, frozen)
+    networks = {"model": params["model"], **{f"objective/{name}": each for name, each in params["objective"].items()}}
+    for root, network in networks.items():
+        if isinstance(network, nnx.Module):
+            for name, projection in named_modules(network, Projection, root):
+                if isinstance(projection.adapter, Pruned):
+                    yield name, projection
+
+
+def _for_layers(function: Callable[[Projection], Array], module: Projection) -> Array:
+    """Returns a function of a projection, or of the projection of each layer if layers are stacked."""
+    return (function if stacked_layers(module) is None else jax.vmap(function))(module)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +105,7 @@ class Pruning:
     """
 
     target = Projection
+    hooks = Thresholds()
     # Regular expression of the names of the projections, such as encoder/layers/attention/query. The default matches
     # all projections in layers.
     pattern: str = "/layers/"
@@ -183,6 +251,8 @@ class PrunedByMovement(Pruned):
 class MagnitudePruning(Pruning):
     """Keeps the elements with the largest magnitudes of each kernel; see `Pruned`. The fields are `Pruning`'s."""
 
+    float32 = ("kernel", _THRESHOLD)
+
     def make(self, projection: Projection, key: jax.Array, name: str) -> Pruned:
         """Makes the threshold of a projection; see `base.Adapter`."""
         del key
@@ -199,81 +269,10 @@ class MovementPruning(Pruning):
     not depend on the scale of gradients, so the learning rate of the scores does not matter either.
     """
 
+    float32 = ("score", _THRESHOLD)
+
     def make(self, projection: Projection, key: jax.Array, name: str) -> PrunedByMovement:
         """Makes the scores of a projection; see `base.Adapter`."""
         del key
         self.check(projection, name)
         return PrunedByMovement(projection, self)
-
-
-# ---- thresholds and densities of all parameters of a run -------------------------------------------------------------
-
-
-def pruned_projections(params: Mapping[str, Any]) -> Iterator[tuple[str, Projection]]:
-    """Yields the pruned projections of all networks of a run by name, such as `model/encoder/layers/attention/query`.
-
-    Args:
-      params: the parameters of a run, `{"model": …, "objective": …}`.
-    """
-    networks = {"model": params["model"], **{f"objective/{name}": each for name, each in params["objective"].items()}}
-    for root, network in networks.items():
-        if isinstance(network, nnx.Module):
-            for name, projection in named_modules(network, Projection, root):
-                if isinstance(projection.adapter, Pruned):
-                    yield name, projection
-
-
-def check(trainable: Any, frozen: Any) -> None:
-    """Checks that thresholds can be updated.
-
-    Args:
-      trainable: the trainable parameters of a run, `{"model": …, "objective": …}`, or their shapes.
-      frozen: the others; both with None in place of the parameters of the other tree.
-
-    Raises:
-      UserError: a parameter group freezes a threshold or scores.
-    """
-    trained = parameters.named_leaves(trainable).keys()
-    for name, module in pruned_projections(optimizers.merge(trainable, frozen)):
-        for leaf in parameters.named_leaves(module.adapter):
-            if (full := f"{name}/{ADAPTER}/{leaf}") not in trained:
-                raise UserError(
-                    f"{full}: frozen by a parameter group, but pruning updates it. Exclude it, such as with "
-                    "FROZEN='^model/(?!.*/adapter/)'."
-                )
-
-
-def update_thresholds(trainable: Any, frozen: Any, step: Step) -> Any:
-    """Returns trainable parameters with the thresholds of a step; without pruned projections, the same parameters.
-
-    Args:
-      trainable: the trainable parameters of a run, `{"model": …, "objective": …}`.
-      frozen: the others; both with None in place of the parameters of the other tree.
-      step: the step that reads the thresholds, counted from 0.
-    """
-    found = {}
-    for name, module in pruned_projections(optimizers.merge(trainable, frozen)):
-
-        def rank(module):
-            return module.adapter.rank(module.kernel[...], step)
-
-        found[f"{name}/{ADAPTER}/{_THRESHOLD}"] = _for_layers(rank, module)
-    return parameters.map_named(lambda name, leaf: found.get(name, leaf), trainable) if found else trainable
-
-
-def density(trainable: Any, frozen: Any) -> dict[str, tuple[Float[Array, ""], Float[Array, ""]]]:
-    """Returns the metric `density` as (kept elements, elements) of all pruned kernels; nothing if there are none."""
-    kept, total = [], 0
-    for _, module in pruned_projections(optimizers.merge(trainable, frozen)):
-
-        def count(module):
-            return jnp.sum(module.adapter.mask(module.kernel[...]), dtype=jnp.float32)
-
-        kept.append(jnp.sum(_for_layers(count, module)))
-        total += module.kernel[...].size
-    return {"density": (sum(kept), jnp.asarray(total, jnp.float32))} if kept else {}
-
-
-def _for_layers(function: Callable[[Projection], Array], module: Projection) -> Array:
-    """Returns a function of a projection, or of the projection of each layer if layers are stacked."""
-    return (function if stacked_layers(module) is None else jax.vmap(function))(module)

@@ -6,7 +6,7 @@ LoRA works on a quantized base. Norms, softmax, activation functions and logits 
 
     Quantized        kernel -> quantization/{values, scale}: integers in memory and on disk, not trained
     FakeQuantized    kernel stays, rounded in each pass with straight-through gradients
-    static ranges    quantization/range, the moving average of max|x|, which `training/ranges.py` updates
+    static ranges    quantization/range, the moving average of max|x|, which `ranges` updates
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int
 from t5x_like import parameters
 from t5x_like.adapters.base import modules_by_name, named_modules, stacked_layers
 from t5x_like.adapters.pruned import Pruned
+from t5x_like.adapters.ranges import RANGE, MovingRanges
 from t5x_like.errors import UserError
 from t5x_like.kernels import quantization as numerics
 from t5x_like.kernels.quantization import LEVELS
@@ -31,8 +32,8 @@ from t5x_like.layers.embeddings import Embedder, Unembedding
 from t5x_like.layers.projections import Projection
 from t5x_like.recorded import recorded
 
-# Name of the quantization within its module, and of the range of its inputs.
-NAME, RANGE = "quantization", "range"
+# Name of the quantization within its module.
+NAME = "quantization"
 CASTS = ("bfloat16", "float16")
 # Weight of the old average in the moving average of the largest activations, of Q8BERT's published code.
 DECAY = 0.9999
@@ -224,6 +225,7 @@ class Settings:
     """The fields of both forms of quantization. A comment above each field documents it."""
 
     known = ()  # the types of weights
+    hooks = MovingRanges()
 
     # Regular expression of the names of the projections and embedding tables, such as encoder/layers/attention/query.
     pattern: str = ""
@@ -274,6 +276,7 @@ class FakeQuantized(Settings):
     """Quantization-aware training: each pass rounds weights and activations, with straight-through gradients."""
 
     known = tuple(LEVELS)
+    float32 = ("kernel", "embedding", RANGE)
     # Whether the inputs of projections are rounded as well; see `Quantized.activations`.
     activations: Literal["dynamic", "static"] | None = "static"
     # Weight of the old average in the moving average of a static range.
@@ -340,11 +343,6 @@ def apply(model: nnx.Module, settings: Sequence[Settings]) -> nnx.Module:
             f"of {type(model).__name__}. They are {', '.join(sorted(found)) or 'none'}."
         )
     return model
-
-
-def is_range(name: str) -> bool:
-    """Returns whether a parameter is the range of a static quantization, by its name."""
-    return name.endswith(f"{NAME}/{RANGE}")
 
 
 def is_stored_weight(name: str) -> bool:

@@ -11,13 +11,10 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from t5x_like import parameters, partitioning
-from t5x_like.adapters.pruned import MagnitudePruning
-from t5x_like.adapters.quantization import FakeQuantized
+from t5x_like.adapters import lifecycle
 from t5x_like.parameters import Tree
 
 M = TypeVar("M", bound=nnx.Module)
-# Adapters that read kernels in float32: to round them to integers, and to compare their elements with a threshold.
-_READ_FLOAT32 = (FakeQuantized, MagnitudePruning)
 # Share of a device's memory that gathered parameters may take. The rest is for their sharded originals, which training
 # keeps, and for caches and activations.
 GATHERED_FRACTION = 0.5
@@ -48,9 +45,9 @@ def in_compute_dtype(model: M, kinds: Collection[str]) -> M:
         of an embedding is summed over tokens in the dtype of the embedding.
 
     Returns:
-      The model, unchanged if an adapter reads its kernels in float32.
+      The model, unchanged if an adapter reads them in float32.
     """
-    if any(isinstance(each, _READ_FLOAT32) for each in getattr(model.config, "adapters", ())):
+    if lifecycle.kept_in_float32(model.config) & set(kinds):
         return model
     return cast_kinds(model, kinds, model.config.compute_dtype)
 

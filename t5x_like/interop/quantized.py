@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from t5x_like import parameters
-from t5x_like.adapters import quantization
+from t5x_like.adapters import quantization, ranges
 from t5x_like.adapters.base import merged_parameters
 from t5x_like.adapters.layer_drop import LayerDrop
 from t5x_like.adapters.pruned import Pruning
@@ -78,7 +78,7 @@ def quantize(
 
 def _check_ranges(leaves: Mapping[str, Any]) -> None:
     """Checks that each static range has seen a batch."""
-    unseen = [name for name, leaf in leaves.items() if quantization.is_range(name) and not np.all(leaf[..., 1] > 0)]
+    unseen = [name for name, leaf in leaves.items() if ranges.is_range(name) and not np.all(leaf[..., 1] > 0)]
     if unseen:
         raise UserError(
             f"{len(unseen)} ranges of activations have seen no batch, such as {unseen[0]}. Calibrate them on a task "

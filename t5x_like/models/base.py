@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 from flax import nnx
@@ -253,6 +253,9 @@ class BaseConfig:
     scan_layers: bool | None = None
     # What is added to projections, such as (@lora.LoRA(),), a prompt, @prompt.Prompt(), and a prefix, @prefix.Prefix().
     adapters: tuple[Adapter | prompt.Prompt | prefix.Prefix | quantization.Settings, ...] = ()
+
+    # What adapters need (their attribute `needs`) and the family does not have -> why.
+    lacks: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self):
         checks.positive_integers(self, "vocab_size")

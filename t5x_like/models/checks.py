@@ -145,9 +145,26 @@ def adapters(config: object) -> None:
             f"{_field(config, 'adapters')}: not a tuple of adapters. Give one, such as (@lora.LoRA(),); an adapter has "
             "`pattern`, `target` and `make`."
         )
+    for need, reason in config.lacks.items():
+        without(config, need, reason)
     for kind, several in ((Prompt, "several prompts"), (Prefix, "several prefixes")):
         if sum(isinstance(each, kind) for each in given) > 1:
             raise UserError(f"{_field(config, 'adapters')}: {several}. Give one that is as long as all of them.")
+
+
+def without(config: object, need: str, reason: str) -> None:
+    """Checks that no adapter of a model needs what it, or its use, lacks.
+
+    Args:
+      config: configuration with `adapters`.
+      need: the attribute `needs` of adapters: `prompt` or `prefix`.
+      reason: what is lacking, for the message.
+
+    Raises:
+      UserError: an adapter needs it.
+    """
+    if any(getattr(each, "needs", None) == need for each in config.adapters):
+        raise UserError(f"{_field(config, 'adapters')}: {reason}. Choose another adapter, such as lora.LoRA.")
 
 
 def row_length(config: object, length: int) -> None:

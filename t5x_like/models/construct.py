@@ -1,13 +1,12 @@
 """Makes models from their configurations, with the adapters that these name."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 from flax import nnx
 
 from t5x_like import parameters
-from t5x_like.adapters import prefix, prefix_activations, prompt, quantization
+from t5x_like.adapters import prefix, prompt, quantization
 from t5x_like.adapters.base import adapt, merged_parameters
 from t5x_like.adapters.lora_embedding import EmbeddingLoRA
 from t5x_like.errors import UserError
@@ -98,19 +97,3 @@ def collapse(model: Model) -> Model:
     config = dataclasses.replace(model.config, adapters=adapters)
     made = jax.eval_shape(lambda: make(config, jax.random.key(0)))
     return parameters.rebuild(made, parameters.named_leaves(prefix.computed(model)))
-
-
-def start_prefix(model: Model, token_ids: Sequence[int]) -> Model:
-    """Returns a model whose prefix starts from the keys and values of tokens; see `prefix_activations.fill`.
-
-    Args:
-      model: a model with a prefix.
-      token_ids: ids of the tokens, which are repeated or cut to the length of the prefix.
-
-    Raises:
-      UserError: the model does not have a token id.
-    """
-    leaves = parameters.named_leaves(model)
-    bare = jax.eval_shape(without_adapters(model.config).make, jax.random.key(0))
-    base = parameters.rebuild(bare, {name: leaves[name] for name in parameters.named_leaves(bare)})
-    return prefix_activations.fill(model, base, token_ids)

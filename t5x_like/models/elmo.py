@@ -24,7 +24,6 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like import partitioning
-from t5x_like.adapters import prefix, prompt
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import captures as capturing
@@ -49,6 +48,7 @@ DIRECTIONS = ("forward", "backward")
 class ElmoConfig(BaseConfig):
     """Sizes and hyperparameters of ELMo; by default the original model's."""
 
+    lacks = dict.fromkeys(("prompt", "prefix"), "ELMo has no prompt and no prefix, because it has no attention")
     # Number of words that the language model predicts. The model itself has no table of words.
     vocab_size: int = 793471
     # Number of ids of characters.
@@ -87,11 +87,6 @@ class ElmoConfig(BaseConfig):
             raise UserError(
                 f"{type(self).__name__}.num_characters={self.num_characters}: must be at least {NUM_CHARACTERS}, the "
                 "bytes, the special characters and padding"
-            )
-        if prompt.find(self) is not None or prefix.find(self) is not None:
-            raise UserError(
-                f"{type(self).__name__}.adapters={self.adapters}: ELMo has no prompt and no prefix, because it has no "
-                "attention. Choose another adapter, such as lora.LoRA."
             )
 
     @property

@@ -19,7 +19,6 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like import partitioning
-from t5x_like.adapters import prefix, prompt
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import captures as capturing
@@ -42,6 +41,7 @@ _GATES = 3
 class GRUConfig(BaseConfig):
     """Sizes and hyperparameters of a GRU encoder; by default those of uni-skip (Kiros et al. 2015, section 3)."""
 
+    lacks = dict.fromkeys(("prompt", "prefix"), "a recurrent model has neither a prompt nor a prefix")
     # Rows of the embedding table; token ids are smaller.
     vocab_size: int = 20000
     # Size of a hidden state, in which each direction has an equal part.
@@ -71,11 +71,6 @@ class GRUConfig(BaseConfig):
             raise UserError(
                 f"{name}.embed_dim={self.embed_dim}: {len(found)} directions cannot have equal parts of it. Give a "
                 "multiple."
-            )
-        if prompt.find(self) is not None or prefix.find(self) is not None:
-            raise UserError(
-                f"{name}.adapters={self.adapters}: a recurrent model has neither a prompt nor a prefix. Choose another "
-                "adapter, such as lora.LoRA."
             )
 
     @property

@@ -19,8 +19,6 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from t5x_like import partitioning
-from t5x_like.adapters import prefix, prompt
-from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
@@ -42,6 +40,10 @@ _GATES = 4
 class LSTMConfig(BaseConfig):
     """Sizes and hyperparameters of an LSTM language model; by default Dai and Le's IMDB models."""
 
+    lacks = {
+        "prompt": "a recurrent model has no prompt, because its rows continue from batch to batch",
+        "prefix": "a recurrent model has no prefix, because it has no attention",
+    }
     # Rows of the embedding table; token ids are smaller.
     vocab_size: int = 32128
     # Size of a hidden state.
@@ -70,16 +72,6 @@ class LSTMConfig(BaseConfig):
             checks.rates(self, "embedding_dropout_rate")
         if self.embedding_initializer_range is not None:
             checks.positive(self, "embedding_initializer_range")
-        problem = None
-        if prompt.find(self) is not None:
-            problem = "has no prompt, because its rows continue from batch to batch"
-        if prefix.find(self) is not None:
-            problem = "has no prefix, because it has no attention"
-        if problem is not None:
-            raise UserError(
-                f"{type(self).__name__}.adapters={self.adapters}: a recurrent model {problem}. Choose another adapter, "
-                "such as lora.LoRA."
-            )
 
     @property
     def stacks(self) -> dict[str, StackInfo]:

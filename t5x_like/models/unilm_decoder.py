@@ -9,8 +9,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t5x_like.adapters import prompt
-from t5x_like.errors import UserError
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import stacks
 from t5x_like.layers.blocks import Hidden
@@ -57,11 +55,7 @@ class UnilmDecoder(nnx.Module):
     """
 
     def __init__(self, model: Unilm, head: TokenHead, *, mask_id: int):
-        if prompt.find(model.config) is not None:
-            raise UserError(
-                f"{type(model.config).__name__}.adapters={model.config.adapters}: sequence to sequence with UniLM "
-                "reads no prompt. Choose another adapter, such as lora.LoRA."
-            )
+        checks.without(model.config, "prompt", "sequence to sequence with UniLM reads no prompt")
         self.model, self.head, self.mask_id = model, head, mask_id
         self.config = dataclasses.replace(model.config, max_length=model.config.max_length - 1)
 

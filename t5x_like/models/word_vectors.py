@@ -12,9 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t5x_like.adapters import prefix, prompt
 from t5x_like.axis_rules import VECTOR
-from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
@@ -32,6 +30,7 @@ TOKENS = f"{STACK}_input_tokens"
 class WordVectorsConfig(BaseConfig):
     """Sizes of word vectors; by default word2vec's."""
 
+    lacks = dict.fromkeys(("prompt", "prefix"), "word vectors have neither a prompt nor a prefix")
     # Rows of the table: padding, end of a sentence, unknown words, and the words.
     vocab_size: int = 30000
     # Size of a vector.
@@ -49,11 +48,6 @@ class WordVectorsConfig(BaseConfig):
         checks.non_negative_integers(self, "buckets")
         checks.rates(self, "dropout_rate")
         checks.positive(self, "initializer_bound")
-        if prompt.find(self) is not None or prefix.find(self) is not None:
-            raise UserError(
-                f"{type(self).__name__}.adapters={self.adapters}: word vectors have neither a prompt nor a prefix. "
-                "Remove it."
-            )
 
     @property
     def stacks(self) -> dict[str, StackInfo]:

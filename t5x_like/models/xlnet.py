@@ -282,11 +282,8 @@ class XLNet(nnx.Module):
         Raises:
           UserError: the model has a prompt, and rows have targets or a memory.
         """
-        if prompt.find(self.config) is not None and (carry or TARGET_POSITIONS in batch):
-            raise UserError(
-                f"XLNetConfig.adapters={self.config.adapters}: a prompt is not supported in pretraining, where rows "
-                "have targets and continue from batch to batch. Choose another adapter, such as lora.LoRA."
-            )
+        if carry or TARGET_POSITIONS in batch:
+            checks.without(self.config, "prompt", "a prompt is not supported in pretraining, where rows have targets")
         batch = prompt.extend(self.config, batch)
         options = {"dropout_key": dropout_key, "capture": capture, "edits": edits, "carry": carry}
         outputs = self.trunk(self.embed(batch), batch, **options)

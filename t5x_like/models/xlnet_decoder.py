@@ -7,11 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t5x_like.adapters import prompt
-from t5x_like.errors import UserError
 from t5x_like.layers import stacks
 from t5x_like.layers.cache import KeyValueCache, held_positions, step_mask
 from t5x_like.layers.captures import Edit
+from t5x_like.models import checks
 from t5x_like.models.base import Batch
 from t5x_like.models.decoder import Cache
 from t5x_like.models.outputs import Outputs
@@ -41,11 +40,7 @@ class XLNetDecoder(nnx.Module):
     """
 
     def __init__(self, model: XLNet, head: TokenHead):
-        if prompt.find(model.config) is not None:
-            raise UserError(
-                f"{type(model.config).__name__}.adapters={model.config.adapters}: generation with XLNet reads no "
-                "prompt. Choose another adapter, such as lora.LoRA."
-            )
+        checks.without(model.config, "prompt", "generation with XLNet reads no prompt")
         self.model, self.head, self.config = model, head, model.config
 
     def __call__(

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t5x_like import partitioning
-from t5x_like.adapters import ranges
 from t5x_like.axis_rules import NO_AXES, Axes, batch_axes
 from t5x_like.errors import UserError
 from t5x_like.objectives import gathering, passes
@@ -158,6 +157,10 @@ def loss_of_rows(
     return *passes.loss(found, factors), {**found.handed, **as_features(found.carry)}
 
 
+def _sum(total: Any, added: Any) -> Any:
+    return jax.tree.map(jnp.add, total, added)
+
+
 def compute(
     objective: Objective,
     params: Any,
@@ -168,6 +171,7 @@ def compute(
     normalize: Any,
     step: Int[Array, ""] | int = 0,
     gather: Gathering = "per_use",
+    accumulate: Callable[[Any, Any], Any] = _sum,
 ) -> tuple[Any, Any, dict[str, Array]]:
     """Computes the gradient of the normalized loss over the whole batch, and the summed metrics.
 
@@ -181,6 +185,7 @@ def compute(
       normalize: The divisor of each term; see `normalizers`.
       step: The step of the update, counted from 0, for coefficients that are schedules.
       gather: When parameters are gathered and gradients reduced; see `gathering`.
+      accumulate: Adds the gradients of a microbatch to those before it.
 
     Returns:
       Float32 gradients shaped like `params`; metrics as `{name: (sum, weight)}`; and the arrays `[batch, …]` that the
@@ -196,7 +201,9 @@ def compute(
             total, terms, handed = loss_of_rows(objective, assemble(params, frozen), microbatch, keys, factors)
             return total, (terms.metrics | {"objective": (total, jnp.ones((), jnp.float32))}, handed)
 
-        return _accumulated(jax.grad(loss, has_aux=True), params, batch, key, microbatches, objective.features.axes)
+        return _accumulated(
+            jax.grad(loss, has_aux=True), params, batch, key, microbatches, objective.features.axes, accumulate
+        )
 
     constants = (frozen, normalize, step, keys.step)
     batch = with_row_keys(batch, keys)
@@ -218,6 +225,7 @@ def _accumulated(
     key: jax.Array | None,
     microbatches: int,
     axes: Axes,
+    accumulate: Callable[[Any, Any], Any],
 ) -> tuple[tuple[Any, Any], dict[str, Array]]:
     """Calls `differentiate(params, microbatch, key)` for all microbatches, one after the other.
 
@@ -235,14 +243,14 @@ def _accumulated(
         return compute_microbatch(batch, 0)
     stacked = split_batch(batch, microbatches, axes)
 
-    def accumulate(total, indexed):
+    def compute_next(total, indexed):
         index, microbatch = indexed
         sums, handed = compute_microbatch(microbatch, index)
-        return (ranges.accumulate(total[0], sums[0]), jax.tree.map(jnp.add, total[1], sums[1])), handed
+        return (accumulate(total[0], sums[0]), _sum(total[1], sums[1])), handed
 
     shapes, _ = jax.eval_shape(compute_microbatch, {name: feature[0] for name, feature in stacked.items()}, 0)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    sums, handed = jax.lax.scan(accumulate, zeros, (jnp.arange(microbatches), stacked))
+    sums, handed = jax.lax.scan(compute_next, zeros, (jnp.arange(microbatches), stacked))
     return sums, {name: _joined(name, x, axes) for name, x in handed.items()}
 
 

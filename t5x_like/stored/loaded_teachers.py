@@ -9,9 +9,7 @@ from typing import Any
 import jax
 
 from t5x_like import parameters, partitioning
-from t5x_like.adapters import quantization
-from t5x_like.adapters.pruned import Pruning
-from t5x_like.adapters.quantization import FakeQuantized
+from t5x_like.adapters import lifecycle, quantization
 from t5x_like.axis_rules import Rules
 from t5x_like.errors import UserError
 from t5x_like.models import build
@@ -59,10 +57,10 @@ class LoadedTeacher(Loaded):
     def shapes(self) -> dict[str, Any]:
         """The shapes of its parameters, in the dtype of its activations; see `Loaded.shapes`.
 
-        Integers keep their type, and their scales float32. So does a model whose kernels are compared with thresholds,
-        or rounded to integers.
+        Integers keep their type, and their scales float32, as does a model of which an adapter reads parameters in
+        float32.
         """
-        if any(isinstance(each, (Pruning, FakeQuantized)) for each in self.resolved.adapters):
+        if lifecycle.kept_in_float32(self.resolved):
             return super().shapes
 
         def cast(name: str, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

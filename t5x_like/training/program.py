@@ -8,7 +8,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from t5x_like import optimizers, partitioning
-from t5x_like.adapters import prompt, pruned, ranges
+from t5x_like.adapters.lifecycle import Lifecycle
 from t5x_like.axis_rules import INPUT_CHARACTERS_SUFFIX, INPUT_TOKENS_SUFFIX, Axes
 from t5x_like.data.features import rows_of_shape
 from t5x_like.data.source import DataSource, is_continuous, is_packed
@@ -19,7 +19,7 @@ from t5x_like.objectives import carry as carrying
 from t5x_like.objectives import gathering, gradients
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.row_updates import RowObjective
-from t5x_like.objectives.variables import Frozen
+from t5x_like.objectives.variables import Frozen, copy
 from t5x_like.runtime import hardware_files
 from t5x_like.training import flops, row_step, step
 from t5x_like.training.recipe import Recipe, Update
@@ -42,6 +42,7 @@ class Program:
       batch_shapes: Model feature -> shape of the global batch.
       batch_dtypes: Model feature -> dtype.
       batch_axes: Model feature -> logical axes.
+      lifecycle: The hooks of the adapters of its networks.
       flops: Floating-point operations of one training step: of all networks (see `flops.of_step`), and of the forward
         passes of the teachers.
     """
@@ -55,6 +56,7 @@ class Program:
     batch_shapes: Mapping[str, tuple[int, ...]]
     batch_dtypes: Mapping[str, str]
     batch_axes: Axes
+    lifecycle: Lifecycle
     flops: float
 
     def abstract_arguments(self) -> tuple[TrainState, Frozen, dict[str, jax.ShapeDtypeStruct]]:
@@ -78,6 +80,22 @@ class Program:
         """The shapes of all parameters, trainable and frozen."""
         state, frozen = self.shapes
         return optimizers.merge(state.params, frozen.params)
+
+    def start_adapters(self, state: TrainState, frozen: Frozen, data: DataSource) -> TrainState:
+        """Returns the state of a new run with the initial values that adapters compute from pretrained weights.
+
+        Args:
+          state: The state, after pretrained weights are restored.
+          frozen: The arrays that are not trained.
+          data: The training data.
+
+        Raises:
+          UserError: The settings of an adapter do not fit the model or the data.
+        """
+        for start in self.lifecycle.starts(self.config, data):
+            params = self.partitioner.jit(start, out_shardings=self.shardings[0].params)(state.params, frozen.params)
+            state = state.replace(params=params, average=None if state.average is None else copy(params))
+        return state
 
     def trace(self) -> None:
         """Traces `train_step`, which raises the errors of what it cannot compute. Allocates no array.
@@ -134,23 +152,24 @@ def make_program(recipe: Recipe) -> Program:
     for each in teachers.values():
         check_inputs(each.config, each.objective, batch_shapes)
     for each in (*of_run.values(), *teachers.values()):
-        _check_prompt(each.config, recipe.data)
+        Lifecycle.of([each.config]).check_rows(each.config, packed=is_packed(recipe.data))
+    lifecycle = Lifecycle.of(each.config for each in of_run.values())
     axes = objective.features.axes
     rows = {objective.read_as.get(name, name): rows_of_shape(shape, axes[name]) for name, shape in batch_shapes.items()}
 
     def init(key):
         params = networks.make(objective, config, key)
         trainable, frozen = optimizers.split(params, optimizer.groups)
-        ranges.check(trainable, update.gather_parameters)
         carry = carrying.initial(objective, config, batch_size) if is_continuous(recipe.data) else {}
         frozen = Frozen(in_frozen_dtype(frozen, update.frozen_dtype))
-        stages, has_average = of_objective(objective, optimizer), update.ema_decay is not None
+        stages = of_objective(objective, optimizer, lifecycle=lifecycle)
+        has_average = update.ema_decay is not None
         return create_state(trainable, stages, recipe.seed, carry, has_average=has_average), frozen
 
     shapes = partitioner.eval_shape(init, jax.eval_shape(lambda: jax.random.key(recipe.seed)))
     # Parameters that the mesh does not divide are reported here by their name in model_info.txt.
     partitioner.shardings(optimizers.merge(shapes[0].params, shapes[1].params))
-    pruned.check(shapes[0].params, shapes[1].params)
+    lifecycle.check(shapes[0].params, shapes[1].params, gather=update.gather_parameters)
     batch = {name: jax.ShapeDtypeStruct(shape, objective.features.dtypes[name]) for name, shape in batch_shapes.items()}
     batch |= {name: leaf.get_value() for name, leaf in shapes[0].carry.items()}
     rows |= {name.rsplit("/", 1)[-1]: leaf.get_value().shape for name, leaf in shapes[0].carry.items()}
@@ -165,7 +184,7 @@ def make_program(recipe: Recipe) -> Program:
         shapes=shapes,
         shardings=shardings,
         train_step=partitioner.jit(
-            _train_step(objective, optimizer, update),
+            _train_step(objective, optimizer, update, lifecycle),
             donate_argnums=0,
             out_shardings=(shardings[0], None),
             compiler_options=dict(update.compiler_options or {}) or None,
@@ -173,13 +192,16 @@ def make_program(recipe: Recipe) -> Program:
         batch_shapes=batch_shapes,
         batch_dtypes=objective.features.dtypes,
         batch_axes=objective.features.axes,
+        lifecycle=lifecycle,
         # The forward pass takes a third of the operations of a training step.
         flops=flops.of_step(objective, optimizer, config, batch, shapes[1].teachers, rows)
         + sum(each.config.train_flops(rows) / 3 for each in teachers.values()),
     )
 
 
-def _train_step(objective: Objective, optimizer: optimizers.Optimizer, update: Update) -> Callable:
+def _train_step(
+    objective: Objective, optimizer: optimizers.Optimizer, update: Update, lifecycle: Lifecycle
+) -> Callable:
     """Returns the function of a training step."""
     count_tokens = objective.features.segment_features
     if isinstance(objective, RowObjective):
@@ -194,6 +216,7 @@ def _train_step(objective: Objective, optimizer: optimizers.Optimizer, update: U
         gather=update.gather_parameters,
         ema_decay=update.ema_decay,
         count_tokens=count_tokens,
+        lifecycle=lifecycle,
     )
 
 
@@ -230,15 +253,6 @@ def check_inputs(config: ModelConfig, objective: Objective | None, batch_shapes:
         "objective for this kind of model: add a file of objectives/ after the recipe, or use the family's recipe, "
         "such as runs/bert.gin or runs/gpt.gin."
     )
-
-
-def _check_prompt(config: ModelConfig, data: DataSource) -> None:
-    """Checks that a model with a prompt reads one example per row: only the first one would see the prompt."""
-    if prompt.find(config) is not None and is_packed(data):
-        raise UserError(
-            f"{type(config).__name__}.adapters={config.adapters}: a prompt is read with one example per row, but rows "
-            "are packed. Give PACK=False."
-        )
 
 
 def _check_batch(shapes, axes, microbatches, partitioner):

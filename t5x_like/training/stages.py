@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_like import optimizers, parameters
-from t5x_like.adapters import ranges
+from t5x_like.adapters.lifecycle import NO_HOOKS, Lifecycle
 from t5x_like.errors import UserError
 from t5x_like.objectives.base import Objective
 
@@ -23,12 +23,14 @@ class RunStage:
       optimizer: Updates the parameters of the stage.
       max_grad_norm: Gradients with a larger global norm are scaled down to it; None disables clipping.
       trains: Regular expression of the names of its parameters; None for all.
+      lifecycle: The hooks of the adapters of the run.
     """
 
     objective: Objective
     optimizer: optimizers.Optimizer
     max_grad_norm: float | None
     trains: str | None = None
+    lifecycle: Lifecycle = NO_HOOKS
 
     def split(self, params: Any) -> tuple[Any, Any]:
         """Splits trainable parameters by this stage, with None in the places of the others.
@@ -48,9 +50,16 @@ class RunStage:
 
         return select(True), select(False)
 
+    def init(self, params: Any) -> Any:
+        """Returns the initial state of the optimizer, for those parameters of the stage that it updates."""
+        return self.optimizer.init(self.lifecycle.split(params)[0])
+
 
 def of_objective(
-    objective: Objective, optimizer: optimizers.Optimizer, max_grad_norm: float | None = None
+    objective: Objective,
+    optimizer: optimizers.Optimizer,
+    max_grad_norm: float | None = None,
+    lifecycle: Lifecycle = NO_HOOKS,
 ) -> dict[str, RunStage]:
     """Returns the stages of an objective by name. An objective without declared stages is a single one.
 
@@ -58,16 +67,18 @@ def of_objective(
       objective: The objective of the run.
       optimizer: The optimizer of the run, for stages that do not name one.
       max_grad_norm: The limit of the run, for stages that do not set one.
+      lifecycle: The hooks of the adapters of the run.
     """
     declared = objective.stages
     if not declared:
-        return {ONLY: RunStage(objective, optimizer, max_grad_norm)}
+        return {ONLY: RunStage(objective, optimizer, max_grad_norm, lifecycle=lifecycle)}
     return {
         name: RunStage(
             each.objective,
             each.optimizer or optimizer,
             max_grad_norm if each.max_grad_norm is None else each.max_grad_norm,
             each.trains,
+            lifecycle,
         )
         for name, each in declared.items()
     }
@@ -87,7 +98,7 @@ def init_optimizers(params: Any, stages: Mapping[str, RunStage]) -> Any:
       UserError: A stage trains no parameter, or a parameter is trained by no stage or by several.
     """
     if not are_declared(stages):
-        return stages[ONLY].optimizer.init(ranges.split(params)[0])
+        return stages[ONLY].init(params)
     owners: dict[str, str] = {}
     states = {}
     for name, stage in stages.items():
@@ -103,7 +114,7 @@ def init_optimizers(params: Any, stages: Mapping[str, RunStage]) -> Any:
                     f"stages {other!r} and {name!r} both train {each}. Change `trains` of one of them: a parameter has "
                     "one optimizer."
                 )
-        states[name] = stage.optimizer.init(ranges.split(own)[0])
+        states[name] = stage.init(own)
     if idle := sorted(set(parameters.named_leaves(params)) - owners.keys()):
         raise UserError(
             f"no stage trains these parameters ({len(idle)}): {', '.join(idle[:3])}{', …' if len(idle) > 3 else ''}. "

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t5x_like import optimizers, partitioning
-from t5x_like.adapters import pruned, ranges
+from t5x_like.adapters.lifecycle import NO_HOOKS, Lifecycle
 from t5x_like.errors import UserError
 from t5x_like.objectives import gradients, passes
 from t5x_like.objectives.base import Objective
@@ -36,13 +36,14 @@ def make_train_step(
     ema_decay: float | None = None,
     dropout: bool = True,
     count_tokens: Sequence[str] = (),
+    lifecycle: Lifecycle = NO_HOOKS,
 ) -> Callable[[TrainState, Frozen, Mapping[str, Array]], tuple[TrainState, dict[str, tuple[Scalar, Scalar]]]]:
     """Creates `train_step(state, frozen, batch) -> (state, metrics)`, to be jitted with `Partitioner.jit`.
 
     An update is skipped if its loss or gradient is not finite: parameters, optimizer state and carry keep their values,
     the step and the counters of skipped updates advance. Metrics are (sum, weight) pairs: the metrics of the objective,
     `grad_norm` (before clipping), `param_norm` (after the update), `learning_rate`, `tokens`, `skipped`,
-    `skipped_in_a_row`, and the `density` of pruned kernels after the update. With several stages, `grad_norm/STAGE` and
+    `skipped_in_a_row`, and the metrics of adapters. With several stages, `grad_norm/STAGE` and
     `learning_rate/STAGE` belong to a stage.
 
     Args:
@@ -55,6 +56,7 @@ def make_train_step(
       ema_decay: Decay of the averages of `state.average`; None for no averages.
       dropout: Whether the model gets a dropout key.
       count_tokens: Features whose non-zero entries are counted as `tokens`.
+      lifecycle: The hooks of the adapters of the run.
 
     Returns:
       The function.
@@ -65,7 +67,7 @@ def make_train_step(
     if microbatches < 1:
         raise UserError(f"MICROBATCHES={microbatches} is not positive. Give a positive integer.")
 
-    stages = of_objective(objective, optimizer, max_grad_norm)
+    stages = of_objective(objective, optimizer, max_grad_norm, lifecycle)
     several = are_declared(stages)
 
     def train_step(state: TrainState, frozen: Frozen, batch: Mapping[str, Array]):
@@ -83,24 +85,33 @@ def make_train_step(
             normalize = gradients.normalizers(stage.objective, rows, loss_normalizing_factor)
             keys = gradients.keys_of_step(stage.objective, key, rows, dropout=dropout)
             grads, found, handed = gradients.compute(
-                stage.objective, own, fixed, rows, keys, microbatches, normalize, state.step, gather
+                stage.objective,
+                own,
+                fixed,
+                rows,
+                keys,
+                microbatches,
+                normalize,
+                state.step,
+                gather,
+                lifecycle.accumulated,
             )
-            (own, old_ranges), (grads, observed) = ranges.split(own), ranges.split(grads)
+            (own, old), (grads, observations) = lifecycle.split(own), lifecycle.split(grads)
             norms[name] = optimizers.global_norm(grads)
             if stage.max_grad_norm is not None:
                 grads = optimizers.clip_groups(grads, own, stage.max_grad_norm, stage.optimizer.groups)
             opt_state = state.opt_state[name] if several else state.opt_state
             updates, opt_states[name] = stage.optimizer.update(grads, opt_state, own, step=state.step)
             own = jax.tree.map(jnp.add, own, partitioning.shard_tree(updates))
-            params = optimizers.merge(optimizers.merge(own, ranges.update(old_ranges, observed)), others)
+            params = optimizers.merge(optimizers.merge(own, lifecycle.observed(old, observations)), others)
             metrics = _united(metrics, found)
             rows = {**rows, **handed}
 
         norm = _norm_of_all(norms)
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["objective"][0])
         params = _select(finite, params, state.params)
-        params = pruned.update_thresholds(params, frozen.params, state.step + 1)
-        param_norm = optimizers.global_norm(ranges.split(params)[0])
+        params = lifecycle.after_update(params, frozen.params, state.step + 1)
+        param_norm = optimizers.global_norm(lifecycle.split(params)[0])
         opt_state = opt_states if several else opt_states[ONLY]
         opt_state = _select(_after(param_norm, finite), opt_state, state.opt_state)
         skipped = jnp.where(finite, 0, 1)
@@ -108,7 +119,7 @@ def make_train_step(
         if ema_decay is not None:
             number = state.step + 1 - state.skipped
             average = _select(finite, update_average(average, params, ema_decay, number), average)
-            average = pruned.update_thresholds(average, frozen.params, state.step + 1)
+            average = lifecycle.after_update(average, frozen.params, state.step + 1)
         new_state = state.replace(
             step=state.step + 1,
             params=params,
@@ -125,7 +136,7 @@ def make_train_step(
             "skipped": (new_state.skipped.astype(jnp.float32), one),
             "skipped_in_a_row": (new_state.skipped_in_a_row.astype(jnp.float32), one),
             "learning_rate": (optimizer.learning_rate(state.step), one),
-            **pruned.density(params, frozen.params),
+            **lifecycle.metrics(params, frozen.params),
         }
         for name, stage in stages.items():
             if several:

@@ -10,6 +10,8 @@ from families import FAMILIES, example_batch, hidden, logits, loss, random_model
 from numerics import assert_close
 
 from t5x_like import parameters
+from t5x_like.adapters import prefix as prefixes
+from t5x_like.adapters import prefix_activations
 from t5x_like.adapters.lora import LoRA
 from t5x_like.adapters.prefix import Prefix
 from t5x_like.decoding.generate import generate
@@ -129,12 +131,16 @@ def test_generation_ends_at_the_last_position_after_the_prefix():
     assert int(found.lengths.max()) == 12 - LENGTH - 6 + 1
 
 
+def started(model, ids):
+    return prefix_activations.fill(model, prefixes.find(model.config).ids(ids))
+
+
 @pytest.mark.parametrize(("name", "prefix"), [("gpt2", PLAIN), ("llama", MLP), ("t5_decoder", MLP)])
 def test_prefix_of_words_continues_them(name, prefix):
     """The keys and values of words are all that later tokens read of them."""
     config = prefixed(name, prefix, scan=prefix is MLP)
     ids, row = (7, 4, 9), tokens(2, 5)
-    model = construct.start_prefix(randomized(config), ids)
+    model = started(randomized(config), ids)
     base = random_model(construct.without_adapters(prefixed(name)))
     whole = np.concatenate([np.tile(ids, (2, 1)), row], axis=1).astype(np.int32)
     expected = logits(base, {"decoder_input_tokens": whole})[:, len(ids) :]
@@ -143,7 +149,7 @@ def test_prefix_of_words_continues_them(name, prefix):
 
 def test_words_are_read_by_each_attention_of_an_encoder_decoder():
     config = prefixed("bart")
-    model = construct.start_prefix(randomized(config), (7, 4))
+    model = started(randomized(config), (7, 4))
     ids = np.array([[7, 4, 7]], np.int32)
     base, rows = (
         random_model(construct.without_adapters(config)),
@@ -204,4 +210,4 @@ def test_errors():
     with pytest.raises(UserError, match="LSTMConfig.adapters=.*a recurrent model has no prefix"):
         LSTMConfig(adapters=(PLAIN,))
     with pytest.raises(UserError, match=r"Prefix.token_ids=\(99,\): the model has the ids 0 to 39"):
-        construct.start_prefix(randomized(prefixed("bert")), (99,))
+        started(randomized(prefixed("bert")), (99,))

@@ -13,6 +13,7 @@ from numerics import assert_close
 
 from t5x_like import interop, optimizers, parameters
 from t5x_like.adapters import pruned
+from t5x_like.adapters.lifecycle import Lifecycle
 from t5x_like.adapters.pruned import MagnitudePruning, MovementPruning
 from t5x_like.convert import convert
 from t5x_like.decoding.parameters import in_compute_dtype
@@ -21,12 +22,7 @@ from t5x_like.loading import open_model
 from t5x_like.metrics import read_metrics
 from t5x_like.models import construct
 from t5x_like.models.bert import BertConfig
-from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
-from t5x_like.objectives.variables import Frozen
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import pruning_start
-from t5x_like.training.stages import of_objective
-from t5x_like.training.state import create_state
 
 METHODS = {"magnitude": MagnitudePruning, "movement": MovementPruning}
 SCHEDULE = {"density": 0.25, "begin": 1, "final_steps": 2, "total_steps": 6}
@@ -43,7 +39,7 @@ def adapted(family, method, scan=False, **settings):
 def with_thresholds(model, step):
     """Returns a model with the thresholds of a step for its kernels."""
     params = {"model": model, "objective": {}}
-    return pruned.update_thresholds(params, jax.tree.map(lambda _: None, params), step)["model"]
+    return pruned.Thresholds().after_update(params, jax.tree.map(lambda _: None, params), step)["model"]
 
 
 def pruned_run(directory, method, **changes):
@@ -163,12 +159,10 @@ def test_starts_from_the_thresholds_of_pretrained_weights(tmp_path):
 def test_all_networks_of_a_run_start_from_their_thresholds():
     generator = randomized(adapted("bert", "magnitude", initial_density=0.5))
     params = {"model": randomized(FAMILIES["bert"].config), "objective": {"generator": generator}}
-    optimizer = optimizers.adamw(learning_rate=1e-2)
-    state = create_state(params, of_objective(SequenceToSequence(), optimizer), 0)
-    frozen = Frozen(jax.tree.map(lambda leaf: None, params))
-    filled = pruning_start.fill(state, frozen, Partitioner(devices=jax.devices()[:1], ici={"data": 1}))
+    (start,) = Lifecycle.of([generator.config]).starts(generator.config, None)
+    filled = start(params, jax.tree.map(lambda leaf: None, params))
     expected = parameters.named_leaves(with_thresholds(generator, 0))
-    for name, leaf in parameters.named_leaves(filled.params["objective"]["generator"]).items():
+    for name, leaf in parameters.named_leaves(filled["objective"]["generator"]).items():
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
 
 

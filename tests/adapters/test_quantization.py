@@ -12,7 +12,7 @@ from families import CONFIGS, FAMILIES, eight_rows, example_batch, loss, scanned
 from flax import nnx
 
 from t5x_like import optimizers, parameters
-from t5x_like.adapters import quantization
+from t5x_like.adapters import quantization, ranges
 from t5x_like.adapters.layer_drop import LayerDrop
 from t5x_like.adapters.lora import LoRA
 from t5x_like.adapters.pruned import MagnitudePruning
@@ -218,7 +218,7 @@ def test_trained_model_becomes_integers_with_the_same_output(others):
     model, batch = construct.make(scanned(config), jax.random.key(0)), example_batch(family)
     seen = jnp.array([4.0, 1.0])
     model = parameters.map_named(
-        lambda name, leaf: jnp.broadcast_to(seen, leaf.shape) if quantization.is_range(name) else leaf, model
+        lambda name, leaf: jnp.broadcast_to(seen, leaf.shape) if ranges.is_range(name) else leaf, model
     )
     # Half of the elements of a kernel of uniform numbers are pruned.
     model = parameters.map_named(lambda name, leaf: leaf + 0.02 if name.endswith("/threshold") else leaf, model)
@@ -233,7 +233,7 @@ def test_trained_model_becomes_integers_with_the_same_output(others):
     expected = jax.jit(lambda model: model(batch).hidden)(model)
     np.testing.assert_allclose(jax.jit(lambda m: m(batch).hidden)(made), expected, rtol=1e-4, atol=1e-4)
 
-    unseen = {name: 0 * leaf if quantization.is_range(name) else leaf for name, leaf in leaves.items()}
+    unseen = {name: 0 * leaf if ranges.is_range(name) else leaf for name, leaf in leaves.items()}
     with pytest.raises(UserError, match=r"ranges of activations have seen no batch, such as .*compression/calibrate"):
         quantized.quantize(scanned(config), unseen, "int8")
     with pytest.raises(UserError, match="QUANTIZATION='int4': the model was trained for int8"):

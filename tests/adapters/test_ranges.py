@@ -11,7 +11,9 @@ import pytest
 
 from t5x_like import optimizers, parameters
 from t5x_like.adapters import ranges
-from t5x_like.adapters.quantization import FakeQuantized, is_range
+from t5x_like.adapters.lifecycle import Lifecycle
+from t5x_like.adapters.quantization import FakeQuantized
+from t5x_like.adapters.ranges import is_range
 from t5x_like.data import batches
 from t5x_like.errors import UserError
 from t5x_like.kernels import quantization
@@ -39,13 +41,15 @@ def of_batch(seed):
 def trained(scan=False, microbatches=1, partitioner=None, steps=2, config=QUANTIZED):
     """Returns the stacked parameters after some steps."""
     objective, optimizer = SequenceToSequence(), optimizers.from_optax(optax.sgd(1.0), learning_rate=0.1)
+    lifecycle = Lifecycle.of([config])
     config = dataclasses.replace(for_platform(config, "cpu"), scan_layers=scan)
 
     def init(key):
         params = networks.make(objective, config, key)
-        return create_state(params, of_objective(objective, optimizer), 0)
+        return create_state(params, of_objective(objective, optimizer, lifecycle=lifecycle), 0)
 
-    update = step.make_train_step(objective, optimizer, microbatches=microbatches, max_grad_norm=1.0, dropout=False)
+    settings = {"microbatches": microbatches, "max_grad_norm": 1.0, "dropout": False}
+    update = step.make_train_step(objective, optimizer, lifecycle=lifecycle, **settings)
     jit = jax.jit if partitioner is None else partitioner.jit
     state, update = jit(init)(jax.random.key(0)), jit(update)
     for number in range(steps):
@@ -100,7 +104,7 @@ def test_norms_and_optimizer_do_not_know_ranges(tmp_path):
     assert ranges_of(parameters.named_leaves(state.params))
     assert not any("quantization" in name for name in parameters.named_leaves(state.opt_state))
     with pytest.raises(UserError, match="GATHER_PARAMETERS='per_step': each device sees the activations of its rows"):
-        ranges.check(state.params, "per_step")
+        ranges.MovingRanges().check(state.params, None, gather="per_step")
 
 
 @pytest.mark.full

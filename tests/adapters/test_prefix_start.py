@@ -4,19 +4,17 @@ import dataclasses
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from families import FAMILIES
 
 from t5x_like import optimizers, parameters
+from t5x_like.adapters import prefix_activations
+from t5x_like.adapters.lifecycle import Lifecycle
 from t5x_like.adapters.prefix import Prefix
 from t5x_like.errors import UserError
 from t5x_like.models import construct
-from t5x_like.objectives.variables import Frozen, copy
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import prefix_start
-from t5x_like.training.state import TrainState
 
 IDS = {"two words": [5, 6], "": []}
 DATA = types.SimpleNamespace(vocabularies=lambda: {"targets": types.SimpleNamespace(encode=IDS.get)})
@@ -24,32 +22,31 @@ FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
 
 
 def fill(prefix):
-    """Returns the model, the state before and after, and the names of its parameters."""
+    """Returns the model, its trained parameters, and those after the start; None if nothing changes them."""
     config = dataclasses.replace(FAMILIES["gpt2"].config, adapters=(prefix,))
-    model, zero = construct.make(config, jax.random.key(0)), jnp.zeros((), jnp.int32)
+    model = construct.make(config, jax.random.key(0))
     params, frozen = optimizers.split({"model": model, "objective": {}}, FROZEN)
     partitioner = Partitioner(rules="fsdp_tp", ici={"fsdp": 4, "tensor": 2})
     params, frozen = (jax.device_put(each, partitioner.shardings(each)) for each in (params, frozen))
-    state = TrainState(zero, params, (), jax.random.key_data(jax.random.key(0)), zero, zero, average=copy(params))
-    return model, state, prefix_start.fill(state, Frozen(frozen), config, DATA, partitioner)
+    starts = Lifecycle.of([config]).starts(config, DATA)
+    for start in starts:
+        filled = partitioner.jit(start, out_shardings=partitioner.shardings(params))(params, frozen)
+    return model, params, filled if starts else None
 
 
 @pytest.mark.parametrize("settings", [{"text": "two words"}, {"token_ids": (5, 6)}], ids=["text", "ids"])
 def test_new_run_starts_from_the_keys_and_values_of_words(settings):
     model, before, after = fill(Prefix(length=3, hidden_size=4, **settings))
-    expected = parameters.named_leaves(construct.start_prefix(model, IDS["two words"]))
-    found, average = (parameters.named_leaves(tree) for tree in (after.params, after.average))
-    old = parameters.named_leaves(before.params)
+    expected = parameters.named_leaves(prefix_activations.fill(model, np.array([5, 6, 5])))
+    found, old = parameters.named_leaves(after), parameters.named_leaves(before)
     assert found.keys() == old.keys() and all("/adapter/" in name for name in found)
     for name, leaf in found.items():
         np.testing.assert_allclose(leaf, expected[name.removeprefix("model/")], rtol=1e-4, atol=1e-5, err_msg=name)
-        np.testing.assert_array_equal(leaf, average[name])
         assert leaf.sharding == old[name].sharding
     assert any(np.any(leaf != old[name]) for name, leaf in found.items())
 
 
 def test_random_prefix_stays_and_a_text_without_tokens_raises():
-    _, before, after = fill(Prefix(length=3))
-    assert after is before
+    assert fill(Prefix(length=3))[-1] is None
     with pytest.raises(UserError, match="Prefix.text='': has no tokens"):
         fill(Prefix(length=3, text=""))
