@@ -22,6 +22,7 @@ from t5x_like.interop import (
     safetensors_files,
     special_token_fields,
     tables,
+    tensor_mapping,
 )
 from t5x_like.interop.generation import CONFIG, GENERATION_CONFIG
 from t5x_like.interop.head_classes import TaskHead
@@ -167,11 +168,11 @@ def _agreeing_config(path: str, config: ModelConfig, other_sizes: bool) -> Model
     return stored
 
 
-def _read(path: str, family: tables.Family, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]:
+def _read(path: str, family: tensor_mapping.Family, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]:
     return tables.read(path, *_tensors(path, family, config))
 
 
-def _tensors(path: str, family: tables.Family, config: ModelConfig) -> tuple[Any, ...]:
+def _tensors(path: str, family: tensor_mapping.Family, config: ModelConfig) -> tuple[Any, ...]:
     """Returns the arguments of `tables.read` after the directory."""
     hf_config = json_files.read(file := paths.join(path, CONFIG))
     with file_in_errors(file):
@@ -308,8 +309,8 @@ def exported_class(config: ModelConfig, names: Iterable[str]) -> str:
 
 
 def describe_class(
-    family: tables.Family, config: ModelConfig, names: Iterable[str]
-) -> tuple[dict[str, Any], tables.HeadClass | None]:
+    family: tensor_mapping.Family, config: ModelConfig, names: Iterable[str]
+) -> tuple[dict[str, Any], tensor_mapping.HeadClass | None]:
     """Returns the contents of config.json for parameters, and the class of a downstream task if they have its head.
 
     Args:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from t5x_like.adapters.base import ADAPTER, Adapter
 from t5x_like.interop import tables
-from t5x_like.interop.tables import Family, HeadClass, TensorMapping
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping
 from t5x_like.layers.projections import Projection
 from t5x_like.models.base import ModelConfig
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from t5x_like import interop, paths
-from t5x_like.interop import json_files, tables
+from t5x_like.interop import json_files, tables, tensor_mapping
 from t5x_like.interop.generation import CONFIG
 from t5x_like.interop.head_classes import TaskHead
 from t5x_like.interop.stored_tensors import StoredTensors
@@ -41,7 +41,7 @@ class Base:
         return cls(config, interop.read(path, config), path)
 
     @functools.cached_property
-    def family(self) -> tables.Family:
+    def family(self) -> tensor_mapping.Family:
         """The family of the model."""
         return interop.family_of(self.config)
 
@@ -76,7 +76,7 @@ class Base:
         mapping = self._mapping(name)
         return mapping.to_hf(np.asarray(self.leaves[mapping.name], np.float32))
 
-    def _mapping(self, name: str) -> tables.TensorMapping | None:
+    def _mapping(self, name: str) -> tensor_mapping.TensorMapping | None:
         found = (each for each in self.family.table(self.config) if each.hf_name == name and each.name in self.leaves)
         return next(found, None)
 

@@ -16,7 +16,7 @@ from t5x_like.interop import fields, head_classes, tables
 from t5x_like.interop.adapter_base import Base
 from t5x_like.interop.adapter_tensors import AdapterTensors
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS, TaskHead
-from t5x_like.interop.tables import HeadClass
+from t5x_like.interop.tensor_mapping import HeadClass
 from t5x_like.objectives import conditional_spans
 
 # Task type of peft -> heads of its classes.

@@ -12,7 +12,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, NEXT_SENTENCE, TENSORFLOW_HEADS, special_tokens
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, dropout_rate, question_answering
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.albert import AlbertConfig
 from t5x_like.objectives import heads
 from t5x_like.objectives.joint import Joint
@@ -68,7 +69,7 @@ _ARCHITECTURES = {
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> AlbertConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     fields.check_fixed(hf_config, _FIXED)
     found = fields.values(hf_config, _NAMES, AlbertConfig)
@@ -86,7 +87,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> AlbertConfig:
 
 
 def config_to_huggingface(config: AlbertConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
     activation = fields.activation_name(config.activations, ACTIVATIONS, "ALBERT")
     if config.unembed_dim == config.embed_dim:
         raise UserError(
@@ -132,7 +133,7 @@ def table(config: AlbertConfig) -> list[TensorMapping]:
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
-    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
 
     def form(make):
         return lambda hf_config: make(dropout_rate=dropout_rate(hf_config, 0.1, _DROPOUT_KEY))

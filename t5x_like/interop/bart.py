@@ -7,7 +7,8 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop import fields, special_token_fields
 from t5x_like.interop.head_classes import SEQUENCE, dropout_rate, question_answering
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.bart import BartConfig
 from t5x_like.objectives import heads
 
@@ -58,7 +59,7 @@ _POSITION_OFFSET, _NORM_EPSILON = 2, 1e-5
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> BartConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     found = fields.values(hf_config, _NAMES, BartConfig)
     fields.check_fixed(hf_config, _FIXED | _FIXED_OF_OLD_FILES)
@@ -73,7 +74,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> BartConfig:
 
 
 def config_to_huggingface(config: BartConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
     activation = fields.activation_name(config.activations, _ACTIVATIONS, "BART")
     fields.check_head_dim(config, "BART")
     for name, only in (("position_offset", _POSITION_OFFSET), ("norm_epsilon", _NORM_EPSILON)):
@@ -127,7 +128,7 @@ def _stack(stack: str, attentions: Mapping[str, tuple[str, str]]) -> list[Tensor
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
-    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
     head, hf_head = f"{OBJECTIVE}{SEQUENCE}", "classification_head"
     classifier = dense(f"{head}/dense", f"{hf_head}.dense") + dense(f"{head}/classifier", f"{hf_head}.out_proj")
     bos_id = fields.with_defaults(hf_config, _SPECIAL_TOKENS)["decoder_start_token_id"]

@@ -12,7 +12,8 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop import fields, special_token_fields
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, dropout_rate, question_answering
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.mobilebert import MobileBertConfig
 from t5x_like.objectives import heads
@@ -79,7 +80,7 @@ _ARCHITECTURES = {
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> BertConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
     model_type = hf_config["model_type"]
     hf_config = fields.with_defaults(hf_config, _DEFAULTS, {"pad_token_id": _PADDING[model_type]})
     found = fields.values(hf_config, NAMES, BertConfig)
@@ -101,7 +102,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> BertConfig:
 
 
 def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
     activation = fields.activation_name(config.activations, ACTIVATIONS, "BERT")
     if config.unembed_dim != config.embed_dim:
         raise UserError(
@@ -266,7 +267,7 @@ def roberta_heads() -> list[TensorMapping]:
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
-    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
     sequence, tokens = f"{OBJECTIVE}{SEQUENCE}", f"{OBJECTIVE}{TOKENS}"
     tagging = dense(f"{tokens}/classifier", "classifier")
     choices = dense(f"{OBJECTIVE}{CHOICES}/pooler", f"{hf_config['model_type']}.pooler.dense")

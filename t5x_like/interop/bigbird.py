@@ -22,7 +22,8 @@ from t5x_like.interop.bert import (
     special_tokens,
 )
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS, architecture
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.bigbird import BigBirdConfig
 from t5x_like.objectives import heads
 from t5x_like.objectives.bigbird_heads import ActivatedFirstToken, FeedForwardEachToken
@@ -89,7 +90,7 @@ _ARCHITECTURES = {
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> BigBirdConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     fields.check_fixed(hf_config, _FIXED)
     found = fields.values(hf_config, _NAMES, BigBirdConfig)
@@ -105,7 +106,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> BigBirdConfig:
 
 
 def config_to_huggingface(config: BigBirdConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
     activation = fields.activation_name(config.activations, ACTIVATIONS, "BigBird")
     fields.check_head_dim(config, "BigBird")
     if config.unembed_dim != config.embed_dim:
@@ -163,7 +164,7 @@ def table(config: BigBirdConfig) -> list[TensorMapping]:
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
-    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
     sequence, tokens, choices = (f"{OBJECTIVE}{name}" for name in (SEQUENCE, TOKENS, CHOICES))
     dense_first = dense(f"{sequence}/dense", "classifier.dense") + dense(
         f"{sequence}/classifier", "classifier.out_proj"
@@ -199,7 +200,7 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
 
 
 def tied(config: BigBirdConfig) -> dict[str, str]:
-    """Returns the copies that a masked-LM head has; see `tables.Family.tied`."""
+    """Returns the copies that a masked-LM head has; see `tensor_mapping.Family.tied`."""
     head = "cls.predictions"
     return {
         f"{head}.decoder.weight": "bert.embeddings.word_embeddings.weight",

@@ -16,7 +16,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, special_tokens
 from t5x_like.interop.head_classes import SEQUENCE, TOKENS, dropout_rate, question_answering
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.deberta import DebertaConfig
 from t5x_like.objectives import heads
 
@@ -56,7 +57,7 @@ _POOLER_ACTIVATION = "gelu"
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> DebertaConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, DEFAULTS)
     return DebertaConfig(**common_fields(hf_config, DebertaConfig))
 
@@ -94,7 +95,7 @@ def common_fields(hf_config: Mapping[str, Any], config_class: type) -> dict[str,
 
 
 def config_to_huggingface(config: DebertaConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
     return common_keys(config, heads, "deberta", "Deberta")
 
 
@@ -201,7 +202,7 @@ def masked_lm_head() -> list[TensorMapping]:
 
 
 def head_classes(prefix: str) -> Callable[[Mapping[str, Any]], tuple[HeadClass, ...]]:
-    """Returns a function that returns the classes of downstream tasks; see `tables.Family.head_classes`.
+    """Returns a function that returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`.
 
     Args:
       prefix: beginning of the names of the classes.
@@ -243,7 +244,7 @@ RELEASED_HEAD = (
 
 
 def tied(config: DebertaConfig) -> dict[str, str]:
-    """Returns the copies that a masked-LM head has; see `tables.Family.tied`."""
+    """Returns the copies that a masked-LM head has; see `tensor_mapping.Family.tied`."""
     head = "cls.predictions"
     return {
         f"{head}.decoder.weight": "deberta.embeddings.word_embeddings.weight",

@@ -9,7 +9,8 @@ from typing import Any
 from t5x_like.interop import deberta, fields
 from t5x_like.interop.bert import ACTIVATIONS
 from t5x_like.interop.head_classes import CHOICES
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.deberta_v2 import DebertaV2Config
 from t5x_like.objectives import discriminators
 
@@ -22,7 +23,7 @@ _REPLACED_TOKENS = f"{OBJECTIVE}{discriminators.NAME}"
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> DebertaV2Config:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     fields.check_fixed(hf_config, _FIXED)
     common = deberta.common_fields(hf_config, DebertaV2Config)
@@ -42,7 +43,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> DebertaV2Config:
 
 
 def config_to_huggingface(config: DebertaV2Config, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
     found = deberta.common_keys(config, heads, "deberta-v2", "DebertaV2")
     found |= {**_FIXED, "position_buckets": config.position_buckets}
     if not config.conv_size:
@@ -79,7 +80,7 @@ def table(config: DebertaV2Config) -> list[TensorMapping]:
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
-    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
     choices = deberta.pooled_class("DebertaV2ForMultipleChoice", CHOICES, has_labels=False)
     return (*deberta.head_classes("DebertaV2")(hf_config), choices)
 

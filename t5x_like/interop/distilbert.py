@@ -9,7 +9,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, special_tokens
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS, architecture
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.distilbert import DistilBertConfig
 from t5x_like.objectives import heads
 
@@ -53,7 +54,7 @@ _MODEL_TYPE, _PREFIX = "distilbert", "distilbert."
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> DistilBertConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     found = fields.values(hf_config, _NAMES, DistilBertConfig)
     fields.check_fixed(hf_config, _FIXED)
@@ -72,7 +73,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> DistilBertConfig:
 
 
 def config_to_huggingface(config: DistilBertConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
     activation = fields.activation_name(config.activations, ACTIVATIONS, "DistilBERT")
     if config.norm_epsilon != _NORM_EPSILON:
         raise UserError(
@@ -114,7 +115,7 @@ def table(config: DistilBertConfig) -> list[TensorMapping]:
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
-    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
 
     def classifier(head):
         return tuple(

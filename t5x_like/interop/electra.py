@@ -12,7 +12,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, attention, head_form, special_tokens
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, dropout_rate, question_answering
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.electra import ElectraConfig
 from t5x_like.objectives import discriminators, heads, replaced_tokens
 
@@ -70,7 +71,7 @@ _HEAD_ACTIVATION = "gelu_exact"
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> ElectraConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     fields.check_fixed(hf_config, _FIXED)
     found = fields.values(hf_config, _NAMES, ElectraConfig)
@@ -86,7 +87,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> ElectraConfig:
 
 
 def config_to_huggingface(config: ElectraConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
     activation = fields.activation_name(config.activations, ACTIVATIONS, "ELECTRA")
     fields.check_head_dim(config, "ELECTRA")
     if config.position_offset:
@@ -139,7 +140,7 @@ def table(config: ElectraConfig) -> list[TensorMapping]:
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
-    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
     sequence = f"{OBJECTIVE}{SEQUENCE}"
     pooled = dense(f"{sequence}/dense", "classifier.dense") + dense(f"{sequence}/classifier", "classifier.out_proj")
     tagging = dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier")

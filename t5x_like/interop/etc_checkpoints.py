@@ -16,7 +16,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fields, json_files, tables, tensorflow_checkpoints
 from t5x_like.interop.formats import Format
 from t5x_like.interop.registry import file_in_errors
-from t5x_like.interop.tables import MODEL, TensorMapping
+from t5x_like.interop.tables import MODEL
+from t5x_like.interop.tensor_mapping import TensorMapping
 from t5x_like.interop.tensorflow_checkpoints import ETC_CONFIG, ETC_ENCODER, Source, Variables
 from t5x_like.models.bigbird_etc import EtcConfig
 from t5x_like.objectives.sentence_masked_lm import SentenceMaskedLM

@@ -9,7 +9,7 @@ from t5x_like import interop
 from t5x_like.errors import UserError
 from t5x_like.interop import head_classes, tables
 from t5x_like.interop.registry import family_of
-from t5x_like.interop.tables import Family, HeadClass
+from t5x_like.interop.tensor_mapping import Family, HeadClass
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives import conditional_spans
 from t5x_like.objectives.base import Objective

@@ -7,7 +7,8 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop import fields, special_token_fields
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, question_answering, tagging_form
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.objectives import heads
 from t5x_like.objectives.gpt1_finetuning import ExtractToken
@@ -56,7 +57,7 @@ _FIXED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, 
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> GPTConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`.
 
     The dropout rate of the embeddings, separate in transformers, equals the rate of the residual connections.
 
@@ -79,7 +80,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> GPTConfig:
 
 
 def config_to_huggingface(config: GPTConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
     model_type = _model_type(config)
     names = {activation: hf_name for hf_name, activation in reversed(_ACTIVATIONS[model_type].items())}
     unsupported = None
@@ -145,7 +146,7 @@ def table(config: GPTConfig) -> list[TensorMapping]:
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
-    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
     score = tuple(dense(f"{OBJECTIVE}{SEQUENCE}/classifier", "score", bias=False))
     if hf_config["model_type"] == "openai-gpt":
         return (

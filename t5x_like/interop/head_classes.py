@@ -8,7 +8,8 @@ from absl import logging
 
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, dense
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, dense
 from t5x_like.objectives import heads, multiple_choice, sequence_prediction, span_extraction, token_classification
 from t5x_like.objectives.heads import HeadForm
 

@@ -7,7 +7,8 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop import fields, rope, special_token_fields
 from t5x_like.interop.head_classes import SEQUENCE, TOKENS, question_answering, tagging_form
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.llama import LlamaConfig
 from t5x_like.objectives import heads
 
@@ -57,7 +58,7 @@ _ACTIVATIONS = {
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> LlamaConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`.
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`.
 
     Raises:
       UserError: a value has the wrong type, or is not supported, such as layers with different windows.
@@ -145,7 +146,7 @@ def table(config: LlamaConfig) -> list[TensorMapping]:
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
-    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
     name = "Mistral" if hf_config["model_type"] == "mistral" else "Llama"
     score = tuple(dense(f"{OBJECTIVE}{SEQUENCE}/classifier", "score", bias=False))
     tagging = tuple(dense(f"{OBJECTIVE}{TOKENS}/classifier", "score"))

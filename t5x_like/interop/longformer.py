@@ -13,7 +13,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop import bert, fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, special_tokens
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, question_answering
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense
 from t5x_like.models.longformer import AfterSeparators, BeforeSeparator, FirstToken, GlobalTokens, LongformerConfig
 from t5x_like.objectives import heads
 
@@ -37,7 +38,7 @@ _ARCHITECTURES = {(): "LongformerModel", (MASKED_LM,): "LongformerForMaskedLM"}
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> LongformerConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     found = fields.values(hf_config, bert.NAMES, LongformerConfig)
     padding = hf_config["pad_token_id"]
@@ -89,7 +90,7 @@ def _check_class(config: LongformerConfig, name: str) -> None:
 
 
 def config_to_huggingface(config: LongformerConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
     activation = fields.activation_name(config.activations, ACTIVATIONS, "Longformer")
     fields.check_head_dim(config, "Longformer")
     if config.unembed_dim != config.embed_dim:
@@ -127,7 +128,7 @@ def table(config: LongformerConfig) -> list[TensorMapping]:
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
-    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
     sequence, choices = f"{OBJECTIVE}{SEQUENCE}", f"{OBJECTIVE}{CHOICES}"
     classifier = dense(f"{sequence}/dense", "classifier.dense") + dense(f"{sequence}/classifier", "classifier.out_proj")
     choice = dense(f"{choices}/pooler", f"{_PREFIX}pooler.dense") + dense(f"{choices}/classifier", "classifier")

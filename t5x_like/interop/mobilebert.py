@@ -13,7 +13,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fields, nonorm_folding
 from t5x_like.interop.bert import MASKED_LM, NEXT_SENTENCE, attention, head_form, pretraining_heads, special_tokens
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, question_answering
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.mobilebert import MobileBertConfig
 from t5x_like.objectives import heads
 
@@ -88,7 +89,7 @@ _ARCHITECTURES = {
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> MobileBertConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     fields.check_fixed(hf_config, _FIXED)
     if fields.boolean(hf_config, "use_bottleneck_attention"):
@@ -108,7 +109,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> MobileBertConfig:
 
 
 def config_to_huggingface(config: MobileBertConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
     activation = fields.activation_name(config.activations, _ACTIVATIONS, "MobileBERT")
     if config.attention_input not in _ATTENTION_INPUTS:
         raise UserError(f"attention_input={config.attention_input!r}: {_UNSUPPORTED_INPUT}")
@@ -163,7 +164,7 @@ def _normed(name: str, hf_name: str) -> list[TensorMapping]:
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
-    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
     classes = [
         HeadClass(
             "MobileBertForTokenClassification",

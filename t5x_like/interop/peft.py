@@ -39,7 +39,7 @@ from t5x_like.interop import (
 from t5x_like.interop.adapter_base import Base
 from t5x_like.interop.adapter_tensors import AdapterTensors
 from t5x_like.interop.head_classes import TaskHead
-from t5x_like.interop.tables import Family, HeadClass
+from t5x_like.interop.tensor_mapping import Family, HeadClass
 from t5x_like.models import construct
 from t5x_like.models.base import ModelConfig
 

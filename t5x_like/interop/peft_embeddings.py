@@ -11,7 +11,7 @@ from t5x_like.adapters.lora_embedding import EmbeddingLoRA
 from t5x_like.errors import UserError
 from t5x_like.interop import peft_settings
 from t5x_like.interop.adapter_tensors import AdapterTensors
-from t5x_like.interop.tables import Family
+from t5x_like.interop.tensor_mapping import Family
 from t5x_like.models.base import ModelConfig
 
 # Name of the projection to logits, under which peft also stores the tied update of a table.

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields, tables
+from t5x_like.interop import fields, tensor_mapping
 from t5x_like.interop.formats import Format
 from t5x_like.models.base import ModelConfig
 
 
 @functools.cache
-def families() -> tuple[tables.Family, ...]:
+def families() -> tuple[tensor_mapping.Family, ...]:
     """Returns the `FAMILY` constants of the modules of this package."""
     return _constants("FAMILY")
 
@@ -42,12 +42,12 @@ def format_of(config: ModelConfig) -> Format | None:
     return next((each for each in formats() if each.config_class is type(config)), None)
 
 
-def find_family(config: ModelConfig) -> tables.Family | None:
+def find_family(config: ModelConfig) -> tensor_mapping.Family | None:
     """Returns the family of a model, or None if transformers does not have it."""
     return next((family for family in families() if family.config_class is type(config)), None)
 
 
-def family_of(config: ModelConfig) -> tables.Family:
+def family_of(config: ModelConfig) -> tensor_mapping.Family:
     """Returns the family of a model.
 
     Raises:
@@ -58,7 +58,7 @@ def family_of(config: ModelConfig) -> tables.Family:
     raise UserError(f"{type(config).__name__}: not supported by transformers")
 
 
-def family_of_type(model_type: Any, file: str) -> tables.Family:
+def family_of_type(model_type: Any, file: str) -> tensor_mapping.Family:
     """Returns the family of a `model_type` of transformers.
 
     Args:

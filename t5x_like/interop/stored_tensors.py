@@ -15,7 +15,7 @@ from t5x_like.models.base import ModelConfig
 LOGITS = "model/logits/kernel"
 
 if TYPE_CHECKING:
-    from t5x_like.interop.tables import Family, TensorMapping
+    from t5x_like.interop.tensor_mapping import Family, TensorMapping
 
 
 class StoredTensors:

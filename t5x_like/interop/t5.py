@@ -6,7 +6,8 @@ from typing import Any
 
 from t5x_like.interop import fields, special_token_fields
 from t5x_like.interop.head_classes import SEQUENCE, dropout_rate, question_answering
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives import heads
 
@@ -51,7 +52,7 @@ _ACTIVATIONS = {
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> T5Config:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     hf_config.setdefault("num_decoder_layers", hf_config.get("num_layers"))
     # transformers 5 writes tie_word_embeddings=True for every T5, and whether it scales the logits by a key of its own.
@@ -63,7 +64,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> T5Config:
 
 
 def config_to_huggingface(config: T5Config, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
     activation = fields.activation_name(config.activations, _ACTIVATIONS, "T5")
     return {
         "architectures": ["T5ForConditionalGeneration"],
@@ -117,7 +118,7 @@ def _stack(stack: str, blocks: Mapping[str, str], gated: bool) -> list[TensorMap
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
-    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
     head, hf_head = f"{OBJECTIVE}{SEQUENCE}", "classification_head"
     classifier = dense(f"{head}/dense", f"{hf_head}.dense") + dense(f"{head}/classifier", f"{hf_head}.out_proj")
     bos_id = fields.with_defaults(hf_config, _SPECIAL_TOKENS)["decoder_start_token_id"]

@@ -1,7 +1,7 @@
 """Reads the TensorFlow 1 checkpoints in which BERT, ALBERT, BigBird, ELECTRA and XLNet were published.
 
 The names of the variables follow from the Hugging Face names in the table of a family, by the rules of its
-`tables.TensorFlowFormat`. Kernels are `[inputs, outputs]`, tables and the classifier of pairs of segments as in
+`tensor_mapping.TensorFlowFormat`. Kernels are `[inputs, outputs]`, tables and the classifier of pairs of segments as in
 transformers. The state of the optimizer is not read. `etc_checkpoints` reads and writes checkpoints of ETC, by
 functions of this module.
 """
@@ -24,7 +24,7 @@ from t5x_like import parameters, paths
 from t5x_like.errors import UserError
 from t5x_like.interop import json_files, tables
 from t5x_like.interop.registry import families, file_in_errors, find_family
-from t5x_like.interop.tables import Family, TensorMapping
+from t5x_like.interop.tensor_mapping import Family, TensorMapping
 from t5x_like.models import build, networks
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.base import Objective

@@ -67,7 +67,7 @@ class Reader:
       vocab_size: number of token ids of the model, which may leave no room for all sentinels.
       bos_id: the first input of a decoder in training, if it is known.
       sentencepiece: the file in which transformers stores the SentencePiece model of the family, if it has one.
-      tokenizer_class: see `tables.Family.tokenizer_class`.
+      tokenizer_class: see `tensor_mapping.Family.tokenizer_class`.
       lowers_text: whether the tokenizer of a SentencePiece model without capital letters replaces quotation marks,
         strips accents and lower-cases text first.
       has_token_types: whether the model reads the segment of each token.

@@ -14,13 +14,13 @@ from t5x_like.models.unilm import UnilmConfig
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> UnilmConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
     found = bert.config_from_huggingface({**hf_config, "model_type": "bert"})
     return UnilmConfig(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
 
 
 def config_to_huggingface(config: UnilmConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Raises an error; see `tables.Family.config_to_json`.
+    """Raises an error; see `tensor_mapping.Family.config_to_json`.
 
     Raises:
       UserError: always.

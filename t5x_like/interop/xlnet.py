@@ -11,7 +11,8 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS, special_tokens
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
-from t5x_like.interop.tables import OBJECTIVE, Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
+from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.xlnet import XLNetConfig
 from t5x_like.objectives import heads, permutation_lm, question_heads
 from t5x_like.objectives.conditional_spans import NAME as CONDITIONAL_SPANS
@@ -52,7 +53,7 @@ _BIAS = f"{OBJECTIVE}{permutation_lm.NAME}/bias"
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> XLNetConfig:
-    """Converts the contents of config.json to a configuration; see `tables.Family.config_from_json`."""
+    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
     memory = {name: ({**_DEFAULT_MEMORY, **hf_config}).get(key) or 0 for name, key in _MEMORY.items()}
     hf_config = fields.with_defaults(hf_config, _DEFAULTS)
     # Released files have bi_data false, and it only changes how the rows of a batch are read.
@@ -69,7 +70,7 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> XLNetConfig:
 
 
 def config_to_huggingface(config: XLNetConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tables.Family.config_to_json`."""
+    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
     activation = fields.activation_name(config.activations, ACTIVATIONS, "XLNet")
     fields.check_head_dim(config, "XLNet")
     if config.attention_dropout_rate != config.dropout_rate:
@@ -113,7 +114,7 @@ def table(config: XLNetConfig) -> list[TensorMapping]:
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
-    """Returns the classes of downstream tasks; see `tables.Family.head_classes`."""
+    """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
 
     def summary_form(hf_config):
         fields.check_fixed(hf_config, _SUMMARY)

@@ -1,193 +1,22 @@
 """Softmax attention: the reference implementation and the dispatcher `attention`."""
 
 import functools
-from collections.abc import Callable
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 from absl import logging
-from flax import struct
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from t5x_like import partitioning
 from t5x_like.axis_rules import ATTENTION_HEADS, HEADS
-from t5x_like.kernels import cudnn_attention, gathered_attention, head_exchange, score_products
+from t5x_like.kernels import cudnn_attention, gathered_attention, head_exchange
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.fused_attention import backend as tpu
-from t5x_like.kernels.masks import MASK_VALUE, Mask
+from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.prefix_keys import Prefix
-from t5x_like.kernels.score_bias import DenseBias, ScoreBias, bias_key, misfit
-from t5x_like.kernels.softmax import softmax
-
-# Queries of a block and blocks of a row in `_by_blocks`.
-_SMALLEST_BLOCK = 128
-_MOST_BLOCKS = 8
-# Conditions of masks with which each query sees its own key, so that none averages all values.
-_HIDDEN_BY_BLOCKS = {"causal", "window", "segments"}
-
-
-@struct.dataclass
-class AttentionOutput:
-    """Output of the reference implementation, with the intermediate results that can be captured.
-
-    Attributes:
-      output: averages of the values, in the dtype of the values.
-      scores: float32 scores before the softmax: scaled, with bias, and with `MASK_VALUE` added for masked keys.
-      probabilities: float32 attention weights after the softmax and before dropout.
-    """
-
-    output: Float[Array, "batch q_len heads kv"]
-    scores: Float[Array, "batch heads q_len kv_len"]
-    probabilities: Float[Array, "batch heads q_len kv_len"]
-
-
-def reference(
-    q: Float[Array, "batch q_len heads kv"],
-    k: Float[Array, "batch kv_len kv_heads kv"],
-    v: Float[Array, "batch kv_len kv_heads kv"],
-    *,
-    mask: Mask,
-    bias: ScoreBias | None = None,
-    scale: float = 1.0,
-    query_positions: Int[Array, "rows q_len"] | None = None,
-    key_positions: Int[Array, "rows kv_len"] | None = None,
-    dropout: Dropout = NO_DROPOUT,
-    dropout_key: jax.Array | None = None,
-    prefix: Prefix | None = None,
-    edit: Callable[[str, Array], Array] | None = None,
-) -> AttentionOutput:
-    """Computes attention with plain matrix products, on any device; see `attention`.
-
-    `edit` replaces the arrays `scores` and `probabilities` of `AttentionOutput`, by name; None keeps them.
-
-    Returns:
-      The output, the scores and the probabilities.
-    """
-    batch, q_len, heads, _ = q.shape
-    kv_len, kv_heads = k.shape[1:3]
-    # Each key head serves `heads / kv_heads` consecutive query heads (grouped-query attention, Ainslie et al. 2023).
-    grouped = q.reshape(batch, q_len, kv_heads, heads // kv_heads, q.shape[-1])
-    scores = score_products.scores(grouped, k) if prefix is None else prefix.scores(grouped, k)
-    if scale != 1.0:
-        scores = scores * scale
-    if bias is not None:
-        positions = {"query_positions": query_positions, "key_positions": key_positions}
-        options = {"scale": scale, "dropout_key": dropout_key, "mask": mask, "prefix": prefix}
-        added = _materialize(bias, q, k, **options, **positions)
-        added = _grouped(added.astype(jnp.float32), kv_heads)
-        scores = scores + (score_products.for_all_rows(added, batch) if len(added) == 1 else added)
-    if mask.blocks is not None:
-        counts = mask.blocks.counts(q_len, kv_len)[None]
-        counts = jnp.log(jnp.maximum(counts, 1).astype(jnp.float32))
-        counts = counts if prefix is None else jnp.pad(counts, ((0, 0),) * 3 + ((prefix.length, 0),))
-        scores = scores + _grouped(counts, kv_heads)
-    visible = mask.materialize(q_len, kv_len)
-    if visible is not None:
-        visible = visible if prefix is None else prefix.show(visible)
-        # A sum, unlike a select, saves nothing for the backward pass.
-        scores = scores + _grouped(jnp.where(visible, 0.0, MASK_VALUE), kv_heads)
-    ungrouped, grouped = (batch, heads, q_len, scores.shape[-1]), scores.shape
-    if edit is not None:
-        scores = edit("scores", scores.reshape(ungrouped)).reshape(grouped)
-    probabilities = softmax(scores)
-    if edit is not None:
-        probabilities = edit("probabilities", probabilities.reshape(ungrouped)).reshape(grouped)
-    weights = dropout(probabilities, dropout_key).astype(v.dtype)
-    output = score_products.averages(weights, v) if prefix is None else prefix.averages(weights, v)
-    output = output.reshape(batch, q_len, heads, v.shape[-1])
-    return AttentionOutput(
-        output=output, scores=scores.reshape(ungrouped), probabilities=probabilities.reshape(ungrouped)
-    )
-
-
-def _grouped(x: Float[Array, "rows heads q_len kv_len"], kv_heads: int) -> Array:
-    """Splits heads as in the scores, `[rows, kv_heads, group, q_len, kv_len]`; a single head stays one."""
-    rows, heads = x.shape[:2]
-    return x[:, None] if heads == 1 else x.reshape(rows, kv_heads, heads // kv_heads, *x.shape[2:])
-
-
-def _materialize(bias: ScoreBias, q, k, *, mask: Mask, prefix: Prefix | None, **options) -> Array:
-    """Returns the bias of all pairs of queries and keys, the keys of a prefix included; see `materialize`."""
-    if prefix is not None:
-        given = options.pop("query_positions"), options.pop("key_positions")
-        queries, keys = prefix.positions(mask, *given, lengths=(q.shape[1], k.shape[1]))
-        k, options = prefix.prepend(k), options | {"query_positions": queries, "key_positions": keys}
-    return materialize(bias, q, k, **options)
-
-
-def materialize(
-    bias: ScoreBias,
-    q: Float[Array, "batch q_len heads kv"],
-    k: Float[Array, "batch kv_len kv_heads kv"],
-    *,
-    query_positions: Int[Array, "rows q_len"] | None,
-    key_positions: Int[Array, "rows kv_len"] | None,
-    scale: float,
-    dropout_key: jax.Array | None,
-) -> Float[Array, "rows heads q_len kv_len"]:
-    """Returns the bias of all pairs of queries and keys; see `ScoreBias.materialize` and `attention`.
-
-    The bias's random key is derived from `dropout_key`, the key of the dropout of the attention weights.
-
-    Raises:
-      ValueError: the bias does not broadcast to the scores.
-    """
-    added = bias.materialize(
-        q,
-        k,
-        query_positions=jnp.arange(q.shape[1])[None] if query_positions is None else query_positions,
-        key_positions=jnp.arange(k.shape[1])[None] if key_positions is None else key_positions,
-        scale=scale,
-        dropout_key=bias_key(dropout_key),
-    )
-    batch, q_len, heads, _ = q.shape
-    sizes = ((1, batch), (heads,), (1, q_len), (1, k.shape[1]))
-    if added.ndim != 4 or any(size not in allowed for size, allowed in zip(added.shape, sizes, strict=True)):
-        raise misfit(added, q, k)
-    return added
-
-
-def _by_blocks(
-    q, k, v, *, mask: Mask, bias: ScoreBias | None, scale: float, prefix: Prefix | None, **positions
-) -> Array:
-    """Computes attention with a causal mask, without products of queries and the keys after their block.
-
-    A block is at least `_SMALLEST_BLOCK` queries and a row at most `_MOST_BLOCKS` blocks: smaller products run at a
-    lower rate.
-    """
-    length = q.shape[1]
-    size = -(-length // (_MOST_BLOCKS * _SMALLEST_BLOCK)) * _SMALLEST_BLOCK
-    visible = mask.materialize(length, length)[:, 0]
-    before = 0 if prefix is None else prefix.length
-    if bias is not None:
-        added = _materialize(bias, q, k, scale=scale, dropout_key=None, mask=mask, prefix=prefix, **positions)
-        added = jnp.broadcast_to(added, (*added.shape[:2], length, before + length))
-    blocks = []
-    for start in range(0, length, size):
-        end = min(start + size, length)
-        queries, keys = slice(start, end), slice(0, end)
-        of_block = Mask(dense=visible[:, queries, keys])
-        bias_of_block = None if bias is None else DenseBias(added[:, :, queries, : before + end])
-        options = {"mask": of_block, "bias": bias_of_block, "scale": scale, "prefix": prefix}
-        blocks.append(reference(q[:, queries], k[:, keys], v[:, keys], **options))
-    return jnp.concatenate([block.output for block in blocks], axis=1)
-
-
-def _has_blocks(q: Array, k: Array, mask: Mask) -> bool:
-    """Returns whether a causal mask hides products that `_by_blocks` leaves out.
-
-    Only on CPU, where it was measured; on other devices most such attentions have a fused kernel. Not with a mask of
-    padding, with which a query may see no key: it averages all values then, also those after its block.
-    """
-    return (
-        "causal" in mask.conditions
-        and mask.conditions <= _HIDDEN_BY_BLOCKS
-        and q.shape[1] == k.shape[1] > _SMALLEST_BLOCK
-        and partitioning.bound_platform() == "cpu"
-        and partitioning.axis_size("length", q.shape[1]) == 1
-    )
+from t5x_like.kernels.reference_attention import by_blocks, has_blocks, reference
+from t5x_like.kernels.score_bias import ScoreBias
 
 
 class Backend(Protocol):
@@ -214,9 +43,6 @@ BACKENDS: dict[str, Backend] = {"fused": tpu, "cudnn": cudnn_attention, "gathere
 BACKENDS_OF_PLATFORM: dict[str, tuple[str, ...]] = {"tpu": ("fused", "gathered"), "gpu": ("cudnn", "gathered")}
 # The backends to ask on other platforms, and without a bound partitioner.
 OTHER_BACKENDS = ("gathered",)
-
-# Names of the results of a fused kernel. A rematerialization policy that saves them does not repeat its forward pass.
-FUSED_OUTPUT, FUSED_LOG_SUM_EXP = "fused_attention_output", "fused_attention_log_sum_exp"
 
 
 def backend_for(
@@ -334,7 +160,7 @@ def attention(
     options = {"mask": mask, "bias": bias, "scale": scale, "dropout": dropout, "dropout_key": dropout_key}
     if name == "xla":
         positions = {"query_positions": query_positions, "key_positions": key_positions}
-        if not dropout.rate and _has_blocks(q, k, mask):
-            return _by_blocks(q, k, v, mask=mask, bias=bias, scale=scale, prefix=prefix, **positions)
+        if not dropout.rate and has_blocks(q, k, mask):
+            return by_blocks(q, k, v, mask=mask, bias=bias, scale=scale, prefix=prefix, **positions)
         return reference(q, k, v, **options, **positions, prefix=prefix).output
     return BACKENDS[name].attention(q, k, v, **options)

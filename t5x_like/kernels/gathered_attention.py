@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from t5x_like.kernels import score_products
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import MASK_VALUE, Mask
+from t5x_like.kernels.reference_attention import reference
 from t5x_like.kernels.score_bias import ScoreBias
 from t5x_like.kernels.softmax import softmax
 
@@ -130,9 +131,6 @@ def attention(
     output = _gathered(q, k, v, gather, dropout_key=dropout_key, **options)
     if not gather.all_keys:
         return output[:, :length]
-    # Importing it with this module would be circular.
-    from t5x_like.kernels.attention import reference
-
     positions = np.concatenate([gather.positions_of(block) for block in gather.all_keys])
     positions = positions[positions < length]
     segments = None if mask.query_segments is None else mask.query_segments[:, positions]

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t5x_like.kernels import attention as kernels
-from t5x_like.kernels import head_exchange
+from t5x_like.kernels import head_exchange, reference_attention
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.prefix_keys import Prefix
@@ -225,7 +225,7 @@ class MultiHeadAttention(nnx.Module):
             key, value = (jnp.repeat(x, copies, axis=2) for x in edited)
         available = {"query": query, "key": key[:, :, ::copies], "value": value[:, :, ::copies]}
         if (capture | edits.edits.keys()) & {"scores", "probabilities"}:
-            result = kernels.reference(query, key, value, **options, edit=edits)
+            result = reference_attention.reference(query, key, value, **options, edit=edits)
             output = result.output
             available |= {"scores": result.scores, "probabilities": result.probabilities}
         else:

@@ -20,10 +20,11 @@ from objective_cases import terms_of
 
 from t5x_like.kernels import attention as attention_module
 from t5x_like.kernels import cudnn_attention
-from t5x_like.kernels.attention import backend_for, reference
+from t5x_like.kernels.attention import backend_for
 from t5x_like.kernels.cudnn_attention import FORWARD_PRIMITIVE
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import BlockLists, Mask
+from t5x_like.kernels.reference_attention import reference
 from t5x_like.kernels.relative_bias import RelativeBias
 from t5x_like.kernels.score_bias import DenseBias
 from t5x_like.layers.stacks import REMAT_POLICIES

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from t5x_like.kernels import gathered_attention
-from t5x_like.kernels.attention import attention, backend_for, reference
+from t5x_like.kernels.attention import attention, backend_for
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import BlockLists, Mask
+from t5x_like.kernels.reference_attention import reference
 from t5x_like.kernels.score_bias import DenseBias
 from t5x_like.partitioning import Partitioner
 

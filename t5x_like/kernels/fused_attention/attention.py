@@ -9,7 +9,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
-from t5x_like.kernels.attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.dropout import dropout as apply_dropout
 from t5x_like.kernels.fused_attention import blocks, distance_tables, global_keys, streams
@@ -19,6 +18,7 @@ from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.layout import Layout
 from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, Operands, joined, pad, segments, separated
 from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.reference_attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.score_bias import ScoreBias, ScoreTerms, bias_key
 
 

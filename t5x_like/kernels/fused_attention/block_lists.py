@@ -14,7 +14,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from t5x_like import partitioning
-from t5x_like.kernels.attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.fused_attention import block_list_kernels, blocks
 from t5x_like.kernels.fused_attention.block_list_kernels import ListOperands
@@ -22,6 +21,7 @@ from t5x_like.kernels.fused_attention.geometry import ListGeometry
 from t5x_like.kernels.fused_attention.layout import Layout
 from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, joined, pad, segments, separated
 from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.reference_attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 
 # Largest number of queries of a step.
 _LARGEST_CHUNK = 512

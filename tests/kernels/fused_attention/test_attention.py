@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like.kernels.attention import reference
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.fused_attention import tiles
 from t5x_like.kernels.fused_attention.attention import fused_attention
 from t5x_like.kernels.fused_attention.blocks import Sizes
 from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.reference_attention import reference
 from t5x_like.kernels.relative_bias import RelativeBias
 from t5x_like.layers.stacks import REMAT_POLICIES
 from t5x_like.partitioning import Partitioner

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from t5x_like.kernels import gathered_attention
-from t5x_like.kernels.attention import reference
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.fused_attention import backend, costs, tiles
 from t5x_like.kernels.fused_attention.block_lists import block_list_attention
 from t5x_like.kernels.fused_attention.geometry import ListGeometry
 from t5x_like.kernels.masks import BlockLists, Mask
+from t5x_like.kernels.reference_attention import reference
 from t5x_like.kernels.score_bias import DenseBias
 from t5x_like.models import bigbird_plan
 from t5x_like.partitioning import Partitioner

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from t5x_like.kernels.attention import reference
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.fused_attention import blocks, distances
 from t5x_like.kernels.fused_attention.attention import fused_attention
 from t5x_like.kernels.fused_attention.blocks import Sizes
 from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.reference_attention import reference
 from t5x_like.kernels.relative_scores import DistanceScores, RelativeScores
 from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
