@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import time
@@ -264,3 +265,42 @@ def test_no_module_shadows_the_standard_library():
     # The directory of a script comes first on sys.path: an inspect.py next to it would replace the standard module.
     names = [path for path in python_files("t5x_like", "data_tasks", "tests") if path.stem in sys.stdlib_module_names]
     assert names == []
+
+
+def test_the_library_names_no_module_of_the_shipped_tasks():
+    """Names in strings are imports that the levels do not see. The exception is the documented default of tasks."""
+    found = {
+        (path.relative_to(ROOT).as_posix(), node.value)
+        for path in python_files("t5x_like")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"data_tasks(\.\w+)+", node.value)
+    }
+    assert found == {("t5x_like/data/seqio_feed/registry.py", "data_tasks.shipped_tasks")}
+
+
+def test_no_circle_of_imports():
+    """Imports inside functions count, so that a module can be read without those that read it.
+
+    Two pairs are left: a step of cleaning names its transforms in an error, and a command's dry run executes it.
+    """
+    imports = {name: set() for name in MODULES if name != "t5x_like"}  # which has the version
+    for each in all_imports():
+        if each.importer in imports and each.imported in imports and each.imported != each.importer:
+            imports[each.importer].add(each.imported)
+    reached = {name: _reached(name, imports) for name in imports}
+    circles = {frozenset(other for other in reached[name] if name in reached[other]) for name in imports}
+    assert {circle for circle in circles if circle} == {
+        frozenset({"t5x_like.cleaning.step", "t5x_like.cleaning.transforms"}),
+        frozenset({"t5x_like.cli.dry_run", "t5x_like.cli.execute"}),
+    }
+
+
+def _reached(name, imports):
+    found, left = set(), [name]
+    while left:
+        for each in imports[left.pop()] - found:
+            found.add(each)
+            left.append(each)
+    return found
