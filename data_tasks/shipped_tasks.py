@@ -1,93 +1,14 @@
-"""Registers the tasks of this package in SeqIO. Importing this module reads no data."""
+"""Registers the tasks of this package in SeqIO. Importing this module reads no data.
+
+The tasks are those of all modules in `corpora`, `pretraining` and `downstream`.
+"""
+
+import importlib
+import pkgutil
 
 import t5x_like.data.seqio_feed.seqio_interface  # noqa: F401 (makes the vocabularies SeqIO's)
-from data_tasks.corpora import c4, characters, text_files, text_table
-from data_tasks.downstream import (
-    book_identification,
-    few_shot,
-    global_sentences,
-    glue,
-    glue_submissions,
-    gpt_transforms,
-    lambada,
-    long_documents,
-    mixtures,
-    perplexity,
-    pronoun_resolution,
-    race,
-    rank_classification,
-    separate_texts,
-    squad,
-    squad_submissions,
-    summarization,
-    super_glue,
-    super_glue_submissions,
-    swag,
-    tagging_tasks,
-    translation,
-    trivia_qa,
-    wikihop,
-    wnli_simple,
-)
-from data_tasks.pretraining import (
-    bidirectional_words,
-    bigbird_tasks,
-    deberta_tasks,
-    entity_alignment,
-    masked_lm_tasks,
-    pretraining_tasks,
-    python_docs_tasks,
-    replaced_tokens_tasks,
-    sentence_tasks,
-    sentence_triples,
-    unilm,
-    word_characters_tasks,
-    word_streams,
-    xlnet_tasks,
-)
+from data_tasks import corpora, downstream, pretraining
 
-__all__ = [
-    "bidirectional_words",
-    "bigbird_tasks",
-    "book_identification",
-    "c4",
-    "characters",
-    "deberta_tasks",
-    "entity_alignment",
-    "few_shot",
-    "global_sentences",
-    "glue",
-    "glue_submissions",
-    "gpt_transforms",
-    "lambada",
-    "long_documents",
-    "masked_lm_tasks",
-    "mixtures",
-    "perplexity",
-    "pretraining_tasks",
-    "pronoun_resolution",
-    "python_docs_tasks",
-    "race",
-    "rank_classification",
-    "replaced_tokens_tasks",
-    "sentence_tasks",
-    "sentence_triples",
-    "separate_texts",
-    "squad",
-    "squad_submissions",
-    "summarization",
-    "super_glue",
-    "super_glue_submissions",
-    "swag",
-    "tagging_tasks",
-    "text_files",
-    "text_table",
-    "translation",
-    "trivia_qa",
-    "unilm",
-    "wikihop",
-    "wnli_simple",
-    "word_characters_tasks",
-    "word_streams",
-    "xlnet_tasks",
-]
+for _package in (corpora, pretraining, downstream):
+    for _module in pkgutil.iter_modules(_package.__path__, f"{_package.__name__}."):
+        importlib.import_module(_module.name)
