@@ -39,7 +39,9 @@ NEEDED = {
     "clean": (("datasketch", "gcld3", "langdetect", "langdetect_rs", "punkt", "tldextract", "trafilatura"), "clean"),
 }
 # Name of the CPU time in the reports of tests, and number of files whose time is printed.
-CPU, CPU_START, DEAREST = "cpu", pytest.StashKey[float](), 10
+CPU = "cpu"
+CPU_START = pytest.StashKey[float]()
+NUM_SHOWN = 10
 # Number of configurations per family that are compared with the reference by default; `-m parity` compares all.
 PARITY_CONFIGURATIONS = 3
 
@@ -165,17 +167,17 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Prints the dearest files, because a wall time depends on what else the machine does."""
+    """Prints the most expensive files, because a wall time depends on what else the machine does."""
     seconds = collections.Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
             for name, value in getattr(report, "user_properties", ()):
                 if name == CPU:
                     seconds[report.nodeid.partition("::")[0]] += float(value)
-    if len(seconds) > DEAREST:
-        most = seconds.most_common(DEAREST)
+    if len(seconds) > NUM_SHOWN:
+        most = seconds.most_common(NUM_SHOWN)
         dearest = ", ".join(f"{path.removeprefix('tests/')} {value:.0f}" for path, value in most)
-        terminalreporter.write_line(f"{seconds.total():.0f} CPU seconds of tests; the dearest files: {dearest}")
+        terminalreporter.write_line(f"{seconds.total():.0f} CPU seconds of tests; the most expensive files: {dearest}")
 
 
 def reason_to_skip(markers: set[str], find=importlib.util.find_spec) -> str | None:

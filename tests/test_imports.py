@@ -151,7 +151,7 @@ def test_no_module_imports_a_higher_level():
         ("t5x_like.layers.mlp", "from ..partitioning import shard", True),
         ("t5x_like.layers.mlp", "from ..models.t5 import T5", False),
         ("t5x_like.optimizers.base", "def f():\n  import t5x_like.models.t5", False),
-        ("t5x_like.data.feed", "from t5x_like.training import checkpoints", False),
+        ("t5x_like.data.feed", "from t5x_like.stored import loaded", False),
         ("t5x_like.data.seqio_feed.source", "def f():\n  from data_tasks.corpora import c4", False),
         ("t5x_like.inspect_task", "def f():\n  from data_tasks import preprocessors", True),
         ("t5x_like.kernels.masks", "from t5x_like.layers.mlp import MLP", False),
@@ -278,6 +278,14 @@ def test_the_library_names_no_module_of_the_shipped_tasks():
         and re.fullmatch(r"data_tasks(\.\w+)+", node.value)
     }
     assert found == {("t5x_like/data/seqio_feed/registry.py", "data_tasks.shipped_tasks")}
+    named = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in python_files("t5x_like", "data_tasks")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "import_module"
+        if node.args and isinstance(node.args[0], ast.Constant)
+    ]
+    assert named == []
 
 
 def test_no_circle_of_imports():

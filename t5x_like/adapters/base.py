@@ -35,6 +35,9 @@ class Adapter(Protocol):
       pattern: regular expression that is searched in the names of the modules, such as
         `encoder/layers/attention/query`.
       target: class of these modules: `Projection`, `Embedder` or `TransformerLayer`.
+
+    Optional attributes are `hooks`, what it needs of a run (`lifecycle.Hooks`), `float32`
+    (`lifecycle.kept_in_float32`), and `needs`, the name of what a family may lack (`models.base.BaseConfig.lacks`).
     """
 
     pattern: str

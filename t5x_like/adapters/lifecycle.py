@@ -30,17 +30,17 @@ class TextData(Protocol):
 def kept_in_float32(config: AdaptedConfig) -> frozenset[str]:
     """Returns the kinds of parameters that the adapters of a model read in float32, as their attribute `float32` says.
 
-    They round them to integers, or compare them with a threshold.
+    Such adapters round the parameters to integers, or compare them with a threshold.
     """
-    return frozenset(kind for each in getattr(config, "adapters", ()) for kind in getattr(each, "float32", ()))
+    return frozenset(kind for each in config.adapters for kind in getattr(each, "float32", ()))
 
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
     """The hooks of an adapter: its attribute `hooks`. The hooks here do nothing; equal ones are called once.
 
-    Parameters are those of a run, `{"model": …, "objective": …}`: the trainable ones and the frozen ones, both with
-    None in place of the parameters of the other tree. Except for `check` and `check_rows`, hooks are traced.
+    The arguments are the parameters of a run, `{"model": …, "objective": …}`: the trainable ones and the frozen ones,
+    both with None in place of the parameters of the other tree. Except for `check` and `check_rows`, hooks are traced.
     """
 
     def check_rows(self, config: AdaptedConfig, *, packed: bool) -> None:
@@ -60,7 +60,7 @@ class Hooks:
         Args:
           trainable: The shapes of the trainable parameters.
           frozen: The shapes of the frozen parameters.
-          gather: See `objectives.gathering`.
+          gather: `Update.gather_parameters`: `per_use` or `per_step`.
 
         Raises:
           UserError: It cannot.
@@ -77,7 +77,7 @@ class Hooks:
           UserError: The settings do not fit the model or the data.
         """
 
-    def observes(self, name: str) -> bool:
+    def is_observed(self, name: str) -> bool:
         """Returns whether a parameter, by its name, has observations of a batch in place of a gradient.
 
         It is in the checkpoint and the averages of a run like others, but not in its optimizer, its norms and its
@@ -86,11 +86,11 @@ class Hooks:
         del name
         return False
 
-    def joined(self, one: Array, other: Array) -> Array:
-        """Returns the observations of two microbatches together."""
+    def combine_observations(self, one: Array, other: Array) -> Array:
+        """Returns the observations of two microbatches together; `one` is 0 before the first one."""
         raise NotImplementedError
 
-    def observed(self, old: Array, observation: Array) -> Array:
+    def update_observed(self, old: Array, observation: Array) -> Array:
         """Returns a parameter after the observations of a batch."""
         raise NotImplementedError
 
@@ -155,20 +155,20 @@ class Lifecycle:
 
         return select(False), select(True)
 
-    def accumulated(self, total: Any, gradients: Any) -> Any:
-        """Returns gradients with those of a further microbatch, and its observations."""
+    def accumulate(self, total: Any, gradients: Any) -> Any:
+        """Adds the gradients and the observations of a microbatch."""
         added = parameters.named_leaves(gradients)
 
         def join(name, leaf):
             observer = self._observer(name)
-            return jnp.add(leaf, added[name]) if observer is None else observer.joined(leaf, added[name])
+            return jnp.add(leaf, added[name]) if observer is None else observer.combine_observations(leaf, added[name])
 
         return parameters.map_named(join, total)
 
-    def observed(self, old: Any, observations: Any) -> Any:
+    def update_observed(self, old: Any, observations: Any) -> Any:
         """Returns observed parameters after the observations of a batch."""
         found = parameters.named_leaves(observations)
-        return parameters.map_named(lambda name, leaf: self._observer(name).observed(leaf, found[name]), old)
+        return parameters.map_named(lambda name, leaf: self._observer(name).update_observed(leaf, found[name]), old)
 
     def after_update(self, trainable: Any, frozen: Any, step: Step) -> Any:
         """Returns the trainable parameters that a step reads, after the update before it."""
@@ -181,7 +181,7 @@ class Lifecycle:
         return {name: value for each in self.hooks for name, value in each.metrics(trainable, frozen).items()}
 
     def _observer(self, name: str) -> Hooks | None:
-        return next((each for each in self.hooks if each.observes(name)), None)
+        return next((each for each in self.hooks if each.is_observed(name)), None)
 
 
 NO_HOOKS = Lifecycle()

@@ -51,14 +51,15 @@ class StartFromTokens(Hooks):
     text: str | None
 
     def start(self, config: AdaptedConfig, data: TextData) -> Start | None:
-        """Returns a function that fills the prefix, or None if initial values are random.
+        """Returns a function that fills the prefix of the model; None if it is random, or of another network.
 
         Raises:
           UserError: The text has no tokens.
         """
-        if self.text is None and self.token_ids is None:
+        prefix = find(config)
+        if prefix is None or prefix.hooks != self or (self.text is None and self.token_ids is None):
             return None
-        ids = find(config).ids(self.token_ids or self._encode(data))
+        ids = prefix.ids(self.token_ids or self._encode(data))
         logging.info("the prefix starts from the keys and values of the tokens %s", ids.tolist())
 
         def filled(trainable, frozen):

@@ -29,16 +29,16 @@ def fill(model: M, token_ids: Int[np.ndarray, " length"]) -> M:
 
     Args:
       model: a model with a prefix.
-      token_ids: ids of as many tokens.
+      token_ids: ids of `Prefix.length` tokens.
 
     Raises:
       UserError: the model does not have a token id.
     """
     config, ids, last = model.config, token_ids, model.config.vocab_size - 1
-    if not 0 <= ids.min() <= ids.max() <= last:
+    if wrong := [int(number) for number in ids if not 0 <= number <= last]:
         raise UserError(
-            f"Prefix.token_ids={tuple(dict.fromkeys(map(int, token_ids)))}: the model has the ids 0 to {last}. "
-            "Correct PREFIX_TOKEN_IDS, or give PREFIX_TEXT and the vocabulary of the model."
+            f"Prefix.token_ids: {wrong[0]} is not one of the ids 0 to {last} of the model. Correct PREFIX_TOKEN_IDS, "
+            "or give PREFIX_TEXT and the vocabulary of the model."
         )
     # Rows that the mesh divides, all of them the same.
     batch, rows = {}, partitioning.axis_size("batch")

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 from t5x_like import parameters
 from t5x_like.adapters.base import modules_by_name, named_modules, stacked_layers
 from t5x_like.adapters.pruned import Pruned
-from t5x_like.adapters.ranges import RANGE, MovingRanges
+from t5x_like.adapters.ranges import NAME, RANGE, MovingRanges
 from t5x_like.errors import UserError
 from t5x_like.kernels import quantization as numerics
 from t5x_like.kernels.quantization import LEVELS
@@ -32,8 +32,6 @@ from t5x_like.layers.embeddings import Embedder, Unembedding
 from t5x_like.layers.projections import Projection
 from t5x_like.recorded import recorded
 
-# Name of the quantization within its module.
-NAME = "quantization"
 CASTS = ("bfloat16", "float16")
 # Weight of the old average in the moving average of the largest activations, of Q8BERT's published code.
 DECAY = 0.9999

@@ -11,13 +11,13 @@ from t5x_like.adapters.lifecycle import Hooks
 from t5x_like.errors import UserError
 from t5x_like.kernels import quantization
 
-# Name of the range of its inputs within a quantization.
-RANGE = "range"
+# Name of the quantization within its module, and of its parameter that holds the range of its inputs.
+NAME, RANGE = "quantization", "range"
 
 
 def is_range(name: str) -> bool:
     """Returns whether a parameter is the range of a static quantization, by its name."""
-    return name.endswith(f"quantization/{RANGE}")
+    return name.endswith(f"{NAME}/{RANGE}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,21 +31,21 @@ class MovingRanges(Hooks):
           UserError: Each device computes the gradient of its rows alone.
         """
         del frozen
-        if gather == "per_step" and any(map(self.observes, parameters.named_leaves(trainable))):
+        if gather == "per_step" and any(map(self.is_observed, parameters.named_leaves(trainable))):
             raise UserError(
                 "GATHER_PARAMETERS='per_step': each device sees the activations of its rows alone, but the ranges of "
                 "FakeQuantized.activations='static' belong to the whole batch. Give 'per_use', or "
                 "activations='dynamic'."
             )
 
-    def observes(self, name: str) -> bool:
+    def is_observed(self, name: str) -> bool:
         """Returns whether a parameter is a range."""
         return is_range(name)
 
-    def joined(self, one: Array, other: Array) -> Array:
+    def combine_observations(self, one: Array, other: Array) -> Array:
         """Returns the larger observation: that of a batch is the largest of its microbatches."""
         return jnp.maximum(one, other)
 
-    def observed(self, old: Array, observation: Array) -> Array:
+    def update_observed(self, old: Array, observation: Array) -> Array:
         """Returns the moving average; see `kernels.quantization.updated`."""
         return quantization.updated(old, observation)

@@ -1,7 +1,6 @@
 """What a model predicts for one token of a text: at a mask, a sentinel, a hidden position, or the end of a prefix."""
 
 import dataclasses
-import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +18,7 @@ from t5x_like.objectives import masked_lm, passes, permutation_lm
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.permutation_lm import PermutationLM
+from t5x_like.vocabularies import special_tokens
 
 
 class Blank(NamedTuple):
@@ -95,8 +95,7 @@ def mask_id(subject: Subject) -> int | None:
     try:
         if subject.stacks != (ENCODER,):
             return getattr(subject.vocabulary, "mask_id", None)
-        tokens = importlib.import_module("t5x_like.vocabularies.special_tokens")
-        return tokens.special_tokens(subject.vocabulary).mask
+        return special_tokens.special_tokens(subject.vocabulary).mask
     except UserError:
         return None
 

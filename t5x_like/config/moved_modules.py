@@ -1,4 +1,4 @@
-"""Modules that have moved: gin files and stored configurations of earlier versions have their old names."""
+"""Modules of configurable objects that have moved: files of earlier versions have their old names."""
 
 import re
 

@@ -1,6 +1,5 @@
 """The vocabulary that encodes the texts of a model, and the special tokens around them."""
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ from t5x_like.errors import UserError
 from t5x_like.inference.codec import has_task, vocabularies_for
 from t5x_like.inference.text_vectors import Frame
 from t5x_like.stored.loaded import Loaded
+from t5x_like.vocabularies import special_tokens
 from t5x_like.vocabularies.template import template_of
 
 # Length of rows for models without a maximum length.
@@ -42,7 +42,7 @@ def frame_of(vocabulary: Any) -> Frame:
         return Frame()
     template = template_of(vocabulary)
     try:
-        cls = importlib.import_module("t5x_like.vocabularies.special_tokens").special_tokens(vocabulary).cls
+        cls = special_tokens.special_tokens(vocabulary).cls
     except UserError:  # GPT-2's has none
         cls = None
     at = {template.prefix[:1]: 0, template.suffix[-1:]: -1}.get((cls,)) if cls is not None else None

@@ -1,4 +1,4 @@
-"""How the tensors and heads of a family map to those of Hugging Face: the tables that a family is described by."""
+"""Mappings between the parameters of a family and the tensors of Hugging Face."""
 
 import dataclasses
 import math
@@ -12,9 +12,8 @@ from jaxtyping import Float
 from t5x_like.models.base import ModelConfig
 from t5x_like.objectives.heads import HeadForm
 
+# Matches no name.
 NO_MATCH = re.compile(r"(?!)")
-
-
 Layout = Literal["same", "linear", "conv1d", "flat", "reversed", "outputs_first"]
 
 

@@ -1,4 +1,4 @@
-"""Softmax attention: the reference implementation and the dispatcher `attention`."""
+"""Softmax attention: the dispatcher `attention` and its backends."""
 
 import functools
 from typing import Protocol

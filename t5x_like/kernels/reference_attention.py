@@ -17,11 +17,7 @@ from t5x_like.kernels.softmax import softmax
 
 # Queries of a block and blocks of a row in `by_blocks`.
 _SMALLEST_BLOCK = 128
-
-
 _MOST_BLOCKS = 8
-
-
 # Conditions of masks with which each query sees its own key, so that none averages all values.
 _HIDDEN_BY_BLOCKS = {"causal", "window", "segments"}
 
@@ -186,7 +182,3 @@ def has_blocks(q: Array, k: Array, mask: Mask) -> bool:
         and partitioning.bound_platform() == "cpu"
         and partitioning.axis_size("length", q.shape[1]) == 1
     )
-
-
-# Names of the results of a fused kernel. A rematerialization policy that saves them does not repeat its forward pass.
-FUSED_OUTPUT, FUSED_LOG_SUM_EXP = "fused_attention_output", "fused_attention_log_sum_exp"

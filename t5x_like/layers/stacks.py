@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from t5x_like.errors import UserError
 from t5x_like.kernels.contraction import PRODUCT
 from t5x_like.kernels.cudnn_attention import FORWARD_PRIMITIVE
-from t5x_like.kernels.reference_attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
+from t5x_like.kernels.fused_outputs import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.layers import recompute
 from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
 from t5x_like.layers.cache import KeyValueCache

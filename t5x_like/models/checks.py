@@ -146,18 +146,18 @@ def adapters(config: object) -> None:
             "`pattern`, `target` and `make`."
         )
     for need, reason in config.lacks.items():
-        without(config, need, reason)
+        no_adapter_needs(config, need, reason)
     for kind, several in ((Prompt, "several prompts"), (Prefix, "several prefixes")):
         if sum(isinstance(each, kind) for each in given) > 1:
             raise UserError(f"{_field(config, 'adapters')}: {several}. Give one that is as long as all of them.")
 
 
-def without(config: object, need: str, reason: str) -> None:
-    """Checks that no adapter of a model needs what it, or its use, lacks.
+def no_adapter_needs(config: object, need: str, reason: str) -> None:
+    """Checks that no adapter needs a feature that the model lacks.
 
     Args:
       config: configuration with `adapters`.
-      need: the attribute `needs` of adapters: `prompt` or `prefix`.
+      need: name of the feature, the attribute `needs` of adapters: `prompt` or `prefix`.
       reason: what is lacking, for the message.
 
     Raises:

@@ -33,7 +33,7 @@ class FrequencyNorm:
     Σ fⱼ (vⱼ - Σ fᵢ vᵢ)². Special ids, whose frequencies are not known, have the weight 0.
     """
 
-    # Words and their counts, the vocabulary of the task; see `data.word_counts`.
+    # Words and their counts, the vocabulary of the task; see `vocabularies.word_counts`.
     vocabulary_path: str | None = None
 
     def normalize(self, table: Table) -> Table:

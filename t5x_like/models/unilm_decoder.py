@@ -55,7 +55,7 @@ class UnilmDecoder(nnx.Module):
     """
 
     def __init__(self, model: Unilm, head: TokenHead, *, mask_id: int):
-        checks.without(model.config, "prompt", "sequence to sequence with UniLM reads no prompt")
+        checks.no_adapter_needs(model.config, "prompt", "sequence to sequence with UniLM reads no prompt")
         self.model, self.head, self.mask_id = model, head, mask_id
         self.config = dataclasses.replace(model.config, max_length=model.config.max_length - 1)
 

@@ -283,7 +283,9 @@ class XLNet(nnx.Module):
           UserError: the model has a prompt, and rows have targets or a memory.
         """
         if carry or TARGET_POSITIONS in batch:
-            checks.without(self.config, "prompt", "a prompt is not supported in pretraining, where rows have targets")
+            checks.no_adapter_needs(
+                self.config, "prompt", "a prompt is not supported in pretraining, where rows have targets"
+            )
         batch = prompt.extend(self.config, batch)
         options = {"dropout_key": dropout_key, "capture": capture, "edits": edits, "carry": carry}
         outputs = self.trunk(self.embed(batch), batch, **options)

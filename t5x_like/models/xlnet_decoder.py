@@ -40,7 +40,7 @@ class XLNetDecoder(nnx.Module):
     """
 
     def __init__(self, model: XLNet, head: TokenHead):
-        checks.without(model.config, "prompt", "generation with XLNet reads no prompt")
+        checks.no_adapter_needs(model.config, "prompt", "generation with XLNet reads no prompt")
         self.model, self.head, self.config = model, head, model.config
 
     def __call__(

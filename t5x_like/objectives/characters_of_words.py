@@ -36,7 +36,7 @@ class CharactersOfWords(Objective):
 
     Args:
       objective: the objective.
-      vocabulary_path: words and their counts, the vocabulary of the task; see `data.word_counts`.
+      vocabulary_path: words and their counts, the vocabulary of the task; see `vocabularies.word_counts`.
       texts_per_row: largest number of texts per row, 2 for pairs.
       max_characters: characters per word.
 

@@ -31,7 +31,7 @@ class SubwordSkipGram(WordPrediction):
     published program, the gradient of the mean is added to each row, undivided.
 
     Args:
-      vocabulary_path: Words and their counts; see `data.word_counts`.
+      vocabulary_path: Words and their counts; see `vocabularies.word_counts`.
       shortest: Smallest number of characters of an n-gram.
       longest: Largest number of characters of an n-gram.
       buckets: Number of rows that n-grams share, as in the configuration of the model.

@@ -166,7 +166,7 @@ class FastTextClassification(RowObjective, SequenceClassification):
 
     Args:
       labels: Names of the labels, in the order of their indices.
-      vocabulary_path: Words and their counts; see `data.word_counts`.
+      vocabulary_path: Words and their counts; see `vocabularies.word_counts`.
       word_ngrams: Largest number of words of an n-gram; 1 for words alone.
       shortest: Smallest number of characters of a character n-gram.
       longest: Largest number; 0 for none.

@@ -55,7 +55,7 @@ class Unigram:
 
     # Number of samples.
     number: int = 1024
-    # Words and their counts, the vocabulary of the task; see `data.word_counts`.
+    # Words and their counts, the vocabulary of the task; see `vocabularies.word_counts`.
     vocabulary_path: str | None = None
 
     def draw(self, key: jax.Array, vocab_size: int) -> Samples:

@@ -42,7 +42,7 @@ class WordPrediction(RowObjective, abc.ABC):
     The only term is `words`. The metric `loss` is in nats per example.
 
     Args:
-      vocabulary_path: Words and their counts; see `data.word_counts`.
+      vocabulary_path: Words and their counts; see `vocabularies.word_counts`.
       output: How a word is predicted.
       window: Largest number of context words on each side.
       subsampling: Threshold t of `word_counts.keep_probabilities`; 0 keeps all words.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t5x_like import optimizers, partitioning
-from t5x_like.adapters.lifecycle import NO_HOOKS, Lifecycle
+from t5x_like.adapters.lifecycle import Lifecycle
 from t5x_like.errors import UserError
 from t5x_like.objectives import gradients, passes
 from t5x_like.objectives.base import Objective
@@ -36,7 +36,7 @@ def make_train_step(
     ema_decay: float | None = None,
     dropout: bool = True,
     count_tokens: Sequence[str] = (),
-    lifecycle: Lifecycle = NO_HOOKS,
+    lifecycle: Lifecycle,
 ) -> Callable[[TrainState, Frozen, Mapping[str, Array]], tuple[TrainState, dict[str, tuple[Scalar, Scalar]]]]:
     """Creates `train_step(state, frozen, batch) -> (state, metrics)`, to be jitted with `Partitioner.jit`.
 
@@ -56,7 +56,7 @@ def make_train_step(
       ema_decay: Decay of the averages of `state.average`; None for no averages.
       dropout: Whether the model gets a dropout key.
       count_tokens: Features whose non-zero entries are counted as `tokens`.
-      lifecycle: The hooks of the adapters of the run.
+      lifecycle: The hooks of the adapters of the run, `Lifecycle.of(configs)`.
 
     Returns:
       The function.
@@ -94,7 +94,7 @@ def make_train_step(
                 normalize,
                 state.step,
                 gather,
-                lifecycle.accumulated,
+                lifecycle.accumulate,
             )
             (own, old), (grads, observations) = lifecycle.split(own), lifecycle.split(grads)
             norms[name] = optimizers.global_norm(grads)
@@ -103,7 +103,7 @@ def make_train_step(
             opt_state = state.opt_state[name] if several else state.opt_state
             updates, opt_states[name] = stage.optimizer.update(grads, opt_state, own, step=state.step)
             own = jax.tree.map(jnp.add, own, partitioning.shard_tree(updates))
-            params = optimizers.merge(optimizers.merge(own, lifecycle.observed(old, observations)), others)
+            params = optimizers.merge(optimizers.merge(own, lifecycle.update_observed(old, observations)), others)
             metrics = _united(metrics, found)
             rows = {**rows, **handed}
 

@@ -1,6 +1,6 @@
 """The base classes of vocabularies, with the interface of SeqIO's. Only `encode_tf` and `decode_tf` import TensorFlow.
 
-`seqio_interface` registers them as SeqIO's, so that tasks can use them.
+`data.seqio_feed.seqio_interface` registers them as SeqIO's, so that tasks can use them.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ class XLNetVocabulary(AlbertVocabulary):
 
     @property
     def template(self) -> Template:
-        """The template `a <sep> b <sep> <cls>`; see `downstream.templates.template_of`."""
+        """The template `a <sep> b <sep> <cls>`; see `template.template_of`."""
         return Template((), (self.sep_id,), (self.sep_id, self.cls_id), second_type=1, last_type=2)
 
 

@@ -1,8 +1,10 @@
 """The initial values of a prefix in a new run: keys and values of the words of a text, sharded as the parameters."""
 
 import dataclasses
+import re
 import types
 
+import copying_run
 import jax
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from t5x_like.adapters.prefix import Prefix
 from t5x_like.errors import UserError
 from t5x_like.models import construct
 from t5x_like.partitioning import Partitioner
+from t5x_like.training.program import make_program
 
 IDS = {"two words": [5, 6], "": []}
 DATA = types.SimpleNamespace(vocabularies=lambda: {"targets": types.SimpleNamespace(encode=IDS.get)})
@@ -44,6 +47,32 @@ def test_new_run_starts_from_the_keys_and_values_of_words(settings):
         np.testing.assert_allclose(leaf, expected[name.removeprefix("model/")], rtol=1e-4, atol=1e-5, err_msg=name)
         assert leaf.sharding == old[name].sharding
     assert any(np.any(leaf != old[name]) for name, leaf in found.items())
+
+
+def test_program_starts_parameters_and_averages_together(tmp_path):
+    prefix = Prefix(length=3, token_ids=(5, 6))
+    recipe = copying_run.recipe(
+        tmp_path, model=dataclasses.replace(copying_run.CONFIG, adapters=(prefix,)), ema_decay=0.9
+    )
+    program = make_program(recipe)
+    state, frozen = program.init(jax.random.key(0))
+    before = jax.tree.map(np.asarray, parameters.named_leaves(state.params))
+    after = program.start_adapters(state, frozen, DATA)
+    found = parameters.named_leaves(after.params)
+    changed = {name for name, leaf in found.items() if np.any(leaf != before[name])}
+    assert changed == {name for name in found if re.search("attention/adapter/(key|value)$", name)} != set()
+    for name, leaf in parameters.named_leaves(after.average).items():
+        np.testing.assert_array_equal(leaf, found[name], err_msg=name)
+
+
+def test_prefix_of_another_network_does_not_change_the_model():
+    config, other = (
+        dataclasses.replace(FAMILIES["gpt2"].config, adapters=(Prefix(length=3, token_ids=ids),))
+        for ids in ((5, 6), (7,))
+    )
+    assert len(Lifecycle.of([config, other]).hooks) == 2
+    assert len(Lifecycle.of([config, other]).starts(config, DATA)) == 1
+    assert Lifecycle.of([config]).starts(FAMILIES["gpt2"].config, DATA) == []
 
 
 def test_random_prefix_stays_and_a_text_without_tokens_raises():

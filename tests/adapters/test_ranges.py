@@ -10,7 +10,6 @@ import optax
 import pytest
 
 from t5x_like import optimizers, parameters
-from t5x_like.adapters import ranges
 from t5x_like.adapters.lifecycle import Lifecycle
 from t5x_like.adapters.quantization import FakeQuantized
 from t5x_like.adapters.ranges import is_range
@@ -104,7 +103,7 @@ def test_norms_and_optimizer_do_not_know_ranges(tmp_path):
     assert ranges_of(parameters.named_leaves(state.params))
     assert not any("quantization" in name for name in parameters.named_leaves(state.opt_state))
     with pytest.raises(UserError, match="GATHER_PARAMETERS='per_step': each device sees the activations of its rows"):
-        ranges.MovingRanges().check(state.params, None, gather="per_step")
+        make_program(copying_run.recipe(tmp_path, model=QUANTIZED, gather_parameters="per_step"))
 
 
 @pytest.mark.full

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from t5x_like import interop, optimizers, parameters
+from t5x_like.adapters.lifecycle import NO_HOOKS
 from t5x_like.models import networks
 from t5x_like.models.deberta_v2 import DebertaV2Config
 from t5x_like.objectives.decoupled_replaced_tokens import DecoupledReplacedTokens
@@ -70,7 +71,9 @@ def take_steps(params, batch):
     partitioner = Partitioner(rules="dp", ici={"data": 1}, devices=jax.devices()[:1])
     params, frozen = optimizers.split(params, ())
     state = create_state(params, stages.of_objective(OBJECTIVE, adam, MAX_NORM), 0)
-    train_step = partitioner.jit(step.make_train_step(OBJECTIVE, adam, max_grad_norm=MAX_NORM, dropout=False))
+    train_step = partitioner.jit(
+        step.make_train_step(OBJECTIVE, adam, max_grad_norm=MAX_NORM, dropout=False, lifecycle=NO_HOOKS)
+    )
     for _ in range(STEPS):
         state, metrics = train_step(state, Frozen(frozen), partitioner.put_batch(batch))
     names = {"masked_lm": "masked_lm_loss", "replaced_tokens": "loss"}

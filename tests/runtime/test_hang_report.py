@@ -45,7 +45,7 @@ def test_all_processes_write_their_stacks_and_one_report(tmp_path, store):
     # The file of an earlier hang of process 2, which has reported nothing this time.
     reported = []
     old = HangReport(model_dir, 2, 3, wait_seconds=0.1)
-    old._run(stall(2, "training/checkpoints/manager.py:180 in save", since=1.0))
+    old._run(stall(2, "checkpoints/manager.py:180 in save", since=1.0))
     reports = [HangReport(model_dir, process, 3, wait_seconds=1.0, on_report=reported.append) for process in (0, 1)]
     threads = [threading.Thread(target=report.run, args=(f"step {5 + n}", 60.0)) for n, report in enumerate(reports)]
     for thread in threads:

@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from t5x_like import optimizers, parameters
+from t5x_like.adapters.lifecycle import NO_HOOKS
 from t5x_like.data.attached import Attached
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
@@ -97,7 +98,9 @@ def take_steps(batches, microbatches=1, devices=1, gather="per_use"):
     carry = as_features(objective.initial_carry(Config(), ROWS))
     state = create_state(params, stages.of_objective(objective, optimizer), 0, carry)
     train_step = partitioner.jit(
-        step.make_train_step(objective, optimizer, microbatches=microbatches, gather=gather, dropout=False)
+        step.make_train_step(
+            objective, optimizer, microbatches=microbatches, gather=gather, dropout=False, lifecycle=NO_HOOKS
+        )
     )
     for x in batches:
         state, _ = train_step(state, Frozen(frozen), partitioner.put_batch({"x": x}, objective.features.axes))

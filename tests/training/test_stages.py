@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from t5x_like import optimizers, parameters
+from t5x_like.adapters.lifecycle import NO_HOOKS
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.models.networks import NetworkSpec
@@ -109,7 +110,9 @@ def take_steps(objective, count=3, microbatches=1, devices=1, gather="per_use", 
     params, frozen = optimizers.split(make_params(), ())
     state = create_state(params, stages.of_objective(objective, sgd), 0)
     train_step = partitioner.jit(
-        step.make_train_step(objective, sgd, microbatches=microbatches, gather=gather, dropout=False)
+        step.make_train_step(
+            objective, sgd, microbatches=microbatches, gather=gather, dropout=False, lifecycle=NO_HOOKS
+        )
     )
     for _ in range(count):
         placed = partitioner.put_batch(batch or make_batch(), {"x": ("batch", None), "y": ("batch", None)})

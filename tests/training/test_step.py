@@ -13,6 +13,7 @@ from flax import nnx
 from objective_cases import terms_of
 
 from t5x_like import optimizers, parameters
+from t5x_like.adapters.lifecycle import NO_HOOKS
 from t5x_like.data import batches, specs
 from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
@@ -105,7 +106,7 @@ def make_state(optimizer=None, **options):
     optimizer = optimizer or optimizers.adamw(learning_rate=schedules.constant(0.1))
     params = {"model": Net(jax.random.key(0)), "objective": {}}
     trainable, frozen = optimizers.split(params, ())
-    train_step = jax.jit(step.make_train_step(TwoTerms(), optimizer, dropout=False, **options))
+    train_step = jax.jit(step.make_train_step(TwoTerms(), optimizer, dropout=False, **options, lifecycle=NO_HOOKS))
     has_average = "ema_decay" in options
     state = create_state(trainable, of_objective(TwoTerms(), optimizer), 0, has_average=has_average)
     return state, Frozen(frozen), train_step
@@ -198,7 +199,7 @@ def test_batch_is_prepared_before_weights_and_microbatches():
         create_state(params, of_objective(Doubled(), optimizer), 0),
         Frozen(optimizers.split(params, ())[1]),
     )
-    train_step = jax.jit(step.make_train_step(Doubled(), optimizer, microbatches=4, dropout=False))
+    train_step = jax.jit(step.make_train_step(Doubled(), optimizer, microbatches=4, dropout=False, lifecycle=NO_HOOKS))
     state, first = train_step(state, frozen, make_batch())
     assert float(first["loss"][1]) == 2 * BATCH * LENGTH
     _, second = train_step(state.replace(params=params), frozen, make_batch())
@@ -281,7 +282,9 @@ def test_microbatches_lower_peak_memory():
     frozen = Frozen(optimizers.split(params, ())[1])
 
     def temporary_bytes(microbatches):
-        train_step = step.make_train_step(SequenceToSequence(), optimizer, microbatches=microbatches, dropout=False)
+        train_step = step.make_train_step(
+            SequenceToSequence(), optimizer, microbatches=microbatches, dropout=False, lifecycle=NO_HOOKS
+        )
         compiled = jax.jit(train_step).lower(state, frozen, batch).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 

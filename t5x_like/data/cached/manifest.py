@@ -84,7 +84,7 @@ class Manifest:
       layout: Layout of the rows.
       dtypes: Storage dtype of each value of a row.
       vocabularies: Task feature -> `ids` (their number), `kind`, `sample`, a hash of the text of some ids,
-        and `digest` (`data.vocabulary_digest`); for labels also their `names`.
+        and `digest` (`vocabularies.vocabulary_digest`); for labels also their `names`.
       shards: Shards in order.
       versions: Library -> version that wrote the cache.
       add_eos: Task feature -> whether its text ends in EOS; empty for caches of earlier versions.

@@ -17,8 +17,8 @@ from t5x_like.kernels.fused_attention.forward import forward
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.layout import Layout
 from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, Operands, joined, pad, segments, separated
+from t5x_like.kernels.fused_outputs import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.masks import Mask
-from t5x_like.kernels.reference_attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.score_bias import ScoreBias, ScoreTerms, bias_key
 
 

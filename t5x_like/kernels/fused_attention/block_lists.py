@@ -20,8 +20,8 @@ from t5x_like.kernels.fused_attention.block_list_kernels import ListOperands
 from t5x_like.kernels.fused_attention.geometry import ListGeometry
 from t5x_like.kernels.fused_attention.layout import Layout
 from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, joined, pad, segments, separated
+from t5x_like.kernels.fused_outputs import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.masks import Mask
-from t5x_like.kernels.reference_attention import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 
 # Largest number of queries of a step.
 _LARGEST_CHUNK = 512

@@ -14,6 +14,9 @@ from t5x_like.vocabularies import tokenizer_files
 if TYPE_CHECKING:
     from t5x_like.training.recipe import Recipe
 
+# The argument of tasks and of `SeqIOSource`.
+_PATH = task_arguments.VOCABULARY
+
 
 def with_copy(recipe: "Recipe") -> "Recipe":
     """Replaces the vocabulary of a run to resume by its copy in the run directory, if it is no longer at its path.
@@ -47,20 +50,15 @@ def _with_copy(data: Any, copy: str) -> Any:
     if (missing := _missing_path(data)) is None:
         return data
     arguments = getattr(data, "task_arguments", None) or {}
-    logging.info(
-        "VOCABULARYtask_arguments.VOCABULARY=%s not found; its copy in the run directory replaces it: %s", missing, copy
-    )
-    changes = {"task_arguments": task_arguments.without(arguments, task_arguments.VOCABULARY)} if arguments else {}
+    logging.info("VOCABULARY_PATH=%s not found; its copy in the run directory replaces it: %s", missing, copy)
+    changes = {"task_arguments": task_arguments.without(arguments, _PATH)} if arguments else {}
     return dataclasses.replace(data, vocabulary_path=copy, **changes)
 
 
 def _missing_path(data: Any) -> str | None:
     """Returns the path of a vocabulary that a source names and that does not exist, or None."""
     arguments = getattr(data, "task_arguments", None) or {}
-    return next(
-        filter(_is_missing, (arguments.get(task_arguments.VOCABULARY), getattr(data, task_arguments.VOCABULARY, None))),
-        None,
-    )
+    return next(filter(_is_missing, (arguments.get(_PATH), getattr(data, _PATH, None))), None)
 
 
 def _is_missing(path: str | None) -> bool:
