@@ -154,7 +154,7 @@ def test_words_that_are_not_utf_8_are_left_out(tmp_path, objective, caplog):
     found, again, _, vocabulary = convert_vectors.read(str(path), None)
     kept = [0, 1, 2, 3, 5, 6, *range(7, 7 + BUCKETS)]
     assert found.vocab_size == 6 and vocabulary == b"the 9\nqueen 7\nox 6\n"
-    assert np.array_equal(again[TABLE], leaves[TABLE][kept]) and "1 words are not valid UTF-8" in caplog.text
+    assert np.array_equal(again[TABLE], leaves[TABLE][kept]) and "1 words are empty or not valid UTF-8" in caplog.text
 
 
 @pytest.mark.parametrize(("lengths", "described"), [((0, 3), (1, 3)), ((3, 0), (0, 0))])
@@ -249,7 +249,7 @@ def test_gensim_reads_the_file(tmp_path, objective):
     [
         (lambda contents: contents[:-3], "3 bytes too early. The file is truncated"),
         (lambda contents: contents[:70], "is truncated"),
-        (lambda contents: contents[:4] + b"\x0b" + contents[5:], "version 11 of fastText's format"),
+        (lambda contents: contents[:4] + b"\x0d" + contents[5:], "version 13 of fastText's format"),
         (lambda contents: contents[:36] + b"\x03" + contents[37:], "a classifier with loss 2"),
     ],
 )
