@@ -43,7 +43,7 @@ CPU = "cpu"
 CPU_START = pytest.StashKey[float]()
 NUM_SHOWN = 10
 # Number of configurations per family that are compared with the reference by default; `-m parity` compares all.
-PARITY_CONFIGURATIONS = 3
+PARITY_CONFIGURATIONS = 2
 
 # Files with long tests. They start first, so that no worker is still busy with them at the end.
 LONG = tuple(

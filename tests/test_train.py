@@ -99,9 +99,9 @@ def test_first_loss_is_the_plain_loss_of_the_first_batch(tmp_path):
 @pytest.mark.parametrize(
     "rules, ici",
     [
-        ("dp", {"data": 8}),
-        ("fsdp", {"fsdp": 8}),
-        ("fsdp_tp", {"fsdp": 2, "tensor": 4}),
+        pytest.param("dp", {"data": 8}, marks=pytest.mark.slow),
+        pytest.param("fsdp", {"fsdp": 8}, marks=pytest.mark.slow),
+        pytest.param("fsdp_tp", {"fsdp": 2, "tensor": 4}, marks=pytest.mark.slow),
         ("fsdp_tp_sp", {"fsdp": 2, "sequence": 2, "tensor": 2}),
     ],
 )

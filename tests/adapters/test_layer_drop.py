@@ -6,7 +6,7 @@ import copying_run
 import jax
 import numpy as np
 import pytest
-from families import FAMILIES, example_batch, scanned
+from families import FAMILIES, example_batch, others_are_slow, scanned
 from numerics import assert_close
 
 from t5x_like import optimizers, parameters
@@ -166,7 +166,7 @@ def test_each_microbatch_trains_the_layers_that_it_keeps(family):
     assert_close(found, expected)
 
 
-@BOTH
+@pytest.mark.parametrize("family", others_are_slow(OBJECTIVES, ["bert"]))
 def test_pruned_run_equals_the_run_with_these_layers_dropped(tmp_path, family):
     run(tmp_path / "run", family)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from adapted_models import randomized_by_stored_name as randomized
 from copying_run import CONFIG, losses, run
-from families import FAMILIES, example_batch, scanned
+from families import FAMILIES, example_batch, others_are_slow, scanned
 from numerics import assert_close
 
 from t5x_like import interop, optimizers, parameters
@@ -63,7 +63,7 @@ def test_density_follows_the_cubic():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", ["bert", "t5_1_1", "llama"])
+@pytest.mark.parametrize("family", others_are_slow(["bert", "t5_1_1", "llama"], ["bert"]))
 def test_keeps_the_largest_scores_of_each_kernel_in_both_layouts(family, method):
     outputs, batch = [], example_batch(FAMILIES[family])
     for scan in (False, True):
@@ -127,6 +127,7 @@ def test_exports_have_the_zeros(tmp_path, method):
             assert np.count_nonzero(found[f"model/{name}"]) == len(leaf) * int(0.25 * leaf[0].size), name
 
 
+@pytest.mark.slow
 def test_masks_do_not_depend_on_the_learning_rate_of_the_scores(tmp_path):
     # A power of 2 changes no digit of the scores.
     faster = dataclasses.replace(SCORES[0], learning_rate_factor=256.0)
@@ -202,6 +203,7 @@ def test_invalid_settings_raise(tmp_path):
         pruned_run(tmp_path, "magnitude", optimizer=frozen)
 
 
+@pytest.mark.slow
 def test_a_pruned_run_is_not_the_start_of_a_dense_one(tmp_path):
     pruned_run(tmp_path / "pruned", "magnitude", total=1, save=1)
     with pytest.raises(UserError, match="adapter/threshold"):
