@@ -4,6 +4,7 @@ This module imports neither JAX nor TensorFlow, so tests of plain Python start i
 """
 
 import collections
+import gc
 import importlib.metadata
 import importlib.util
 import logging
@@ -60,6 +61,11 @@ LONG = tuple(
         "infer",
     )
 )
+
+
+# Collections of garbage go through all compiled programs of a worker. With the thresholds of Python, they take a tenth
+# of the time of the tests.
+gc.set_threshold(50_000, 10, 10)
 
 
 def _compilation_cache() -> Path:
