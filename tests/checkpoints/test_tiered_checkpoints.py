@@ -30,7 +30,7 @@ from t5x_like.training.recipe import Periods, Storage
 
 pytestmark = [pytest.mark.full, pytest.mark.notf]
 
-SCRIPT = Path(__file__).resolve().parents[2] / "processes" / "tiered_scenarios.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "processes" / "tiered_scenarios.py"
 
 
 def free_port():
