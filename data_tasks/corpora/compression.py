@@ -118,7 +118,7 @@ class GzipMembers(io.RawIOBase):
 
 
 def next_member(compressed: BinaryIO, start: int, beginning: bytes) -> int | None:
-    """Returns where the next member of a gzip file with contents of a known beginning begins; None if there is none.
+    """Returns the offset of the next member of a gzip file whose contents have a known prefix; None without one.
 
     Args:
       compressed: the file.

@@ -145,7 +145,7 @@ class Lifecycle:
         """Splits parameters or gradients, with None in the places of the others.
 
         Returns:
-          What an optimizer updates, and what is observed.
+          What an optimizer updates, and the observed parameters.
         """
 
         def select(observed):

@@ -43,7 +43,7 @@ class MovingRanges(Hooks):
         return is_range(name)
 
     def combine_observations(self, one: Array, other: Array) -> Array:
-        """Returns the larger observation: that of a batch is the largest of its microbatches."""
+        """Returns the element-wise maximum of the observations of two microbatches."""
         return jnp.maximum(one, other)
 
     def update_observed(self, old: Array, observation: Array) -> Array:
