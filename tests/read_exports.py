@@ -16,14 +16,11 @@ MAX_ANSWER = 30
 
 def _load(cls, directory):
     """Returns a model all of whose parameters are in the directory."""
-    import torch
-
     model, info = cls.from_pretrained(directory, output_loading_info=True)
     wrong = {key: sorted(info[key]) for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if info[key]}
     if wrong:
         raise ValueError(f"{type(model).__name__}: {wrong}")
-    torch.set_grad_enabled(False)
-    return model.eval()
+    return model.requires_grad_(False).eval()
 
 
 def _class(directory):

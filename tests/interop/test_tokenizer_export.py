@@ -143,8 +143,8 @@ def test_exported_sentencepiece_tokenizer_adds_the_tokens_of_tasks(tmp_path, sha
     vocabulary = late.sentencepiece_model(path)
     template = templates.template_of(vocabulary)
     texts = [vocabulary.encode_tf(text) for text in ("lead and", "two spaces")]
-    assert tokenizer("lead and").input_ids == template.single(texts[0], 60).inputs.numpy().tolist()
-    found, expected = tokenizer("lead and", "two spaces"), template.pair(*texts, 60)
+    assert tokenizer("lead and").input_ids == templates.single(template, texts[0], 60).inputs.numpy().tolist()
+    found, expected = tokenizer("lead and", "two spaces"), templates.pair(template, *texts, 60)
     assert found.input_ids == expected.inputs.numpy().tolist()
     if shape == "encoder":
         assert found.token_type_ids == expected.token_types.numpy().tolist()
