@@ -1,23 +1,52 @@
-"""Hooks of the documentation site: patterns in the navigation, and links to files outside of docs/."""
+"""Hooks of the documentation site: patterns in the navigation, pages of the API, links to files outside docs/."""
 
+import fnmatch
 import posixpath
 import re
 from pathlib import Path
 
+_ROOT = Path(__file__).resolve().parents[1]
+
 
 def on_config(config):
     """Replaces patterns of the navigation, such as `families/*.md`, by the pages that match."""
+    names = [path.relative_to(config.docs_dir).as_posix() for path in Path(config.docs_dir).rglob("*.md")]
+    names += api_pages()
     for section in config.nav:
         for title, entries in section.items():
             if isinstance(entries, list):
-                section[title] = [page for entry in entries for page in _expand(entry, Path(config.docs_dir))]
+                section[title] = [page for entry in entries for page in _expand(entry, names)]
     return config
 
 
-def _expand(entry, docs: Path) -> list:
+def _expand(entry, names: list[str]) -> list:
     if not isinstance(entry, str) or "*" not in entry:
         return [entry]
-    return sorted(path.relative_to(docs).as_posix() for path in docs.glob(entry))
+    return sorted(fnmatch.filter(names, entry))
+
+
+def on_files(files, *, config):
+    """Adds the pages of the Python API."""
+    from mkdocs.structure.files import File  # here, because tests read the pages without mkdocs
+
+    for name, text in api_pages().items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def api_pages() -> dict[str, str]:
+    """Returns a page per package of the library, with all of its modules.
+
+    Returns:
+      Name of the page -> Markdown.
+    """
+    pages = {}
+    for init in sorted(_ROOT.glob("t5x_like/**/__init__.py")):
+        package = ".".join(init.parent.relative_to(_ROOT).parts)
+        modules = sorted(path.stem for path in init.parent.glob("*.py") if not path.stem.startswith("_"))
+        identifiers = [package, *(f"{package}.{module}" for module in modules)]
+        pages[f"api/{package}.md"] = "\n\n".join([f"# {package}", *(f"::: {name}" for name in identifiers), ""])
+    return pages
 
 
 def on_page_markdown(markdown: str, *, page, config, files) -> str:

@@ -1,14 +1,18 @@
 """The pages of the documentation: links, line lengths, navigation, and the program of docs/python.md."""
 
+import pkgutil
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 import small_models
 
+import t5x_like
 from t5x_like.convert import convert
 
 ROOT = Path(__file__).resolve().parents[2]
+API_PAGES = runpy.run_path(str(ROOT / ".ci" / "mkdocs_hooks.py"))["api_pages"]()  # made when the site is built
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "launch" / "README.md"])
 MAX_LINE = 110
 # Generated from docstrings and headers of gin files.
@@ -34,7 +38,7 @@ def test_links_resolve(path):
             continue
         target, _, anchor = link.partition("#")
         file = (path.parent / target).resolve() if target else path
-        assert file.exists(), f"{path.name}: {link} not found"
+        assert file.exists() or target in API_PAGES, f"{path.name}: {link} not found"
         if anchor:
             assert anchor in anchors(file), f"{path.name}: {link}: heading not found"
 
@@ -69,6 +73,13 @@ def test_every_page_is_in_the_navigation():
     named = {path.relative_to(docs).as_posix() for entry in entries for path in docs.glob(entry)}
     assert named == {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
     assert all((docs / entry).is_file() for entry in entries if "*" not in entry)
+
+
+def test_every_module_is_on_a_page_of_the_api():
+    assert "api/*.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    modules = [module.name for module in pkgutil.walk_packages(t5x_like.__path__, "t5x_like.")]
+    entries = [name for text in API_PAGES.values() for name in re.findall(r"^::: (.+)$", text, re.MULTILINE)]
+    assert sorted(entries) == sorted(["t5x_like", *(name for name in modules if not name.endswith(".__main__"))])
 
 
 def test_glossary_is_sorted_and_unique():
