@@ -16,11 +16,11 @@ from t5x_like.interop.word_vectors import Vectors
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.word_vectors import WordVectorsConfig
 from t5x_like.objectives.base import Objective
-from t5x_like.objectives.fasttext import SubwordBagOfWords, SubwordSkipGram
-from t5x_like.objectives.fasttext_classification import OUTPUT as LABEL_VECTORS
-from t5x_like.objectives.fasttext_classification import FastTextClassification, LabelTree, Softmax
 from t5x_like.objectives.row_updates import TABLE, RowObjective
-from t5x_like.objectives.word2vec import ContinuousBagOfWords, SkipGram
+from t5x_like.objectives.word_vectors.fasttext import SubwordBagOfWords, SubwordSkipGram
+from t5x_like.objectives.word_vectors.fasttext_classification import OUTPUT as LABEL_VECTORS
+from t5x_like.objectives.word_vectors.fasttext_classification import FastTextClassification, LabelTree, Softmax
+from t5x_like.objectives.word_vectors.word2vec import ContinuousBagOfWords, SkipGram
 from t5x_like.runtime import run_files
 from t5x_like.stored import run_vocabulary
 from t5x_like.vocabularies import vocabulary_digest, vocabulary_kind, word_counts

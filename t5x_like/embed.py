@@ -18,8 +18,8 @@ from t5x_like.inference.text_vectors import Frame, Pooling, TextRows, TokenizedT
 from t5x_like.interop import word_vectors
 from t5x_like.layers.captures import OUTPUT
 from t5x_like.models.word_vectors import WordVectorsConfig
-from t5x_like.objectives.fasttext import SubwordSkipGram
 from t5x_like.objectives.row_updates import RowObjective
+from t5x_like.objectives.word_vectors.fasttext import SubwordSkipGram
 from t5x_like.stored.loaded import Loaded
 from t5x_like.vocabularies.word_characters import MAX_CHARACTERS
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_like.objectives import word2vec
+from t5x_like.objectives.word_vectors import word2vec
 
 
 def near(sentence: Sequence[int]) -> list[tuple[int, list[int]]]:

@@ -12,7 +12,7 @@ from objective_cases import CASES, terms_of
 from t5x_like.data import batches
 from t5x_like.metrics import read_metrics
 from t5x_like.objectives import heads, passes
-from t5x_like.objectives.global_tokens import TaskSentences
+from t5x_like.objectives.heads.global_tokens import TaskSentences
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.span_extraction import SpanExtraction
 

@@ -10,9 +10,9 @@ the document cannot know it. Label and place are functions of the text, so they 
 name the same direction, so no part of the document with one of them is enough.
 
 A model of short rows reads a document in windows of `window` words. `text_files_hidden_sentence_windows` gives all
-windows of a document as one example (`objectives.pooled_windows`). In `text_files_hidden_sentence`, each window is an
-example of its own, whose label is `none` without the sentence. The metric is the accuracy per document: the prediction
-for a document is the first prediction for its windows that is not `none`.
+windows of a document as one example (`objectives.heads.pooled_windows`). In `text_files_hidden_sentence`, each window
+is an example of its own, whose label is `none` without the sentence. The metric is the accuracy per document: the
+prediction for a document is the first prediction for its windows that is not `none`.
 """
 
 import functools

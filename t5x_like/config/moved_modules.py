@@ -4,6 +4,23 @@ import re
 
 # Old name of a module, or of a package with all its modules -> its name.
 MOVED = {
+    "t5x_like.objectives.bigbird_heads": "t5x_like.objectives.heads.bigbird_heads",
+    "t5x_like.objectives.birnn_head": "t5x_like.objectives.heads.birnn_head",
+    "t5x_like.objectives.compared_texts": "t5x_like.objectives.heads.compared_texts",
+    "t5x_like.objectives.drqa_head": "t5x_like.objectives.heads.drqa_head",
+    "t5x_like.objectives.entity_heads": "t5x_like.objectives.heads.entity_heads",
+    "t5x_like.objectives.global_tokens": "t5x_like.objectives.heads.global_tokens",
+    "t5x_like.objectives.pair_attention": "t5x_like.objectives.heads.pair_attention",
+    "t5x_like.objectives.pooled_tokens": "t5x_like.objectives.heads.pooled_tokens",
+    "t5x_like.objectives.pooled_windows": "t5x_like.objectives.heads.pooled_windows",
+    "t5x_like.objectives.question_heads": "t5x_like.objectives.heads.question_heads",
+    "t5x_like.objectives.text_ids": "t5x_like.objectives.heads.text_ids",
+    "t5x_like.objectives.text_vectors_head": "t5x_like.objectives.heads.text_vectors_head",
+    "t5x_like.objectives.fasttext": "t5x_like.objectives.word_vectors.fasttext",
+    "t5x_like.objectives.fasttext_classification": "t5x_like.objectives.word_vectors.fasttext_classification",
+    "t5x_like.objectives.glove": "t5x_like.objectives.word_vectors.glove",
+    "t5x_like.objectives.word2vec": "t5x_like.objectives.word_vectors.word2vec",
+    "t5x_like.objectives.word_outputs": "t5x_like.objectives.word_vectors.word_outputs",
     "t5x_like.training.checkpoints": "t5x_like.checkpoints",
     "t5x_like.training.layer_choice": "t5x_like.stored.layer_choice",
     "t5x_like.training.weight_source": "t5x_like.stored.weight_source",

@@ -26,7 +26,7 @@ from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.bigbird import BigBirdConfig
 from t5x_like.objectives import heads
-from t5x_like.objectives.bigbird_heads import ActivatedFirstToken, FeedForwardEachToken
+from t5x_like.objectives.heads.bigbird_heads import ActivatedFirstToken, FeedForwardEachToken
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence

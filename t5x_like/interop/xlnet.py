@@ -14,8 +14,9 @@ from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rat
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.xlnet import XLNetConfig
-from t5x_like.objectives import heads, permutation_lm, question_heads
+from t5x_like.objectives import heads, permutation_lm
 from t5x_like.objectives.conditional_spans import NAME as CONDITIONAL_SPANS
+from t5x_like.objectives.heads import question_heads
 from t5x_like.objectives.permutation_lm import PermutationLM
 
 _NAMES = {

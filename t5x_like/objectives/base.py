@@ -101,8 +101,7 @@ class Objective:
       read_as: feature -> the name under which the model reads it, where these differ.
       computed_features: features that `run` computes for the model from features of the batch.
       stages: name -> stage of a training step (`objectives.staged.Stage`); empty for an objective that is one stage.
-      head_form: form of the head of a downstream task (`objectives.heads`, `objectives.question_heads`); None if the
-        objective has none.
+      head_form: form of the head of a downstream task (`objectives.heads`); None if the objective has none.
       predicts: what the head of a text predicts: a `label`, any number of `labels`, `scores`, or the `mean_score` of a
         distribution.
       prompt_format: how a decoder that continues texts reads them; None for other objectives.

@@ -18,8 +18,8 @@ from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Objective, Params, Pass
 from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.heads.text_ids import text_ids
 from t5x_like.objectives.keys import NO_KEYS, Keys
-from t5x_like.objectives.text_ids import text_ids
 from t5x_like.recorded import recorded
 from t5x_like.vocabularies import word_characters, word_counts
 

@@ -15,11 +15,11 @@ from t5x_like.kernels import binary_cross_entropy
 from t5x_like.kernels.dropout import split_key
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Objective, Params, Pass
+from t5x_like.objectives.heads.question_heads import QuestionForm
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.labels import row_weights
 from t5x_like.objectives.masked_lm import gather_positions
 from t5x_like.objectives.prediction import LogitTerm, Prediction, identity
-from t5x_like.objectives.question_heads import QuestionForm
 from t5x_like.objectives.span_extraction import END, START, both_correct, known_positions
 from t5x_like.recorded import recorded
 
@@ -48,7 +48,7 @@ class ConditionalSpanExtraction(Objective):
     end given the true start, and `no_answer_accuracy`.
 
     Args:
-      head: a form of `objectives.question_heads`, such as `question_heads.ElectraQuestion()`.
+      head: a form of `objectives.heads.question_heads`, such as `question_heads.ElectraQuestion()`.
       no_answer_coefficient: factor of the term `no_answer`.
       beam_size: number of starts, and of ends for each, that predictions combine.
       no_answer_threshold: logit of `no_answer` above which a question counts as unanswerable. The released code of

@@ -18,8 +18,8 @@ from t5x_like.errors import UserError
 from t5x_like.layers import initializers
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
-from t5x_like.objectives.head_modules import LinearHead, States
 from t5x_like.objectives.heads import Hidden, LastToken
+from t5x_like.objectives.heads.head_modules import LinearHead, States
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction
 from t5x_like.recorded import recorded

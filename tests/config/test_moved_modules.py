@@ -45,3 +45,17 @@ def test_gin_files_of_an_earlier_version_import_modules(tmp_path):
     flat = config.flatten(load(*FILES, str(tmp_path / "own.gin"), bindings=[("INITIAL_CHECKPOINT_PATH", "'x'")]).text)
     assert flat["t5x_like.checkpoints.manager.Checkpoints.keep_latest"] == "7"
     assert flat["t5x_like.stored.weight_source.InitialWeights.averaged"] == "False"
+
+
+def test_heads_of_an_earlier_version_are_found(tmp_path):
+    head = tmp_path / "head.gin"
+    head.write_text(
+        "from __gin__ import dynamic_registration\nfrom t5x_like.objectives import heads\n"
+        "from t5x_like.objectives import pooled_windows\nHEAD = @pooled_windows.PooledWindows()\n"
+        "pooled_windows.PooledWindows.form = @heads.PooledFirstToken()\npooled_windows.PooledWindows.windows = 2\n"
+        "heads.PooledFirstToken.dropout_rate = 0.2\n"
+    )
+    files = ["commands/train.gin", "models/bert/base.gin", "runs/finetune_classification.gin", str(head)]
+    flat = config.flatten(load(*files, bindings=[("LABELS", "('no', 'yes')"), ("INITIAL_CHECKPOINT_PATH", "'x'")]).text)
+    assert flat["t5x_like.objectives.heads.pooled_windows.PooledWindows.windows"] == "2"
+    assert flat["t5x_like.objectives.heads.PooledFirstToken.dropout_rate"] == "0.2"

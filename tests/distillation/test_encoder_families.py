@@ -21,7 +21,7 @@ from t5x_like.models.base import ModelConfig
 from t5x_like.models.longformer import FirstToken
 from t5x_like.objectives import heads
 from t5x_like.objectives.base import Objective
-from t5x_like.objectives.global_tokens import TaskGlobalTokens, TaskSentences
+from t5x_like.objectives.heads.global_tokens import TaskGlobalTokens, TaskSentences
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.passes import forward
 from t5x_like.objectives.sequence_classification import SequenceClassification

@@ -20,10 +20,11 @@ from t5x_like.models.longformer import FirstToken, LongformerConfig
 from t5x_like.models.t5 import T5Config
 from t5x_like.models.unilm import UnilmConfig
 from t5x_like.models.xlnet import XLNetConfig
-from t5x_like.objectives import heads, question_heads
-from t5x_like.objectives.bigbird_heads import ActivatedFirstToken
+from t5x_like.objectives import heads
 from t5x_like.objectives.conditional_spans import ConditionalSpanExtraction
 from t5x_like.objectives.enhanced_masked_lm import EnhancedMaskedLM
+from t5x_like.objectives.heads import question_heads
+from t5x_like.objectives.heads.bigbird_heads import ActivatedFirstToken
 from t5x_like.objectives.multi_label_classification import MultiLabelClassification
 from t5x_like.objectives.multiple_choice import MultipleChoice
 from t5x_like.objectives.prefix_lm import PrefixLM

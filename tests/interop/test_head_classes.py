@@ -14,13 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from t5x_like import interop, parameters
 from t5x_like.config import description
-from t5x_like.objectives import (
-    bigbird_heads,
-    heads,
-    sequence_classification,
-    sequence_regression,
-    token_classification,
-)
+from t5x_like.objectives import heads, sequence_classification, sequence_regression, token_classification
+from t5x_like.objectives.heads import bigbird_heads
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_regression import SequenceRegression
 from t5x_like.objectives.token_classification import TokenClassification

@@ -13,7 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.models.build import shapes
 from t5x_like.models.longformer import AfterSeparators, BeforeSeparator, FirstToken, LongformerConfig
 from t5x_like.objectives import heads
-from t5x_like.objectives.global_tokens import TaskGlobalTokens
+from t5x_like.objectives.heads.global_tokens import TaskGlobalTokens
 from t5x_like.objectives.sequence_classification import SequenceClassification
 
 CONFIG = FAMILIES["longformer"].config

@@ -3,7 +3,7 @@
 from objective_case import ROWS, Case
 
 from t5x_like.objectives.conditional_spans import ConditionalSpanExtraction
-from t5x_like.objectives.question_heads import ElectraQuestion
+from t5x_like.objectives.heads.question_heads import ElectraQuestion
 
 CASES = {
     "conditional_spans": Case(

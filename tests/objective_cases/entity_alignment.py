@@ -4,7 +4,7 @@ import numpy as np
 from objective_case import LABELS, LENGTH, ROWS, Case
 
 from t5x_like.objectives.entity_alignment import EntityAlignment
-from t5x_like.objectives.entity_heads import PooledWithEntities
+from t5x_like.objectives.heads.entity_heads import PooledWithEntities
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 from t5x_like.objectives.sequence_classification import SequenceClassification

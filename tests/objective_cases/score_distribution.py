@@ -2,7 +2,7 @@
 
 from objective_case import ROWS, Case
 
-from t5x_like.objectives.compared_texts import ComparedTexts
+from t5x_like.objectives.heads.compared_texts import ComparedTexts
 from t5x_like.objectives.score_distribution import ScoreDistribution
 
 CASES = {

@@ -4,14 +4,14 @@ from objective_case import LABELS, ROWS, Case
 
 from t5x_like.objectives import heads
 from t5x_like.objectives.bidirectional import GRUCells
-from t5x_like.objectives.birnn_head import BiRNN
+from t5x_like.objectives.heads.birnn_head import BiRNN
+from t5x_like.objectives.heads.pair_attention import Enhancement
+from t5x_like.objectives.heads.pooled_tokens import PooledTokens
+from t5x_like.objectives.heads.pooled_windows import PooledWindows
+from t5x_like.objectives.heads.text_ids import TokenTypes
+from t5x_like.objectives.heads.text_vectors_head import TextVectors
 from t5x_like.objectives.label_gain import LabelGain
-from t5x_like.objectives.pair_attention import Enhancement
-from t5x_like.objectives.pooled_tokens import PooledTokens
-from t5x_like.objectives.pooled_windows import PooledWindows
 from t5x_like.objectives.sequence_classification import SequenceClassification
-from t5x_like.objectives.text_ids import TokenTypes
-from t5x_like.objectives.text_vectors_head import TextVectors
 
 CASES = {
     "classification": Case(

@@ -4,7 +4,7 @@ from objective_case import ROWS, Case
 
 from t5x_like.objectives import heads
 from t5x_like.objectives.bidirectional import GRUCells
-from t5x_like.objectives.drqa_head import DrQA
+from t5x_like.objectives.heads.drqa_head import DrQA
 from t5x_like.objectives.span_extraction import SpanExtraction
 
 CASES = {

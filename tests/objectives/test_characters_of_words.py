@@ -13,10 +13,10 @@ from t5x_like.models.elmo import CHARACTERS, ElmoConfig
 from t5x_like.objectives import passes
 from t5x_like.objectives.characters_of_words import CharactersOfWords
 from t5x_like.objectives.feature_based import FeatureBased
+from t5x_like.objectives.heads.pair_attention import Concatenation
+from t5x_like.objectives.heads.text_vectors_head import TextVectors
 from t5x_like.objectives.layer_mix import ScalarMix
-from t5x_like.objectives.pair_attention import Concatenation
 from t5x_like.objectives.sequence_classification import SequenceClassification
-from t5x_like.objectives.text_vectors_head import TextVectors
 from t5x_like.training.program import check_inputs
 from t5x_like.vocabularies import word_characters
 

@@ -14,7 +14,7 @@ from t5x_like.models.bert import BertConfig
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import passes
 from t5x_like.objectives.conditional_spans import NAME, ConditionalSpanExtraction
-from t5x_like.objectives.question_heads import ElectraQuestion
+from t5x_like.objectives.heads.question_heads import ElectraQuestion
 
 LENGTH, EMBED = 6, 5
 CONFIG = BertConfig(vocab_size=8, embed_dim=EMBED, mlp_dim=8, num_heads=1, head_dim=EMBED, num_layers=1)

@@ -10,11 +10,11 @@ from t5x_like import parameters
 from t5x_like.data.cooccurrences import COLUMNS, COUNTS, ROWS, CooccurrenceSource
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.models.word_vectors import WordVectorsConfig
-from t5x_like.objectives.fasttext import SubwordSkipGram
-from t5x_like.objectives.fasttext_classification import FastTextClassification
-from t5x_like.objectives.glove import GloVe
 from t5x_like.objectives.row_updates import TABLE
-from t5x_like.objectives.word2vec import SkipGram
+from t5x_like.objectives.word_vectors.fasttext import SubwordSkipGram
+from t5x_like.objectives.word_vectors.fasttext_classification import FastTextClassification
+from t5x_like.objectives.word_vectors.glove import GloVe
+from t5x_like.objectives.word_vectors.word2vec import SkipGram
 from t5x_like.optimizers.rows import row_adagrad, row_sgd
 from t5x_like.partitioning import Partitioner
 from t5x_like.training.program import make_program

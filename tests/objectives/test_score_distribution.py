@@ -8,8 +8,8 @@ import pytest
 from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import passes
-from t5x_like.objectives.compared_texts import ComparedTexts
-from t5x_like.objectives.pooled_tokens import PooledTokens
+from t5x_like.objectives.heads.compared_texts import ComparedTexts
+from t5x_like.objectives.heads.pooled_tokens import PooledTokens
 from t5x_like.objectives.score_distribution import ScoreDistribution
 
 

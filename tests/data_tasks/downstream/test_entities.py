@@ -9,7 +9,7 @@ import seqio
 from data_tasks.downstream import entities
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import UserError
-from t5x_like.objectives.entity_heads import PooledWithEntities
+from t5x_like.objectives.heads.entity_heads import PooledWithEntities
 from t5x_like.objectives.multi_label_classification import MultiLabelClassification
 from t5x_like.objectives.sequence_classification import SequenceClassification
 

@@ -13,7 +13,7 @@ from t5x_like.models.bert import BertConfig
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import heads
 from t5x_like.objectives.bidirectional import BidirectionalRNN, GRUCells, LSTMCells
-from t5x_like.objectives.birnn_head import BiRNN, Sequences
+from t5x_like.objectives.heads.birnn_head import BiRNN, Sequences
 from t5x_like.objectives.span_extraction import MASKED, SpanExtraction
 
 SIZE, LABELS = 6, 3

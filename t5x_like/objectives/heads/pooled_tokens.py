@@ -11,9 +11,9 @@ from t5x_like.data import specs
 from t5x_like.errors import UserError
 from t5x_like.layers import initializers
 from t5x_like.objectives.base import Batch, HeadConfig
-from t5x_like.objectives.head_modules import LinearHead, States
 from t5x_like.objectives.heads import Hidden, last_token
-from t5x_like.objectives.maxima import largest
+from t5x_like.objectives.heads.head_modules import LinearHead, States
+from t5x_like.objectives.heads.maxima import largest
 
 Pooling = Literal["max", "mean", "last"]
 

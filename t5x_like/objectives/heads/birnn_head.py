@@ -12,8 +12,8 @@ from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import split_key
 from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.bidirectional import BidirectionalRNN, Cells, LSTMCells
-from t5x_like.objectives.head_modules import Head, Logits
 from t5x_like.objectives.heads import HeadForm, Hidden
+from t5x_like.objectives.heads.head_modules import Head, Logits
 
 
 class Sequences(NamedTuple):

@@ -21,14 +21,14 @@ from t5x_like.layers.embeddings import Embedder
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.word_vectors import TOKENS
 from t5x_like.objectives.base import Batch, HeadConfig, Params, Pass
-from t5x_like.objectives.fasttext import mean_vectors
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.labels import LABEL_METRICS
 from t5x_like.objectives.prediction import Prediction, Scalar, identity
 from t5x_like.objectives.row_updates import TABLE, RowObjective, Tables, Updated
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_prediction import NAME
-from t5x_like.objectives.word_ngrams import MAX_BUCKETS, buckets_of_ngrams
+from t5x_like.objectives.word_vectors.fasttext import mean_vectors
+from t5x_like.objectives.word_vectors.word_ngrams import MAX_BUCKETS, buckets_of_ngrams
 from t5x_like.optimizers.rows import Apply
 from t5x_like.recorded import recorded
 from t5x_like.vocabularies import word_counts

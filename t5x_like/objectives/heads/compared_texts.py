@@ -13,8 +13,8 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.layers import initializers
 from t5x_like.objectives.base import Batch, HeadConfig
-from t5x_like.objectives.head_modules import LinearHead, States
 from t5x_like.objectives.heads import Hidden, last_token
+from t5x_like.objectives.heads.head_modules import LinearHead, States
 
 Pooling = Literal["last", "mean"]
 _SMALLEST_NORM = 1e-12

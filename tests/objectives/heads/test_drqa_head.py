@@ -11,7 +11,7 @@ from flax import nnx
 from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.bidirectional import GRUCells, LSTMCells
-from t5x_like.objectives.drqa_head import DrQA
+from t5x_like.objectives.heads.drqa_head import DrQA
 from t5x_like.objectives.span_extraction import MASKED, SpanExtraction
 
 EMBED, SIZE, LAYERS = 6, 4, 2

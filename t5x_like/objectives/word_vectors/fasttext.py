@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 from t5x_like.data.subwords import Subwords
 from t5x_like.errors import UserError
 from t5x_like.objectives.row_updates import TABLE
-from t5x_like.objectives.word2vec import WordPrediction
-from t5x_like.objectives.word_contexts import Contexts, offsets, pairs
-from t5x_like.objectives.word_outputs import NegativeSampling, WordOutput
+from t5x_like.objectives.word_vectors.word2vec import WordPrediction
+from t5x_like.objectives.word_vectors.word_contexts import Contexts, offsets, pairs
+from t5x_like.objectives.word_vectors.word_outputs import NegativeSampling, WordOutput
 from t5x_like.recorded import recorded
 from t5x_like.vocabularies.word_counts import FIRST_WORD_ID
 

@@ -7,7 +7,7 @@ import pytest
 
 from t5x_like.errors import UserError
 from t5x_like.objectives import heads
-from t5x_like.objectives.pooled_windows import PooledWindows
+from t5x_like.objectives.heads.pooled_windows import PooledWindows
 
 FORM = heads.PooledFirstToken()
 

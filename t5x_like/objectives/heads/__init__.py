@@ -34,7 +34,7 @@ from t5x_like.layers.initializers import Initializer
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.objectives import next_sentence, sentence_structure
 from t5x_like.objectives.base import Batch, HeadConfig
-from t5x_like.objectives.head_modules import DenseHead, Head, LinearHead, PooledHead, ReluHead, States
+from t5x_like.objectives.heads.head_modules import DenseHead, Head, LinearHead, PooledHead, ReluHead, States
 from t5x_like.objectives.masked_lm import gather_positions
 
 Hidden = Float[Array, "batch length embed"]

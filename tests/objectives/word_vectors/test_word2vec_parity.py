@@ -10,8 +10,8 @@ from word_similarities import DIM as TEXT_DIM
 from word_similarities import EPOCHS, MIN_COUNT, Text, assert_agree, train
 
 from t5x_like.objectives.row_updates import TABLE, Tables
-from t5x_like.objectives.word2vec import ContinuousBagOfWords, SkipGram
-from t5x_like.objectives.word_outputs import HierarchicalSoftmax, NegativeSampling
+from t5x_like.objectives.word_vectors.word2vec import ContinuousBagOfWords, SkipGram
+from t5x_like.objectives.word_vectors.word_outputs import HierarchicalSoftmax, NegativeSampling
 from t5x_like.optimizers.rows import row_sgd
 from t5x_like.vocabularies import word_counts
 from t5x_like.vocabularies.word_counts import FIRST_WORD_ID

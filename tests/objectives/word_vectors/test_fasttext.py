@@ -11,11 +11,11 @@ from t5x_like.data.subwords import Subwords, hash_of, ngrams
 from t5x_like.errors import UserError
 from t5x_like.interop import fasttext_files
 from t5x_like.models.word_vectors import WordVectorsConfig
-from t5x_like.objectives.fasttext import SubwordBagOfWords, SubwordSkipGram, mean_vectors
 from t5x_like.objectives.row_updates import TABLE, Tables
-from t5x_like.objectives.word2vec import shuffled
-from t5x_like.objectives.word_contexts import contexts
-from t5x_like.objectives.word_outputs import HierarchicalSoftmax
+from t5x_like.objectives.word_vectors.fasttext import SubwordBagOfWords, SubwordSkipGram, mean_vectors
+from t5x_like.objectives.word_vectors.word2vec import shuffled
+from t5x_like.objectives.word_vectors.word_contexts import contexts
+from t5x_like.objectives.word_vectors.word_outputs import HierarchicalSoftmax
 from t5x_like.optimizers.rows import row_sgd
 from t5x_like.vocabularies import word_counts
 

@@ -21,11 +21,11 @@ from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
 from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.bidirectional import BidirectionalRNN, Cells, LSTMCells
-from t5x_like.objectives.head_modules import Logits
 from t5x_like.objectives.heads import Hidden
-from t5x_like.objectives.maxima import largest
-from t5x_like.objectives.pair_attention import PairAttention, attend_to_other_text
-from t5x_like.objectives.text_ids import EndOfSentence, TextIdArray, TextIds
+from t5x_like.objectives.heads.head_modules import Logits
+from t5x_like.objectives.heads.maxima import largest
+from t5x_like.objectives.heads.pair_attention import PairAttention, attend_to_other_text
+from t5x_like.objectives.heads.text_ids import EndOfSentence, TextIdArray, TextIds
 
 
 class Words(NamedTuple):

@@ -19,8 +19,8 @@ from t5x_like.objectives.base import Batch, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Scalar
 from t5x_like.objectives.row_updates import TABLE, RowObjective, Tables, Updated
-from t5x_like.objectives.word_contexts import Contexts, contexts, offsets, pairs
-from t5x_like.objectives.word_outputs import NegativeSampling, WordOutput
+from t5x_like.objectives.word_vectors.word_contexts import Contexts, contexts, offsets, pairs
+from t5x_like.objectives.word_vectors.word_outputs import NegativeSampling, WordOutput
 from t5x_like.optimizers.rows import Apply
 from t5x_like.parameters import named_leaves
 from t5x_like.recorded import recorded

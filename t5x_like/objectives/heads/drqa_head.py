@@ -27,11 +27,11 @@ from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
 from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.bidirectional import BidirectionalRNN, Cells, Inputs, LSTMCells, States
-from t5x_like.objectives.head_modules import Logits
 from t5x_like.objectives.heads import Hidden
-from t5x_like.objectives.pair_attention import attend
+from t5x_like.objectives.heads.head_modules import Logits
+from t5x_like.objectives.heads.pair_attention import attend
+from t5x_like.objectives.heads.text_ids import TokenTypes
 from t5x_like.objectives.span_extraction import MASKED
-from t5x_like.objectives.text_ids import TokenTypes
 
 _TEXTS = TokenTypes()
 

@@ -14,8 +14,8 @@ from t5x_like.layers import initializers
 from t5x_like.layers.mlp import ACTIVATIONS, MLP
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.objectives.base import HeadConfig
-from t5x_like.objectives.head_modules import DenseHead, LinearHead, Logits, States
 from t5x_like.objectives.heads import EachToken, GeluFirstToken
+from t5x_like.objectives.heads.head_modules import DenseHead, LinearHead, Logits, States
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from numerics import assert_close
 from t5x_like import parameters
 from t5x_like.errors import UserError
 from t5x_like.objectives.bidirectional import GRUCells, LSTMCells
-from t5x_like.objectives.pair_attention import Concatenation, Enhancement
-from t5x_like.objectives.text_ids import EndOfSentence, TokenTypes
-from t5x_like.objectives.text_vectors_head import TextVectors
+from t5x_like.objectives.heads.pair_attention import Concatenation, Enhancement
+from t5x_like.objectives.heads.text_ids import EndOfSentence, TokenTypes
+from t5x_like.objectives.heads.text_vectors_head import TextVectors
 
 SIZE = 5
 # "a play </s> naïve <unk> a", and "play" alone.

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from families import FAMILIES
 
-from t5x_like.objectives import bigbird_heads
+from t5x_like.objectives.heads import bigbird_heads
 
 CONFIG = FAMILIES["bigbird"].config
 

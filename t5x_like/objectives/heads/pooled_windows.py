@@ -12,10 +12,10 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.layers.blocks import Hidden
 from t5x_like.objectives.base import Batch, HeadConfig
-from t5x_like.objectives.head_modules import States
 from t5x_like.objectives.heads import HeadForm, check_form
+from t5x_like.objectives.heads.head_modules import States
+from t5x_like.objectives.heads.maxima import largest
 from t5x_like.objectives.labels import real_choices
-from t5x_like.objectives.maxima import largest
 
 Pooling = Literal["max", "mean"]
 

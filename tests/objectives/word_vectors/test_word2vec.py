@@ -13,9 +13,9 @@ from t5x_like.errors import UserError
 from t5x_like.models.word_vectors import WordVectorsConfig
 from t5x_like.objectives import passes
 from t5x_like.objectives.row_updates import TABLE, Tables
-from t5x_like.objectives.word2vec import ContinuousBagOfWords, SkipGram, shuffled
-from t5x_like.objectives.word_contexts import contexts, offsets
-from t5x_like.objectives.word_outputs import HierarchicalSoftmax, NegativeSampling
+from t5x_like.objectives.word_vectors.word2vec import ContinuousBagOfWords, SkipGram, shuffled
+from t5x_like.objectives.word_vectors.word_contexts import contexts, offsets
+from t5x_like.objectives.word_vectors.word_outputs import HierarchicalSoftmax, NegativeSampling
 from t5x_like.optimizers import adamw
 from t5x_like.optimizers.rows import row_sgd
 from t5x_like.partitioning import Partitioner

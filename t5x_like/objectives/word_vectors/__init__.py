@@ -1,0 +1,1 @@
+"""Objectives that train vectors of words, and classifiers of their means."""
