@@ -1,11 +1,14 @@
-"""Hooks of the documentation site: patterns in the navigation, pages of the API, links to files outside docs/."""
+"""Hooks of the documentation site: patterns in the navigation, generated pages, links to files outside docs/."""
 
 import fnmatch
+import importlib.util
 import posixpath
 import re
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
+# The page of docs/generate_settings.py.
+SETTINGS = "settings.md"
 
 
 def on_config(config):
@@ -26,12 +29,21 @@ def _expand(entry, names: list[str]) -> list:
 
 
 def on_files(files, *, config):
-    """Adds the pages of the Python API."""
+    """Adds the generated pages: the settings and the Python API."""
     from mkdocs.structure.files import File  # here, because tests read the pages without mkdocs
 
-    for name, text in api_pages().items():
+    for name, text in {SETTINGS: _settings_page(), **api_pages()}.items():
+        if written := files.get_file_from_path(name):  # docs/generate_settings.py writes a copy of its page
+            files.remove(written)
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def _settings_page() -> str:
+    spec = importlib.util.spec_from_file_location("generate_settings", _ROOT / "docs" / "generate_settings.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.page()
 
 
 def api_pages() -> dict[str, str]:

@@ -1,8 +1,10 @@
-"""Writes docs/settings.md: every macro and parameter of each command, with its default and its meaning.
+"""The page settings.md: every macro and parameter of each command, with its default and its meaning.
+
+.ci/mkdocs_hooks.py adds the page to the documentation site. To read it without the site, write docs/settings.md with
 
     python docs/generate_settings.py
 
-Run it after a change of a shipped gin file, or of a docstring of a function that a gin file configures.
+Everything comes from the text of gin files and modules: only the standard library is needed.
 """
 
 import re
@@ -25,8 +27,8 @@ PRETRAINING = "runs/pretrain.gin"
 
 HEAD = """# Settings
 
-This page lists the settings of each command. `python docs/generate_settings.py` writes it from the shipped gin
-files and from the docstrings of the functions and classes that they configure.
+This page lists the settings of each command. It is generated from the shipped gin files and from the docstrings of
+the functions and classes that they configure.
 
 Set a macro with `--gin.NAME=VALUE`, or in a gin file with `NAME = VALUE`. Set any other parameter with its
 callable, such as `--gin.T5Config.dropout_rate=0.1`. A required setting has no default. The macro
@@ -36,7 +38,7 @@ callable, such as `--gin.T5Config.dropout_rate=0.1`. A required setting has no d
 
 
 def page() -> str:
-    """Returns the text of docs/settings.md."""
+    """Returns the text of the page."""
     lines = ["## Commands", ""]
     for name, command in COMMANDS.items():
         lines += _command(name, command)
@@ -99,10 +101,10 @@ def _macros(macros: Iterable[settings.Macro], files: Sequence[settings.GinFiles]
 
 def _files(files: Sequence[str], without: dict[str, settings.Macro] | None = None) -> list[str]:
     lines = []
-    everything = [file for file in _shipped("**/*.gin") if not file.startswith("commands/")]
+    everything = settings.read([file for file in _shipped("**/*.gin") if not file.startswith("commands/")])
     for file in files:
         found = settings.read([file])
-        context = settings.read([*everything, file])  # a file need not use its macros itself
+        context = settings.read([file], after=everything)  # a file need not use its macros itself
         # A recipe may replace the objects that use a macro of the files that it includes.
         unused = settings.unused_macros(found)
         changed = [

@@ -1,4 +1,4 @@
-"""The settings of commands with their defaults and meanings, for help and docs/settings.md.
+"""The settings of commands with their defaults and meanings, for help and the settings page of the site.
 
 Defaults come from the shipped gin files, meanings from the docstrings of the functions and classes that they configure.
 Both are read as text: neither gin nor JAX is imported.
@@ -69,13 +69,15 @@ class GinFiles:
     values: set[str] = dataclasses.field(default_factory=set)
 
 
-def read(files: Sequence[str]) -> GinFiles:
+def read(files: Sequence[str], after: GinFiles | None = None) -> GinFiles:
     """Reads shipped gin files.
 
     Args:
       files: paths relative to `GIN_ROOT`.
+      after: what was read before these files, if anything; it is not changed.
     """
-    found = GinFiles()
+    after = after or GinFiles()
+    found = GinFiles(after.header, dict(after.macros), dict(after.bindings), set(after.values))
     for file in files:
         _read(file, found)
     return found
