@@ -12,8 +12,7 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import config, metrics, paths
-from t5x_like.adapters import quantization
+from t5x_like import config, metrics, parameters, paths
 from t5x_like.cli import derivations
 from t5x_like.cli.commands import COMMANDS
 from t5x_like.errors import RunStopped, UserError
@@ -117,7 +116,7 @@ def ablate(
                 result.stopped_by,
             )
         flops = result.flops_per_step * result.step
-        measured = _Measured(quantization.count(result.params), result.num_trained, flops)
+        measured = _Measured(parameters.count(result.params), result.num_trained, flops)
         cells.append(_read(row, column, seed, directory, metrics_of[column], measured))
         jax.clear_caches()  # the next cell does not use these programs
         with paths.explain_storage_errors("OUTPUT_DIR", output_dir):

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from t5x_like import metrics, optimizers, paths
-from t5x_like.adapters import quantization
+from t5x_like import metrics, optimizers, parameters, paths
 from t5x_like.benchmarking import matrix_products, memory, parts, report, synthetic, timing
 from t5x_like.data import batches, cached
 from t5x_like.data.source import DataSource
@@ -98,7 +97,7 @@ def bench(
     peak = metrics.peak_flops(partitioner.mesh.devices.flat[0].device_kind)
     found = report.Benchmark(
         model=type(program.config).__name__,
-        parameters=quantization.count(optimizers.merge(running.state.params, running.frozen.params)),
+        parameters=parameters.count(optimizers.merge(running.state.params, running.frozen.params)),
         teachers={name: _describe(each) for name, each in recipe.teachers.items()},
         batches=_name(recipe.data),
         rows=next(iter(program.batch_shapes.values()))[0],

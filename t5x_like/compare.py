@@ -12,7 +12,6 @@ import jax
 from absl import logging
 
 from t5x_like import parameters, paths
-from t5x_like.adapters import quantization
 from t5x_like.benchmarking import comparison, prediction, report, scores, timing
 from t5x_like.benchmarking.comparison import Comparison, Measured
 from t5x_like.checkpoints import checkpoint_choice, weight_files
@@ -242,7 +241,7 @@ def _names(models: Sequence[str]) -> list[str]:
 def _sizes(loaded: Loaded, params: object) -> dict[str, int]:
     stored = parameters.stack(parameters.named_leaves(loaded.shapes))
     return {
-        "parameters": quantization.count(loaded.shapes),
+        "parameters": parameters.count(loaded.shapes),
         "stored_bytes": weight_sizes.stored_bytes(loaded.checkpoint_path, stored.keys(), averaged=loaded.averaged),
         "held_bytes": prediction.held_bytes(params),
     }

@@ -18,6 +18,8 @@ from t5x_like.errors import UserError
 
 Tree = Any
 LAYERS = "layers"
+# A module with weights in few bits has them in `MODULE/quantization/values`, beside their scales and ranges.
+QUANTIZATION, VALUES = "quantization", "values"
 _UNROLLED = re.compile(rf"^(?P<stack>(?:.*/)?{LAYERS})/(?P<index>\d+)(?P<rest>/.*)$")
 
 
@@ -116,9 +118,26 @@ def logical_axes(tree: Tree) -> dict[str, tuple[str | None, ...]]:
     return axes
 
 
+def is_quantized_weight(name: str) -> bool:
+    """Returns whether a leaf is a weight in few bits, by its name."""
+    return name.endswith(f"/{QUANTIZATION}/{VALUES}")
+
+
 def count(tree: Tree) -> int:
-    """Counts the scalars in a tree of arrays or shapes."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+    """Counts parameters, with quantized weights as in the model without quantization.
+
+    A byte with two 4-bit integers is two parameters. Scales and ranges of a quantization are not counted.
+
+    Args:
+      tree: A tree of arrays or shapes.
+    """
+    total = 0
+    for name, leaf in named_leaves(tree).items():
+        if is_quantized_weight(name):
+            total += math.prod(leaf.shape) * (2 if leaf.dtype == jnp.uint8 else 1)
+        elif f"/{QUANTIZATION}/" not in name:
+            total += math.prod(leaf.shape)
+    return total
 
 
 def stored_name(name: str) -> tuple[str, int | None]:

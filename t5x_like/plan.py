@@ -9,8 +9,7 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import optimizers, partitioning, paths
-from t5x_like.adapters import quantization
+from t5x_like import optimizers, parameters, partitioning, paths
 from t5x_like.errors import UserError
 from t5x_like.planning import report, search, topologies
 from t5x_like.planning.compilation import compile_step
@@ -104,14 +103,14 @@ def _compiled(
         microbatches=recipe.update.microbatches,
         model=type(program.config).__name__,
         remat=getattr(program.config, "remat", None),
-        parameters=quantization.count(optimizers.merge(state.params, frozen.params)),
+        parameters=parameters.count(optimizers.merge(state.params, frozen.params)),
         model_flops=program.flops / mesh.size,
         tokens=sum(math.prod(shapes[name]) for name in counted),
         batch_rows=next(iter(shapes.values()))[0],
         total_steps=steps,
         compiled=compile_step(program, slice_),
         price=price,
-        teacher_parameters=quantization.count(frozen.teachers),
+        teacher_parameters=parameters.count(frozen.teachers),
     )
 
 

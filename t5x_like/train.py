@@ -9,20 +9,15 @@ from typing import Any
 import jax
 from absl import logging
 
-from t5x_like import metrics, optimizers, paths
-from t5x_like.adapters import quantization
-from t5x_like.data import prompts
-from t5x_like.data import provenance as data_provenance
-from t5x_like.runtime import console_log, distributed, provenance
+from t5x_like.checkpoints.checkpointer import Checkpointer
+from t5x_like.runtime import console_log, distributed
 from t5x_like.runtime.background import Background
-from t5x_like.runtime.preemption import StopRequest
-from t5x_like.stored import frozen_base, run_tokenizer, run_vocabulary, warm_start, weight_source
-from t5x_like.training import checks, debugging, export_note, loop, resuming, run_feed
+from t5x_like.training import checks, debugging, export_note, loop, resuming, run_feed, run_start
 from t5x_like.training.improvement import restore_improvement
-from t5x_like.training.program import make_program
+from t5x_like.training.program import Program, make_program
 from t5x_like.training.recipe import Recipe
-from t5x_like.training.repeated_step import RepeatedStep
-from t5x_like.training.runs import recipe_vocabulary, run_directory, run_lock, run_log, run_teachers, start_record
+from t5x_like.training.reports import Callbacks, StepCallback, open_reports
+from t5x_like.training.runs import description, open_run, recipe_vocabulary, run_directory, run_log
 from t5x_like.training.state import to_evaluate
 
 
@@ -58,8 +53,8 @@ class TrainResult:
 def train(
     recipe: Recipe,
     *,
-    on_log: loop.StepCallback | None = None,
-    on_eval: loop.StepCallback | None = None,
+    on_log: StepCallback | None = None,
+    on_eval: StepCallback | None = None,
     on_save: Callable[[int], None] | None = None,
     on_finish: Callable[..., None] | None = None,
     run_config: run_directory.RunConfig | None = None,
@@ -89,18 +84,12 @@ def train(
     """
     # ---- Program: everything that is known without data or arrays ----------------------------------------------------
     started = time.monotonic()
-    given_recipe, recipe = recipe, recipe_vocabulary.with_copy(recipe)
-    objective, data, periods, storage = recipe.objective, recipe.data, recipe.periods, recipe.storage
-    for name, teacher in recipe.teachers.items():
-        logging.info("teacher %s: %s", name, teacher)
+    given, recipe = recipe, recipe_vocabulary.with_copy(recipe)
+    periods, storage = recipe.periods, recipe.storage
     checks.check_settings(recipe)
-    initial = recipe.initial if recipe.initial.path else None
     program = make_program(recipe)
     program.trace()
-    config, shapes, partitioner = program.config, program.shapes, program.partitioner
-    all_shapes = optimizers.merge(shapes[0].params, shapes[1].params)
-    num_trained = optimizers.count_trained(all_shapes, recipe.optimizer.groups, max(periods.total - 1, 0))
-    command = provenance.command_line(run_config.words if run_config else None)
+    partitioner = program.partitioner
     is_main = jax.process_index() == 0
 
     with contextlib.ExitStack() as stack:
@@ -108,144 +97,96 @@ def train(
         # ---- Checks: of the data and the initial weights, while the step is compiled ---------------------------------
         compilation = stack.enter_context(Background(program.compile))
         checked = checks.check_recipe(recipe, program)
-        vocabulary, evaluate = checked.vocabulary, checked.evaluations
+        vocabulary, evaluations = checked.vocabulary, checked.evaluations
         if is_main:
-            export_note.log(config, recipe.predicting)
+            export_note.log(program.config, recipe.predicting)
 
         # ---- Run directory: exclusive, and its stored configuration agrees -------------------------------------------
-        model_dir = run_directory.resolve(storage.model_dir)
-        logging.info("run directory %s", model_dir)
-        run_directory.warn_of_other_files(model_dir)
-        logging.info("%s", partitioner)
-        stop = stack.enter_context(StopRequest())
-        # These contexts exit in reverse order. Errors are explained inside of the status, so that status.json and the
-        # supervisor's log have the same message as the command.
-        with paths.explain_path_errors("MODEL_DIR", model_dir), run_directory.explain_storage_errors(model_dir):
-            lock = stack.enter_context(run_lock.RunLock(model_dir, enabled=is_main))
-        stack.enter_context(log.open(model_dir, command))
-        goodput = stack.enter_context(metrics.GoodputMonitor(model_dir, enabled=is_main, started=started))
-        status = stack.enter_context(run_directory.Status(model_dir, enabled=is_main, goodput=goodput))
-        stack.enter_context(distributed.explain_lost_process())
-        stack.enter_context(distributed.reports_hangs(model_dir, status.report_hang))
-        stack.enter_context(run_directory.explain_storage_errors(model_dir))
+        run = stack.enter_context(open_run.opened(storage.model_dir, run_config, log, started=started))
         stack.enter_context(debugging.explain_out_of_memory(program, recipe.update.microbatches))
-        checks.check_stored(model_dir, recipe, vocabulary, run_config)
+        logging.info("%s", partitioner)
+        checks.check_stored(run.model_dir, recipe, vocabulary, run_config)
         distributed.heartbeat("the other processes, to compare configurations and directories")
-        distributed.check_agreement(model_dir, run_config.text if run_config else "")
+        distributed.check_agreement(run.model_dir, run_config.text if run_config else "")
 
         # ---- Data: batches are prefetched while the model is initialized ---------------------------------------------
-        feed = stack.enter_context(run_directory.closing(run_feed.open_feed(recipe, config.vocab_size, partitioner)))
-        described = {
-            split: data_provenance.describe(source) for split, source in ({"train": data} | evaluate.sources).items()
-        }
-        distributed.heartbeat("the other processes, to compare their data")
-        data_provenance.check_agreement(described, vocabulary.digest)
+        feed = run_feed.open_feed(recipe, program.config.vocab_size, partitioner)
+        stack.enter_context(run_directory.closing(feed))
+        described = checks.check_data_agreement(recipe, evaluations, vocabulary)
 
         # ---- State: restored, or initialized directly into its shards ------------------------------------------------
-        checkpointer = stack.enter_context(run_directory.closing(resuming.open_checkpoints(storage, model_dir)))
-        checks.check_best_metric(recipe, program, evaluate, checkpointer)
-        base = frozen_base.of_run(model_dir) if run_directory.may_resume(model_dir) else None
-        checkpointer.prepare(resuming.saved(*shapes, base), partitioner)
-        with goodput.phase("restore"):
-            start = run_directory.resume_step(checkpointer, model_dir, run_config)
-        status.step = start
-        distributed.heartbeat(f"the state of step {start}")
-        if start:
-            with goodput.phase("restore"):
-                restored = resuming.restore(checkpointer, start, shapes, recipe.optimizer, partitioner, base)
-            state, frozen, base = restored.state, restored.frozen, restored.base
-            about = checkpointer.about(start)
-            run_directory.warn_if_environment_changed(about, partitioner)
-        else:
-            state, frozen = program.init(jax.random.key(recipe.seed))
-            base = None
-            if initial is not None:
-                path = distributed.compute_in_main(lambda: weight_source.resolve(initial.path))
-                source = dataclasses.replace(initial, path=path)
-                warm = warm_start.restore(source, state, frozen, config, partitioner, objective)
-                state, frozen = warm.state, warm.frozen
-                base = frozen_base.of_new_run(path, warm.exact, frozen.params, averaged=source.averaged)
-            state = program.start_adapters(state, frozen, data)
-        base = None if storage.store_base else base
-        frozen_base.report_rounded(base, frozen.params)
-        checkpointer.prepare(resuming.saved(*shapes, base), partitioner)
-        improvement = restore_improvement(checkpointer.best_metric, periods.patience, model_dir, start, evaluate.names)
-        early = improvement.reason() if start and improvement.is_exhausted else None
-        if start >= periods.total or early:
-            best = checkpointer.best()
-            logging.info("%s", run_directory.describe_end(model_dir, start, early, best))
-            logging.info("%s", run_directory.how_to_train_longer(model_dir, start, is_early=early is not None))
-            params = to_evaluate(state, frozen)
-            return TrainResult(model_dir, start, params, None, {}, best and best.step, program.flops, num_trained)
-        read = {name: each.on(partitioner).read() for name, each in recipe.teachers.items() if each.runs}
-        frozen = frozen.replace(teachers=read)
-        if start:
-            with goodput.phase("restore"):
-                run_feed.restore_position(feed, checkpointer.restore_feed(start), run_config)
+        checkpointer = resuming.open_checkpoints(storage, run.model_dir)
+        stack.enter_context(run_directory.closing(checkpointer))
+        checks.check_best_metric(recipe, program, evaluations, checkpointer)
+        start = run_start.begin(recipe, program, run, checkpointer)
+        improvement = restore_improvement(
+            checkpointer.best_metric, periods.patience, run.model_dir, start.step, evaluations.names
+        )
+        early = improvement.reason() if start.step and improvement.is_exhausted else None
+        if start.step >= periods.total or early:
+            ended = loop.LoopResult(start.state, start.step, stopped_by=None, evaluation={}, finished=early)
+            result = _result(ended, start, program, run, checkpointer)
+            longer = run_directory.how_to_train_longer(run.model_dir, start.step, is_early=early is not None)
+            logging.info("%s", longer)
+            return result
+        start = start.with_teachers(recipe, program)
+        if start.step:
+            with run.goodput.phase("restore"):
+                run_feed.restore_position(feed, checkpointer.restore_feed(start.step), run_config)
 
         # ---- Reports: metrics, progress, description -----------------------------------------------------------------
-        info = run_directory.model_info(all_shapes, partitioner)
-        logging.info("%s", info.splitlines()[-1])
-        if num_trained < (total := quantization.count(all_shapes)):
-            logging.info("%s of them are trained, %.3g %%", f"{num_trained:,}", 100 * num_trained / total)
-        rows = metrics.MetricsWriter(model_dir, enabled=is_main, logger_names=storage.loggers)
-        writer = stack.enter_context(run_directory.closing(rows))
+        description.log_parameters(program)
         checkpointer.begin()  # first, because no later start may resume from a step whose metrics are removed
-        writer.rewind(start)
-        if start and is_main:
-            writer.warn_if_changed(about.get(metrics.rows.DIGEST))
-        if is_main:
-            run_directory.write_description(model_dir, info, run_config, given_recipe)
-            start_record.append(model_dir, step=start, command=command, partitioner=partitioner, data=described)
-            run_teachers.store(model_dir, recipe.teachers)
-            if not start:
-                frozen_base.store(model_dir, base)
-                run_tokenizer.store(model_dir, vocabulary, initial.path if initial else None)
-                kind = data.vocabulary_kind(objective.features)
-                eos = prompts.add_eos(data, objective.features)
-                run_vocabulary.store(model_dir, vocabulary.digest, kind, data.name, eos)
-        progress = stack.enter_context(metrics.Progress(periods.total, start, enabled=is_main))
-        profile_steps = run_config.profile_steps if run_config and is_main else None
-        profile = stack.enter_context(debugging.Profile(model_dir, profile_steps))
+        reports = stack.enter_context(open_reports(run, recipe, start, Callbacks(on_log, on_eval, on_save)))
+        description.store(run, recipe, program, start, given=given, vocabulary=vocabulary, data=described)
 
         # ---- Training: from the first batch to the last checkpoint ---------------------------------------------------
         distributed.heartbeat("the compilation of the training step")
-        with goodput.phase("compile"):
+        with run.goodput.phase("compile"):
             compilation.wait()
-        if periods.repeat is not None:
-            repeated = RepeatedStep(program.train_step, partitioner.mesh, program.shardings[0], periods.repeat)
-            program = dataclasses.replace(program, train_step=repeated)
-        callbacks = (on_log, on_eval, on_save) if is_main else ()
-        result = loop.run(
-            program,
-            state,
-            frozen,
+        ended = loop.run(
+            program.repeated(periods.repeat),
+            start,
             feed,
-            periods=periods,
-            local=storage.local,
-            base=base,
+            run=run,
+            recipe=recipe,
             checkpointer=checkpointer,
-            evaluate=evaluate if evaluate.names else None,
+            evaluations=evaluations,
             improvement=improvement,
-            reports=loop.Reports(writer, progress, status, profile, goodput, *callbacks),
-            stop=stop,
-            lock=lock,
-            started=started,
+            reports=reports,
         )
-        if result.stopped_by:
-            resume = run_directory.how_to_resume(model_dir, checkpointer.latest(), result.step)
-            logging.warning("stopped by %s, %s", result.stopped_by, resume)
-        else:
-            logging.info("%s", run_directory.describe_end(model_dir, result.step, result.finished, checkpointer.best()))
-        best = checkpointer.best()
+        result = _result(ended, start, program, run, checkpointer)
 
     # ---- Result ------------------------------------------------------------------------------------------------------
-    params = to_evaluate(result.state, frozen)
     if on_finish is not None and not result.stopped_by:
         distributed.heartbeat("the final report")
-        held_out = next((each.data for each in (recipe.evaluations or {}).values() if each.data is not None), data)
         on_finish(
-            params=params, objective=recipe.predicting, partitioner=partitioner, data=held_out, model_dir=model_dir
+            params=result.params,
+            objective=recipe.predicting,
+            partitioner=partitioner,
+            data=recipe.held_out,
+            model_dir=result.model_dir,
         )
-    last, best_step = result.evaluation, best and best.step
-    return TrainResult(model_dir, result.step, params, result.stopped_by, last, best_step, program.flops, num_trained)
+    return result
+
+
+def _result(
+    ended: loop.LoopResult, start: run_start.Start, program: Program, run: open_run.OpenRun, checkpointer: Checkpointer
+) -> TrainResult:
+    """Logs how a run has ended, and returns its result."""
+    best = checkpointer.best()
+    if ended.stopped_by:
+        resume = run_directory.how_to_resume(run.model_dir, checkpointer.latest(), ended.step)
+        logging.warning("stopped by %s, %s", ended.stopped_by, resume)
+    else:
+        logging.info("%s", run_directory.describe_end(run.model_dir, ended.step, ended.finished, best))
+    return TrainResult(
+        model_dir=run.model_dir,
+        step=ended.step,
+        params=to_evaluate(ended.state, start.frozen),
+        stopped_by=ended.stopped_by,
+        evaluation=ended.evaluation,
+        best_step=best and best.step,
+        flops_per_step=program.flops,
+        num_trained=program.num_trained,
+    )

@@ -17,9 +17,9 @@ from t5x_like.errors import RunFailed, UserError
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
 from t5x_like.training.evaluation import Evaluation
-from t5x_like.training.loop import TrainingFailed
 from t5x_like.training.runs import run_lock
 from t5x_like.training.runs.run_directory import read_status
+from t5x_like.training.step_log import TrainingFailed
 
 
 class Poisoned(SequenceToSequence):

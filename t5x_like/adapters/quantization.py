@@ -11,7 +11,6 @@ LoRA works on a quantized base. Norms, softmax, activation functions and logits 
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -24,7 +23,7 @@ from jaxtyping import Array, Float, Int
 from t5x_like import parameters
 from t5x_like.adapters.base import modules_by_name, named_modules, stacked_layers
 from t5x_like.adapters.pruned import Pruned
-from t5x_like.adapters.ranges import NAME, RANGE, MovingRanges
+from t5x_like.adapters.ranges import RANGE, MovingRanges
 from t5x_like.errors import UserError
 from t5x_like.kernels import quantization as numerics
 from t5x_like.kernels.quantization import LEVELS
@@ -35,8 +34,6 @@ from t5x_like.recorded import recorded
 CASTS = ("bfloat16", "float16")
 # Weight of the old average in the moving average of the largest activations, of Q8BERT's published code.
 DECAY = 0.9999
-# Ends of the names of parameters that are not weights.
-_SETTINGS_OF_WEIGHTS = (f"{NAME}/scale", f"{NAME}/{RANGE}")
 
 
 class _Quantization(nnx.Module):
@@ -332,7 +329,7 @@ def apply(model: nnx.Module, settings: Sequence[Settings]) -> nnx.Module:
             made = (make if stacked_layers(module) is None else jax.vmap(make))(module)
             if made.activations == "static" and module.quantization is not None:
                 made.range = module.quantization.range
-            setattr(module, NAME, nnx.data(made))
+            setattr(module, parameters.QUANTIZATION, nnx.data(made))
             if isinstance(chosen, Quantized):
                 delattr(module, _parameter(module))
     if unused:
@@ -341,28 +338,6 @@ def apply(model: nnx.Module, settings: Sequence[Settings]) -> nnx.Module:
             f"of {type(model).__name__}. They are {', '.join(sorted(found)) or 'none'}."
         )
     return model
-
-
-def is_stored_weight(name: str) -> bool:
-    """Returns whether a parameter is a weight in few bits, by its name."""
-    return name.endswith(f"{NAME}/values")
-
-
-def count(tree: Any) -> int:
-    """Counts parameters as in the model without quantization: a byte with two 4-bit integers is two parameters.
-
-    Scales and ranges are not counted.
-
-    Args:
-      tree: a tree of arrays or shapes, with the names of `parameters.named_leaves`.
-    """
-    total = 0
-    for name, leaf in parameters.named_leaves(tree).items():
-        if name.endswith(_SETTINGS_OF_WEIGHTS):
-            continue
-        is_packed = is_stored_weight(name) and leaf.dtype == jnp.uint8
-        total += math.prod(leaf.shape) * (2 if is_packed else 1)
-    return total
 
 
 def dense_parameters(model: nnx.Module) -> dict[str, Float[Array, "..."]]:

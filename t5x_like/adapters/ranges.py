@@ -11,13 +11,13 @@ from t5x_like.adapters.lifecycle import Hooks
 from t5x_like.errors import UserError
 from t5x_like.kernels import quantization
 
-# Name of the quantization within its module, and of its parameter that holds the range of its inputs.
-NAME, RANGE = "quantization", "range"
+# Name of the parameter of a quantization that holds the range of the inputs of its module.
+RANGE = "range"
 
 
 def is_range(name: str) -> bool:
     """Returns whether a parameter is the range of a static quantization, by its name."""
-    return name.endswith(f"{NAME}/{RANGE}")
+    return name.endswith(f"{parameters.QUANTIZATION}/{RANGE}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,9 @@ from typing import Any
 
 import jax
 
-from t5x_like import ablate, cache_logits, config, infer, paths
+from t5x_like import ablate, cache_logits, config, infer, parameters, paths
 from t5x_like import cache as caching
 from t5x_like import eval as evaluation
-from t5x_like.adapters import quantization
 from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.cli import run_checks
 from t5x_like.cli.checklist import Checklist
@@ -99,7 +98,7 @@ def _check_model(loaded: Loaded, checklist: Checklist) -> Iterator[str]:
     here = for_platform(loaded.config, "cpu")
     one = Partitioner(devices=jax.devices()[:1])
     params = {"model": build.shapes(here, one)}
-    yield f"model: {type(loaded.config).__name__}, {quantization.count(params):,} parameters"
+    yield f"model: {type(loaded.config).__name__}, {parameters.count(params):,} parameters"
 
     def check() -> str:
         path = checkpoint_choice.choose(loaded.path, loaded.checkpoint, several=True)[0]

@@ -5,8 +5,7 @@ from collections.abc import Collection, Iterator
 
 import jax
 
-from t5x_like import paths
-from t5x_like.adapters import quantization
+from t5x_like import parameters, paths
 from t5x_like.cli.checklist import Checklist
 from t5x_like.data.source import DataSource
 from t5x_like.models.base import for_platform
@@ -122,7 +121,7 @@ def _meshes(given: Partitioner, checklist: Checklist) -> tuple[Partitioner, ...]
 
 def describe_program(program: Program, recipe: Recipe) -> Iterator[str]:
     """Yields lines about the model, its heads and its teachers."""
-    count, heads = (quantization.count(program.param_shapes[name]) for name in ("model", "objective"))
+    count, heads = (parameters.count(program.param_shapes[name]) for name in ("model", "objective"))
     yield (
         f"model: {type(program.config).__name__}, {count:,} parameters, heads of "
         f"{type(recipe.objective).__name__} {heads:,}"

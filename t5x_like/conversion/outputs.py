@@ -6,8 +6,7 @@ from typing import Any
 
 from absl import logging
 
-from t5x_like import convert_vectors, interop
-from t5x_like.adapters import quantization
+from t5x_like import convert_vectors, interop, parameters
 from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.config import description
@@ -222,9 +221,9 @@ def _of_model(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count(leaves: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the number of parameters of the model and of the heads; see `adapters.quantization.count`."""
+    """Returns the number of parameters of the model and of the heads; see `parameters.count`."""
     return {
-        root: quantization.count({name: leaf for name, leaf in leaves.items() if name.startswith(f"{root}/")})
+        root: parameters.count({name: leaf for name, leaf in leaves.items() if name.startswith(f"{root}/")})
         for root in ("model", "objective")
     }
 

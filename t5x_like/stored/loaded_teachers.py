@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from t5x_like import parameters, partitioning
-from t5x_like.adapters import lifecycle, quantization
+from t5x_like.adapters import lifecycle
 from t5x_like.axis_rules import Rules
 from t5x_like.errors import UserError
 from t5x_like.models import build
@@ -64,7 +64,7 @@ class LoadedTeacher(Loaded):
             return super().shapes
 
         def cast(name: str, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            is_stored = f"/{quantization.NAME}/" in name
+            is_stored = f"/{parameters.QUANTIZATION}/" in name
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if is_stored else self.resolved.dtype)
 
         return parameters.map_named(cast, super().shapes)
@@ -82,6 +82,4 @@ class LoadedTeacher(Loaded):
             yield
 
     def __str__(self):
-        return (
-            f"{self.path}: {type(self.config).__name__}, {quantization.count(build.shapes(self.config)):,} parameters"
-        )
+        return f"{self.path}: {type(self.config).__name__}, {parameters.count(build.shapes(self.config)):,} parameters"

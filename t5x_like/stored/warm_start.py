@@ -8,7 +8,6 @@ import jax
 from absl import logging
 
 from t5x_like import optimizers, parameters, partitioning
-from t5x_like.adapters.quantization import is_stored_weight
 from t5x_like.checkpoints.checkpoint_layout import lay_out, stacked_shapes
 from t5x_like.errors import UserError
 from t5x_like.models import networks
@@ -297,7 +296,7 @@ def _check_shape(path: str, name: str, shape: tuple[int, ...], stored_name: str,
 
 def _check_quantization(path: str, here: Collection[str], stored: Collection[str]) -> None:
     """Checks that both the model and its source have integers, or neither."""
-    ours, theirs = ({name for name in names if is_stored_weight(name)} for names in (here, stored))
+    ours, theirs = ({name for name in names if parameters.is_quantized_weight(name)} for names in (here, stored))
     if theirs and not ours:
         raise UserError(
             f"{path}: quantized weights, such as {sorted(theirs)[0]!r}, but the configuration of this model has none. "

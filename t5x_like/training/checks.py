@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from t5x_like.checkpoints.checkpointer import Checkpointer
+from t5x_like.data import provenance
 from t5x_like.models.base import ModelConfig
+from t5x_like.runtime import distributed
 from t5x_like.stored import frozen_base, run_tokenizer, warm_start
 from t5x_like.training import run_feed
 from t5x_like.training.evaluation import Evaluations
@@ -149,6 +151,29 @@ def check_stored(
         run_tokenizer.check(model_dir, vocabulary)
     if (base := frozen_base.of_run(model_dir)) is not None:
         base.check_exists()
+
+
+def check_data_agreement(
+    recipe: Recipe, evaluations: Evaluations, vocabulary: TextVocabulary
+) -> dict[str, list[dict[str, Any]]]:
+    """Checks that all processes of a run have the same data.
+
+    Args:
+      recipe: The recipe of the run.
+      evaluations: Its evaluations.
+      vocabulary: The vocabulary of its text.
+
+    Returns:
+      Split of the metrics, `train` or the name of an evaluation -> the description of its data.
+
+    Raises:
+      UserError: They have other data, in every process.
+    """
+    sources = {"train": recipe.data} | evaluations.sources
+    described = {split: provenance.describe(source) for split, source in sources.items()}
+    distributed.heartbeat("the other processes, to compare their data")
+    provenance.check_agreement(described, vocabulary.digest)
+    return described
 
 
 def check_best_metric(recipe: Recipe, program: Program, evaluations: Evaluations, checkpointer: Checkpointer) -> None:

@@ -18,7 +18,7 @@ from t5x_like.models.base import ModelConfig
 from t5x_like.objectives import carry as carrying
 from t5x_like.objectives.base import Objective
 from t5x_like.runtime import distributed
-from t5x_like.training import predictions, step
+from t5x_like.training import eval_step, predictions
 
 if TYPE_CHECKING:
     from t5x_like.data.seqio_feed.evaluation import TaskPredictions
@@ -128,7 +128,7 @@ class Evaluator:
     ):
         self._limits = {} if vocab_size is None else token_ids.model_limits(objective.features, vocab_size)
         self._objective, self._data, self._partitioner, self._batches = objective, data, partitioner, batches
-        self._step = partitioner.jit(step.make_eval_step(objective))
+        self._step = partitioner.jit(eval_step.make_eval_step(objective))
         self._host_batches: list[Mapping[str, np.ndarray]] | None = None
 
     def __call__(self, params: Any) -> dict[str, float]:

@@ -1,88 +1,28 @@
 """The training loop: from the first batch to the last checkpoint. `train` prepares its arguments."""
 
 import dataclasses
-import math
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 from absl import logging
 
 from t5x_like import metrics
 from t5x_like.checkpoints.checkpointer import Checkpointer
-from t5x_like.checkpoints.local_checkpoints import LocalTier
 from t5x_like.checkpoints.save_timer import SaveTimer
 from t5x_like.data.feed import Feed
-from t5x_like.errors import RunFailed
 from t5x_like.metrics.best import Improvement, flatten
-from t5x_like.objectives.variables import Frozen
-from t5x_like.runtime import compilation_cache, distributed, protocol
-from t5x_like.runtime.preemption import StopRequest
-from t5x_like.stored.frozen_base import FrozenBase
+from t5x_like.runtime import compilation_cache, distributed
 from t5x_like.training import debugging, resuming
+from t5x_like.training.evaluation import Evaluations
 from t5x_like.training.program import Program
-from t5x_like.training.recipe import Periods
+from t5x_like.training.recipe import Recipe
+from t5x_like.training.reports import Reports
+from t5x_like.training.run_start import Start
 from t5x_like.training.runs import run_directory
-from t5x_like.training.runs.run_lock import RunLock
+from t5x_like.training.runs.open_run import OpenRun
+from t5x_like.training.save_policy import Decision, SavePolicy
 from t5x_like.training.state import TrainState, to_evaluate
-
-# Called with a step and metrics by name.
-StepCallback = Callable[[int, Mapping[str, float]], None]
-_ADVICE = "Lower the learning rate, clip gradients (max_grad_norm), or check the data"
-
-
-class TrainingFailed(RunFailed):
-    """The loss or its gradient stayed non-finite, or was at the last step."""
-
-    exit_code = protocol.LIKELY_TO_REPEAT
-
-
-@dataclasses.dataclass(frozen=True)
-class Reports:
-    """Where the loop reports to.
-
-    Attributes:
-      metrics: Writes rows to `metrics.jsonl` and the loggers.
-      progress: The progress line in the terminal.
-      status: The run's `status.json`.
-      profile: Traces the steps that `--profile_steps` asks for.
-      goodput: Records what the run spends its time on.
-      on_log: Called with a step and its row of training metrics.
-      on_eval: Called with a step and the metrics of its evaluation, as `metrics.best.flatten` names them.
-      on_save: Called with the step of a checkpoint in MODEL_DIR once it is complete.
-    """
-
-    metrics: metrics.MetricsWriter
-    progress: metrics.Progress
-    status: run_directory.Status
-    profile: debugging.Profile
-    goodput: metrics.GoodputMonitor
-    on_log: StepCallback | None = None
-    on_eval: StepCallback | None = None
-    on_save: Callable[[int], None] | None = None
-
-    def step(self, step: int, row: Mapping[str, float]) -> None:
-        """Adds the goodput of the run to the row of `step`, writes it, and prints it."""
-        if spent := self.goodput.summary():
-            row = {**row, "goodput": spent.fraction}
-        self.metrics.write(step, "train", row)
-        self.progress.update(step, row)
-        if self.on_log is not None:
-            self.on_log(step, row)
-
-    def evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
-        """Writes a row and prints a line for each evaluation after `step`."""
-        for name, values in results.items():
-            self.metrics.write(step, name, values)
-            self.progress.note(step, values, "evaluation" if len(results) == 1 else name)
-        if self.on_eval is not None:
-            self.on_eval(step, flatten(results))
-
-    def saved(self, step: int | None) -> None:
-        """Reports that the checkpoint of `step`, if it is not None, is complete."""
-        if step is not None and self.on_save is not None:
-            self.on_save(step)
+from t5x_like.training.step_log import StepLog, describe_newest, failed_at_the_end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,22 +46,17 @@ class LoopResult:
 
 def run(
     program: Program,
-    state: TrainState,
-    frozen: Frozen,
+    start: Start,
     feed: Feed,
     *,
-    periods: Periods,
+    run: OpenRun,
+    recipe: Recipe,
     checkpointer: Checkpointer,
-    evaluate: Callable[[Any], dict[str, dict[str, float]]] | None,
+    evaluations: Evaluations,
     improvement: Improvement,
     reports: Reports,
-    stop: StopRequest,
-    lock: RunLock,
-    local: LocalTier | None = None,
-    base: FrozenBase | None = None,
-    started: float | None = None,
 ) -> LoopResult:
-    """Trains from the step of `state` to the last one, and logs, evaluates and saves on the way.
+    """Trains from the step of `start` to the last one, and logs, evaluates and saves on the way.
 
     A step's metrics are fetched while the next step runs, so that the device does not wait for the host. A state is
     saved only if its last update and its parameters are finite. If the best checkpoints are kept, each evaluation is
@@ -129,19 +64,14 @@ def run(
 
     Args:
       program: Its `train_step` is called once per batch.
-      state: The state to start from. Its memory is reused.
-      frozen: Arrays that are not trained; see `training.step`.
-      feed: Yields global batches, starting with the one that follows `state`.
-      periods: When to log, evaluate, save and stop.
+      start: The state to start from, whose memory is reused, and the arrays that are not trained.
+      feed: Yields global batches, starting with the one that follows the state.
+      run: The run directory. Its lock is checked before each step, so that two runs never write to one directory.
+      recipe: Its periods and its storage say when to log, evaluate, save and stop.
       checkpointer: Saves the state, with the position of the feed.
-      evaluate: Maps parameters to evaluation -> metric -> value; None for no evaluation.
+      evaluations: Evaluate the parameters.
       improvement: Decides from the evaluations whether the run stops early.
       reports: Where metrics, progress and status go.
-      stop: Signals and notices of preemption.
-      lock: Checked before each step, so that two runs never write to one directory.
-      local: How often to save on each host as well.
-      base: Frozen parameters that checkpoints do not store.
-      started: `time.monotonic()` at the start of the command, to log the time to the first step.
 
     Returns:
       The `LoopResult`.
@@ -152,121 +82,86 @@ def run(
       RunFailed: The run directory cannot be written to, or another run has taken it over.
       ProcessLost: Another process of the run has ended.
     """
-    started = time.monotonic() if started is None else started
-    start = step = int(state.step)
+    periods, stop, goodput, status = recipe.periods, run.stop, run.goodput, run.status
+    state, frozen, step = start.state, start.frozen, start.step
     clock = metrics.Throughput(flops_per_step=program.flops, devices=program.partitioner.mesh.devices)
-    log = _StepLog(periods, reports, clock, feed, checkpointer)
+    log = StepLog(periods, reports, clock, feed, checkpointer)
     timer = SaveTimer(periods.save_seconds, decides=jax.process_index() == 0)
+    policy = SavePolicy(
+        periods,
+        timer,
+        checkpointer.latest,
+        has_evaluations=bool(evaluations.names),
+        keeps_best=checkpointer.keep_best > 0,
+        local=recipe.storage.local,
+    )
+    saver = _Saver(program, start, feed, run, checkpointer, reports)
     evaluation: dict[str, float] = {}
-    stopped_by, vote, finished, saving, healthy = None, None, None, None, True
-    goodput = reports.goodput
-    goodput.begin(start)
-    reports.status.write("running", step=step)
+    stopped_by, vote, finished, healthy = None, None, None, True
+    goodput.begin(step)
+    status.write("running", step=step)
     while step < periods.total and not stopped_by and not finished:
         # ---- Update ----
         log.begin()
         distributed.heartbeat(f"step {step + 1}", is_step=True)
-        lock.check()
+        run.lock.check()
         with goodput.phase("data"):
             batch = next(feed)
-        debugging.log_first_batch(batch, step == start)
+        debugging.log_first_batch(batch, step == start.step)
         reports.profile.before_step(step + 1)
         if checkpointer.has_failed:
             stop.request("a checkpoint that cannot be written")
         previous_vote, vote = vote, stop.vote(log.host_seconds, save=timer.is_due())
-        with goodput.phase("compile" if step == start else "step"):
+        with goodput.phase("compile" if step == start.step else "step"):
             state, pairs = program.train_step(state, frozen, batch)
         step += 1
-        reports.status.step = step
+        status.step = step
         reports.profile.after_step(step, pairs)
-        if step == start + 1:
+        if step == start.step + 1:
             jax.block_until_ready(state.step)
             stop.defer()
             clock.start(feed.wait_seconds)  # the first step is not measured, because it compiles
-            logging.info("first step done %.0f s after the start", time.monotonic() - started)
+            logging.info("first step done %.0f s after the start", time.monotonic() - run.started)
             compilation_cache.log_use()
-        log.add(step, pairs, measured=step > start + 1)
+        log.add(step, pairs, measured=step > start.step + 1)
         goodput.step(step)
 
         # ---- Evaluation and checkpoint ----
         stopped_by, is_due = stop.agreed(previous_vote)
-        saves_by_time = timer.saves_at(step, is_due)
-        evaluates = evaluate is not None and periods.evaluates_at(step)
-        is_last = stopped_by is not None or step == periods.total
-        saves_locally = local is not None and not is_last and local.saves_at(step)
-        if evaluates or is_last or saves_locally or saves_by_time or periods.saves_at(step, stopping=False):
+        decision = policy.decide(step, stops=stopped_by is not None, is_due=is_due)
+        if decision.pauses:
             healthy = log.flush()
             clock.pause()
             goodput.flush(step)
-            if evaluates:
+            if decision.evaluates:
                 distributed.heartbeat(f"the evaluation after step {step}")
                 with goodput.phase("evaluate"):
-                    results = evaluate(to_evaluate(state, frozen))
+                    results = evaluations(to_evaluate(state, frozen))
                 reports.evaluation(step, results)
                 evaluation = flatten(results)
-                finished = _judge(improvement, checkpointer, step, evaluation)
-            stopping = stopped_by is not None or finished is not None
-            saves = saves_by_time or periods.saves_at(step, stopping) or (evaluates and checkpointer.keep_best > 0)
-            saves_locally = saves_locally and not stopping  # the last step of a start is only saved in MODEL_DIR
-            # The first checkpoint is always in MODEL_DIR, which is how a start recognizes a run to resume.
-            saves = saves or (saves_locally and checkpointer.latest() is None)
-            if saves:
+                if finished := _judge(improvement, checkpointer, step, evaluation):
+                    decision = policy.decide(step, stops=True, is_due=is_due)
+            if decision.saves:
                 timer.restart(step)
-            if (saves or saves_locally) and not healthy:
-                _warn_of_skipped_save(step, checkpointer.latest())
-            elif saves or saves_locally:
-                distributed.heartbeat(f"the checkpoint of step {step}")
-                lock.check()
-                reports.metrics.flush()  # rows up to this step are on disk before its checkpoint commits
-                with goodput.phase("save"):
-                    tree = resuming.saved(state, frozen, base)
-                    about = run_directory.environment(program.partitioner) | {
-                        metrics.rows.DIGEST: reports.metrics.digest()
-                    }
-                    stored = {"feed": feed.state(), "about": about}
-                    if saves_locally:
-                        checkpointer.save_locally(step, tree, **stored)
-                    if saves:
-                        checkpointer.wait()
-                        reports.saved(saving)
-                        saving = step
-                        checkpointer.save(step, tree, **stored, metrics=evaluation if evaluates else None)
-                reports.status.write("running", step=step)
+            if decision.writes and not healthy:
+                newest = describe_newest(checkpointer.latest())
+                logging.warning(
+                    "checkpoint %d is not saved, because its last update or its parameters are not finite; %s",
+                    *(step, newest),
+                )
+            elif decision.writes:
+                saver.save(step, state, decision, evaluation)
             clock.resume(feed.wait_seconds)
     distributed.heartbeat("the last checkpoint")
-    with goodput.phase("save"):
-        checkpointer.wait()
-    reports.saved(saving)
-    reports.metrics.flush()
+    saver.finish()
     is_finished = step >= periods.total or finished is not None
     if is_finished and not healthy:
-        raise TrainingFailed(_describe_last_step(step, log.skipped_in_a_row, checkpointer.latest()))
+        raise failed_at_the_end(step, log.skipped_in_a_row, checkpointer.latest())
     goodput.flush(step, finished=is_finished)
-    reports.status.write("finished" if is_finished else "preempted", step=step, reason=finished)
+    status.write("finished" if is_finished else "preempted", step=step, reason=finished)
     if spent := goodput.summary():
         logging.info("%s", spent.describe())
     return LoopResult(state, step, None if is_finished else stopped_by, evaluation, finished)
-
-
-def _warn_of_skipped_save(step: int, newest: int | None) -> None:
-    logging.warning(
-        "checkpoint %d is not saved, because its last update or its parameters are not finite; %s",
-        *(step, _describe_newest(newest)),
-    )
-
-
-def _describe_last_step(step: int, skipped_in_a_row: int, newest: int | None) -> str:
-    """Describes why a run that has reached its last step has not finished."""
-    if skipped_in_a_row:
-        steps = "step" if skipped_in_a_row == 1 else f"{skipped_in_a_row} steps"
-        problem = f"the loss or its gradient was not finite in the last {steps}"
-    else:
-        problem = "the parameters are not finite after the last step"
-    return f"{problem} of the run, up to step {step}. {_ADVICE}; {_describe_newest(newest)}"
-
-
-def _describe_newest(newest: int | None) -> str:
-    return "no earlier checkpoint exists" if newest is None else f"the latest checkpoint is {newest}"
 
 
 def _judge(improvement: Improvement, checkpointer: Checkpointer, step: int, evaluation: dict[str, float]) -> str | None:
@@ -277,81 +172,53 @@ def _judge(improvement: Improvement, checkpointer: Checkpointer, step: int, eval
     return improvement.reason() if improvement.is_exhausted else None
 
 
-class _StepLog:
-    """Logs the metrics of each step while the next one runs."""
+@dataclasses.dataclass
+class _Saver:
+    """Saves checkpoints in the background, and reports each one when it is complete.
 
-    def __init__(
-        self,
-        periods: Periods,
-        reports: Reports,
-        clock: metrics.Throughput,
-        feed: Feed,
-        checkpointer: Checkpointer,
-    ):
-        self._periods, self._reports, self._clock, self._feed = periods, reports, clock, feed
-        self._checkpointer = checkpointer
-        self._pending: tuple[int, Any, bool] | None = None
-        self._began = self._device_seconds = self.host_seconds = 0.0
-        self.skipped_in_a_row = 0  # up to the last step that was flushed
-
-    def begin(self) -> None:
-        """Starts to measure `host_seconds`: how long this process takes for a step without waiting for devices."""
-        self._began, self._device_seconds = time.monotonic(), 0.0
-
-    def add(self, step: int, pairs: Mapping[str, Any], *, measured: bool) -> None:
-        """Takes the metrics of `step`, which may still be computed, and logs the metrics of the step before.
-
-        Args:
-          step: The step, counted from 1.
-          pairs: Its metrics as `{name: (sum, weight)}`.
-          measured: Whether the step counts for throughput.
-        """
-        self.flush()
-        self._pending = (step, pairs, measured)
-        self.host_seconds = time.monotonic() - self._began - self._device_seconds
-
-    def flush(self) -> bool:
-        """Logs the pending step.
-
-        Returns:
-          Whether the state after that step is worth saving: its update and its parameters are finite.
-        """
-        if self._pending is None:
-            return True
-        (step, pairs, measured), self._pending = self._pending, None
-        before = time.monotonic()
-        pairs = jax.device_get(pairs)
-        self._device_seconds = time.monotonic() - before
-        values = {name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in pairs.items()}
-        if measured:
-            self._clock.count(values["tokens"], self._feed.wait_seconds)
-        self.skipped_in_a_row = skipped_in_a_row = int(values["skipped_in_a_row"])
-        if skipped_in_a_row >= self._periods.stop_after_skipped:
-            raise TrainingFailed(
-                f"the loss or its gradient was not finite for {self._periods.stop_after_skipped} steps in a row, up to "
-                f"step {step}. {_ADVICE}; " + _last_healthy(self._checkpointer, last_finite=step - skipped_in_a_row)
-            )
-        if self._periods.logs_at(step):
-            row = {name: value for name, value in values.items() if name not in ("tokens", "skipped_in_a_row")}
-            row |= self._clock.rates()
-            row |= self._feed.metrics(step)
-            self._reports.step(step, row)
-        return skipped_in_a_row == 0 and math.isfinite(values["param_norm"])
-
-
-def _last_healthy(checkpointer: Checkpointer, last_finite: int) -> str:
-    """Describes which checkpoint to resume from, and deletes a newer one that would only repeat the failure.
-
-    A checkpoint saved after the step `last_finite` has finite parameters whose loss is not finite. It is kept if it is
-    the only one.
+    Attributes:
+      program: The program of the run.
+      start: What the run has started from.
+      feed: The data, whose position is saved.
+      run: The run directory.
+      checkpointer: The checkpoints of the run.
+      reports: Where complete checkpoints are reported.
+      pending: The step of a checkpoint in the run directory that is being written, or None.
     """
-    checkpointer.wait()
-    steps = checkpointer.steps()
-    if not steps:
-        return "no checkpoint has been saved yet"
-    healthy = max((step for step in steps if step < last_finite), default=None)
-    if healthy is None:
-        return f"the only checkpoint is {steps[-1]}, and no finite step has followed it"
-    if steps[-1] > healthy:
-        checkpointer.delete(steps[-1])
-    return f"the last healthy checkpoint is {healthy}, which the same command resumes from"
+
+    program: Program
+    start: Start
+    feed: Feed
+    run: OpenRun
+    checkpointer: Checkpointer
+    reports: Reports
+    pending: int | None = None
+
+    def save(self, step: int, state: TrainState, decision: Decision, evaluation: dict[str, float]) -> None:
+        """Starts to save a checkpoint where `decision` says, with the metrics of the evaluation if it has one."""
+        distributed.heartbeat(f"the checkpoint of step {step}")
+        self.run.lock.check()
+        self.reports.metrics.flush()  # rows up to this step are on disk before its checkpoint commits
+        with self.run.goodput.phase("save"):
+            tree = resuming.saved(state, self.start.frozen, self.start.base)
+            about = run_directory.environment(self.program.partitioner)
+            about |= {metrics.rows.DIGEST: self.reports.metrics.digest()}
+            stored = {"feed": self.feed.state(), "about": about}
+            if decision.saves_locally:
+                self.checkpointer.save_locally(step, tree, **stored)
+            if decision.saves:
+                self._wait()
+                self.pending = step
+                self.checkpointer.save(step, tree, **stored, metrics=evaluation if decision.evaluates else None)
+        self.run.status.write("running", step=step)
+
+    def finish(self) -> None:
+        """Waits until all checkpoints and rows of metrics are written."""
+        with self.run.goodput.phase("save"):
+            self._wait()
+        self.reports.metrics.flush()
+
+    def _wait(self) -> None:
+        self.checkpointer.wait()
+        self.reports.saved(self.pending)
+        self.pending = None

@@ -23,6 +23,7 @@ from t5x_like.objectives.variables import Frozen, copy
 from t5x_like.runtime import hardware_files
 from t5x_like.training import flops, row_step, step
 from t5x_like.training.recipe import Recipe, Update
+from t5x_like.training.repeated_step import RepeatedStep
 from t5x_like.training.stages import of_objective
 from t5x_like.training.state import TrainState, create_state, in_frozen_dtype
 
@@ -45,6 +46,7 @@ class Program:
       lifecycle: The hooks of the adapters of its networks.
       flops: Floating-point operations of one training step: of all networks (see `flops.of_step`), and of the forward
         passes of the teachers.
+      num_trained: Number of parameters that the last update trains; see `optimizers.count_trained`.
     """
 
     config: ModelConfig
@@ -58,6 +60,7 @@ class Program:
     batch_axes: Axes
     lifecycle: Lifecycle
     flops: float
+    num_trained: int
 
     def abstract_arguments(self) -> tuple[TrainState, Frozen, dict[str, jax.ShapeDtypeStruct]]:
         """Returns the arguments of `train_step` as shapes with shardings: (state, frozen, batch)."""
@@ -96,6 +99,13 @@ class Program:
             params = self.partitioner.jit(start, out_shardings=self.shardings[0].params)(state.params, frozen.params)
             state = state.replace(params=params, average=None if state.average is None else copy(params))
         return state
+
+    def repeated(self, period: int | None) -> "Program":
+        """Returns the program whose steps are computed twice every `period` steps; the same one for None."""
+        if period is None:
+            return self
+        step = RepeatedStep(self.train_step, self.partitioner.mesh, self.shardings[0], period)
+        return dataclasses.replace(self, train_step=step)
 
     def trace(self) -> None:
         """Traces `train_step`, which raises the errors of what it cannot compute. Allocates no array.
@@ -167,8 +177,10 @@ def make_program(recipe: Recipe) -> Program:
         return create_state(trainable, stages, recipe.seed, carry, has_average=has_average), frozen
 
     shapes = partitioner.eval_shape(init, jax.eval_shape(lambda: jax.random.key(recipe.seed)))
+    all_params = optimizers.merge(shapes[0].params, shapes[1].params)
     # Parameters that the mesh does not divide are reported here by their name in model_info.txt.
-    partitioner.shardings(optimizers.merge(shapes[0].params, shapes[1].params))
+    partitioner.shardings(all_params)
+    num_trained = optimizers.count_trained(all_params, optimizer.groups, max(recipe.periods.total - 1, 0))
     lifecycle.check(shapes[0].params, shapes[1].params, gather=update.gather_parameters)
     batch = {name: jax.ShapeDtypeStruct(shape, objective.features.dtypes[name]) for name, shape in batch_shapes.items()}
     batch |= {name: leaf.get_value() for name, leaf in shapes[0].carry.items()}
@@ -196,6 +208,7 @@ def make_program(recipe: Recipe) -> Program:
         # The forward pass takes a third of the operations of a training step.
         flops=flops.of_step(objective, optimizer, config, batch, shapes[1].teachers, rows)
         + sum(each.config.train_flops(rows) / 3 for each in teachers.values()),
+        num_trained=num_trained,
     )
 
 
@@ -207,17 +220,7 @@ def _train_step(
     if isinstance(objective, RowObjective):
         row_step.check(objective, optimizer, update)
         return row_step.make_train_step(objective, optimizer, count_tokens=count_tokens)
-    return step.make_train_step(
-        objective,
-        optimizer,
-        microbatches=update.microbatches,
-        max_grad_norm=update.max_grad_norm,
-        loss_normalizing_factor=update.loss_normalizing_factor,
-        gather=update.gather_parameters,
-        ema_decay=update.ema_decay,
-        count_tokens=count_tokens,
-        lifecycle=lifecycle,
-    )
+    return step.make_train_step(objective, optimizer, update, count_tokens=count_tokens, lifecycle=lifecycle)
 
 
 def _with_teachers(pair: tuple[Any, Frozen], teachers: Mapping[str, Any]) -> tuple[Any, Frozen]:

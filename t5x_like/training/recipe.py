@@ -216,6 +216,11 @@ class Recipe:
     evaluated: Objective | None = None
 
     @property
+    def held_out(self) -> DataSource:
+        """The data of the first evaluation that has any; the training data without one."""
+        return next((each.data for each in (self.evaluations or {}).values() if each.data is not None), self.data)
+
+    @property
     def predicting(self) -> Objective:
         """The objective of evaluations and of the final report."""
         return self.evaluated or self.objective

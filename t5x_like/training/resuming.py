@@ -6,7 +6,6 @@ import os
 from absl import logging
 
 from t5x_like import optimizers, parameters, partitioning
-from t5x_like.adapters import quantization
 from t5x_like.checkpoints.checkpoint_layout import lay_out, stacked_shapes
 from t5x_like.checkpoints.checkpointer import Checkpointer
 from t5x_like.checkpoints.tiered_checkpoints import TieredCheckpoints
@@ -87,7 +86,7 @@ def restore(
             "or start a new run from this one with INITIAL_CHECKPOINT_PATH."
         )
     wanted = stacked_shapes(optimizers.merge(state.params, frozen.params), partitioner)
-    if lost := sorted(name for name in stored if f"/{quantization.NAME}/" in name and name not in wanted):
+    if lost := sorted(name for name in stored if f"/{parameters.QUANTIZATION}/" in name and name not in wanted):
         raise UserError(
             f"checkpoint {saved_step} is of a quantized run, with {lost[0]!r}, but the model is not quantized. Resume "
             "with the gin files of the run, such as compression/int8.gin, or start a new run from it with "

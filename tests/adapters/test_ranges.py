@@ -24,6 +24,7 @@ from t5x_like.partitioning import Partitioner
 from t5x_like.stored.weight_source import InitialWeights
 from t5x_like.training import step
 from t5x_like.training.program import make_program
+from t5x_like.training.recipe import Update
 from t5x_like.training.stages import of_objective
 from t5x_like.training.state import create_state
 
@@ -47,8 +48,8 @@ def trained(scan=False, microbatches=1, partitioner=None, steps=2, config=QUANTI
         params = networks.make(objective, config, key)
         return create_state(params, of_objective(objective, optimizer, lifecycle=lifecycle), 0)
 
-    settings = {"microbatches": microbatches, "max_grad_norm": 1.0, "dropout": False}
-    update = step.make_train_step(objective, optimizer, lifecycle=lifecycle, **settings)
+    settings = Update(microbatches=microbatches, max_grad_norm=1.0)
+    update = step.make_train_step(objective, optimizer, settings, dropout=False, lifecycle=lifecycle)
     jit = jax.jit if partitioner is None else partitioner.jit
     state, update = jit(init)(jax.random.key(0)), jit(update)
     for number in range(steps):

@@ -16,6 +16,7 @@ from t5x_like.objectives.decoupled_replaced_tokens import DecoupledReplacedToken
 from t5x_like.objectives.variables import Frozen
 from t5x_like.partitioning import Partitioner
 from t5x_like.training import stages, step
+from t5x_like.training.recipe import Update
 from t5x_like.training.state import create_state
 
 torch = pytest.importorskip("torch", reason="compares with torch and transformers (extra `parity`)")
@@ -72,7 +73,7 @@ def take_steps(params, batch):
     params, frozen = optimizers.split(params, ())
     state = create_state(params, stages.of_objective(OBJECTIVE, adam, MAX_NORM), 0)
     train_step = partitioner.jit(
-        step.make_train_step(OBJECTIVE, adam, max_grad_norm=MAX_NORM, dropout=False, lifecycle=NO_HOOKS)
+        step.make_train_step(OBJECTIVE, adam, Update(max_grad_norm=MAX_NORM), dropout=False, lifecycle=NO_HOOKS)
     )
     for _ in range(STEPS):
         state, metrics = train_step(state, Frozen(frozen), partitioner.put_batch(batch))

@@ -22,7 +22,8 @@ from t5x_like.objectives.carry import as_features, initial
 from t5x_like.objectives.variables import Frozen
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import stages, step
+from t5x_like.training import eval_step, stages, step
+from t5x_like.training.recipe import Update
 from t5x_like.training.state import create_state
 
 WIDTH, LENGTH, ROWS = 4, 5, 16
@@ -99,7 +100,11 @@ def take_steps(batches, microbatches=1, devices=1, gather="per_use"):
     state = create_state(params, stages.of_objective(objective, optimizer), 0, carry)
     train_step = partitioner.jit(
         step.make_train_step(
-            objective, optimizer, microbatches=microbatches, gather=gather, dropout=False, lifecycle=NO_HOOKS
+            objective,
+            optimizer,
+            Update(microbatches=microbatches, gather_parameters=gather),
+            dropout=False,
+            lifecycle=NO_HOOKS,
         )
     )
     for x in batches:
@@ -147,7 +152,7 @@ def test_skipped_update_keeps_the_carry():
 
 def test_evaluation_carries_its_own_state():
     batches, params = make_batches(2), make_params()
-    evaluate = jax.jit(step.make_eval_step(Next()))
+    evaluate = jax.jit(eval_step.make_eval_step(Next()))
     carry = as_features(Next().initial_carry(Config(), ROWS))
     first, carry = evaluate(params, {"x": batches[0]}, 0, carry)
     second, _ = evaluate(params, {"x": batches[1]}, 1, carry)

@@ -21,6 +21,7 @@ from t5x_like.objectives.variables import Frozen
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
 from t5x_like.training import stages, step
+from t5x_like.training.recipe import Update
 from t5x_like.training.state import create_state
 
 WIDTH, ROWS = 4, 16
@@ -111,7 +112,11 @@ def take_steps(objective, count=3, microbatches=1, devices=1, gather="per_use", 
     state = create_state(params, stages.of_objective(objective, sgd), 0)
     train_step = partitioner.jit(
         step.make_train_step(
-            objective, sgd, microbatches=microbatches, gather=gather, dropout=False, lifecycle=NO_HOOKS
+            objective,
+            sgd,
+            Update(microbatches=microbatches, gather_parameters=gather),
+            dropout=False,
+            lifecycle=NO_HOOKS,
         )
     )
     for _ in range(count):

@@ -29,6 +29,7 @@ from t5x_like.partitioning import Partitioner, shard
 from t5x_like.planning import hlo, walk
 from t5x_like.planning.collectives import DeviceMesh
 from t5x_like.training import program, step
+from t5x_like.training.recipe import Update
 from t5x_like.training.stages import of_objective
 from t5x_like.training.state import create_state
 
@@ -36,7 +37,7 @@ BATCH, LENGTH, WIDTH = 16, 6, 8
 
 
 class Net(nnx.Module):
-    config = types.SimpleNamespace(compute_dtype="float32")
+    config = types.SimpleNamespace(compute_dtype="float32", adapters=())
 
     def __init__(self, key):
         self.kernel = nnx.Param(jax.random.normal(key, (WIDTH, WIDTH)) / 3, axes=("embed", "mlp"))
@@ -106,7 +107,9 @@ def make_state(optimizer=None, **options):
     optimizer = optimizer or optimizers.adamw(learning_rate=schedules.constant(0.1))
     params = {"model": Net(jax.random.key(0)), "objective": {}}
     trainable, frozen = optimizers.split(params, ())
-    train_step = jax.jit(step.make_train_step(TwoTerms(), optimizer, dropout=False, **options, lifecycle=NO_HOOKS))
+    train_step = jax.jit(
+        step.make_train_step(TwoTerms(), optimizer, Update(**options), dropout=False, lifecycle=NO_HOOKS)
+    )
     has_average = "ema_decay" in options
     state = create_state(trainable, of_objective(TwoTerms(), optimizer), 0, has_average=has_average)
     return state, Frozen(frozen), train_step
@@ -199,7 +202,9 @@ def test_batch_is_prepared_before_weights_and_microbatches():
         create_state(params, of_objective(Doubled(), optimizer), 0),
         Frozen(optimizers.split(params, ())[1]),
     )
-    train_step = jax.jit(step.make_train_step(Doubled(), optimizer, microbatches=4, dropout=False, lifecycle=NO_HOOKS))
+    train_step = jax.jit(
+        step.make_train_step(Doubled(), optimizer, Update(microbatches=4), dropout=False, lifecycle=NO_HOOKS)
+    )
     state, first = train_step(state, frozen, make_batch())
     assert float(first["loss"][1]) == 2 * BATCH * LENGTH
     _, second = train_step(state.replace(params=params), frozen, make_batch())
@@ -283,7 +288,7 @@ def test_microbatches_lower_peak_memory():
 
     def temporary_bytes(microbatches):
         train_step = step.make_train_step(
-            SequenceToSequence(), optimizer, microbatches=microbatches, dropout=False, lifecycle=NO_HOOKS
+            SequenceToSequence(), optimizer, Update(microbatches=microbatches), dropout=False, lifecycle=NO_HOOKS
         )
         compiled = jax.jit(train_step).lower(state, frozen, batch).compile()
         return compiled.memory_analysis().temp_size_in_bytes

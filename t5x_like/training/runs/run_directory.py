@@ -16,7 +16,6 @@ from absl import logging
 
 import t5x_like
 from t5x_like import metrics, parameters, partitioning, paths
-from t5x_like.adapters import quantization
 from t5x_like.checkpoints.checkpointer import Checkpointer
 from t5x_like.errors import UserError
 from t5x_like.metrics.checkpoint_evaluations import Best
@@ -163,7 +162,12 @@ def model_info(tree: Any, partitioner: partitioning.Partitioner) -> str:
     lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in rows
     ]
-    return "\n".join([*lines, "", f"{quantization.count(tree):,} parameters in {len(rows) - 1} arrays"]) + "\n"
+    return "\n".join([*lines, "", describe_count(tree)]) + "\n"
+
+
+def describe_count(tree: Any) -> str:
+    """Describes the number of parameters, which are arrays or shapes."""
+    return f"{parameters.count(tree):,} parameters in {len(parameters.named_leaves(tree))} arrays"
 
 
 def _listed(entries) -> str:
