@@ -34,6 +34,7 @@ class Config:
     dtype: str | None = None
     scan_layers: bool | None = None
     compute_dtype = "float32"
+    adapters = ()
 
     def initial_carry(self, batch_size: int) -> dict[str, Array]:
         return {"state": jnp.zeros((batch_size, WIDTH))}

@@ -33,6 +33,7 @@ class Config:
     dtype: str | None = None
     scan_layers: bool | None = None
     compute_dtype = "float32"
+    adapters = ()
 
 
 class Net(nnx.Module):
