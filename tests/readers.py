@@ -29,6 +29,7 @@ from t5x_like.interop import (
     adapter_files,
     adapter_hub,
     fasttext_files,
+    model_tokens,
     registry,
     safetensors_files,
     t5x,
@@ -85,7 +86,7 @@ def _hugging_face(family) -> Make:
             return (
                 repr(model),
                 interop.task_head(path),
-                interop.generation_settings(path),
+                model_tokens.generation_settings(path),
                 digest(interop.read(path, model)),
             )
 

@@ -18,7 +18,7 @@ from t5x_like.config.description import describe
 from t5x_like.convert import convert
 from t5x_like.data import batches, specs
 from t5x_like.errors import RunFailed, UserError
-from t5x_like.interop import safetensors_files
+from t5x_like.interop import model_tokens, safetensors_files
 from t5x_like.layers.rope_scaling import Llama3
 from t5x_like.loading import open_model
 from t5x_like.models.bert import BertConfig
@@ -321,7 +321,7 @@ def test_description_has_every_field():
     ],
 )
 def test_eos_is_that_of_generation(tokens, expected):
-    assert interop.eos_id(dataclasses.replace(GPT, special_tokens=tokens)) == expected
+    assert model_tokens.eos_id(dataclasses.replace(GPT, special_tokens=tokens)) == expected
 
 
 @pytest.mark.parity

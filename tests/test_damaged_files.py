@@ -18,6 +18,7 @@ from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.config.stored import StoredSettings
 from t5x_like.data import specs
 from t5x_like.data.cached import CachedSource
+from t5x_like.interop import model_tokens
 from t5x_like.loading import open_model
 from t5x_like.partitioning import Partitioner
 from t5x_like.report import report
@@ -145,7 +146,7 @@ def test_hugging_face(family, tmp_path):
 
     def read(directory):
         path = str(directory)
-        interop.config_from_huggingface(path), interop.task_head(path), interop.generation_settings(path)
+        interop.config_from_huggingface(path), interop.task_head(path), model_tokens.generation_settings(path)
         weights = digest(interop.read(path, model))
         vocabulary = from_folder(path)
         return weights, vocabulary.encode("a test of text"), vocabulary.decode([3, 4, 5]), vocabulary.vocab_size

@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from t5x_like import interop
 from t5x_like.errors import UserError
-from t5x_like.interop import tokenizer_export
+from t5x_like.interop import model_tokens, tokenizer_export
 from t5x_like.interop.head_classes import TaskHead
 from t5x_like.models import build
 from t5x_like.models.base import GenerativeEncoderDecoder, GenerativeModel, ModelConfig
@@ -156,7 +155,7 @@ def describe_objective(objective: type, settings: Mapping[str, str]) -> str:
 
 def usual_objective(config: ModelConfig) -> tuple[type, dict[str, Any]]:
     """Returns the usual objective of a model and its settings. BOS is taken from the special tokens of the model."""
-    tokens, parts = interop.special_tokens(config), shape(config)
+    tokens, parts = model_tokens.special_tokens(config), shape(config)
     if parts == "encoder_decoder":
         start = tokens.get("decoder_start_token_id")
         return SequenceToSequence, {} if start is None else {"bos_id": start}

@@ -7,11 +7,11 @@ from typing import Any
 
 from absl import logging
 
-from t5x_like import interop, paths
+from t5x_like import paths
 from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.config import description
 from t5x_like.errors import UserError
-from t5x_like.interop import generation, tensorflow_checkpoints, tokenizer_export, tokenizer_ids
+from t5x_like.interop import generation, model_tokens, tensorflow_checkpoints, tokenizer_export, tokenizer_ids
 from t5x_like.models import special_tokens
 from t5x_like.models.base import ModelConfig
 from t5x_like.runtime import run_files
@@ -78,13 +78,13 @@ def with_special_tokens(
       bos_id: The first input of the decoder in training.
       continues: Whether a decoder continues texts, so that `bos_id` is known: None stands for no BOS.
     """
-    default, shape = interop.special_tokens(model), description.shape(model)
+    default, shape = model_tokens.special_tokens(model), description.shape(model)
     if model.special_tokens is None:
         ids = tokenizer_export.special_tokens(tokenizer, shape, default, bos_id)
         found = None if ids is None else special_tokens.SpecialTokens(ids)
         model = dataclasses.replace(model, special_tokens=found)
     key = "bos_token_id" if continues else _START if shape == "encoder_decoder" and bos_id is not None else None
-    known = interop.special_tokens(model)
+    known = model_tokens.special_tokens(model)
     if key is None or known.get(key) == bos_id:
         return model
     stored = model.special_tokens or special_tokens.SpecialTokens()
@@ -111,7 +111,7 @@ def max_length(model: ModelConfig, lengths: Any, bos_id: int | None = None, *, c
 def padding_id(tokenizer: str | None, model: ModelConfig) -> int | None:
     """Returns the id that pads rows in transformers: the tokenizer's padding, or else the end of a text."""
     ids = tokenizer_ids.special_ids(tokenizer) if tokenizer is not None else {}
-    candidates = [ids.get("pad"), ids.get("eos"), interop.eos_id(model)]
+    candidates = [ids.get("pad"), ids.get("eos"), model_tokens.eos_id(model)]
     return next((index for index in candidates if index is not None and 0 <= index < model.vocab_size), None)
 
 
@@ -145,7 +145,7 @@ def exported_files(
     """
     if tokenizer is None:
         return {}
-    sentencepiece, tokenizer_class, lowers_text = interop.sentencepiece_format(model)
+    sentencepiece, tokenizer_class, lowers_text = model_tokens.sentencepiece_format(model)
     reader = tokenizer_export.Reader(
         shape=description.shape(model),
         vocab_size=model.vocab_size,

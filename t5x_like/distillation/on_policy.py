@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from t5x_like import interop
 from t5x_like.data import features
 from t5x_like.data.features import FeatureSpec, ModelFeature
 from t5x_like.data.roles import make_feature
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
+from t5x_like.interop import model_tokens
 from t5x_like.objectives.base import Batch
 from t5x_like.optimizers.schedules import Schedule, Step
 from t5x_like.recorded import recorded
@@ -139,7 +139,7 @@ class OnPolicy:
         return {name: make_feature(each.role, joined, count, before, spec.bos_id) for name, each in made.items()}
 
     def _resolved(self, model: Any, spec: FeatureSpec, length: int) -> Decoding:
-        known = (each for each in (self.eos_id, interop.eos_id(model.config), features.EOS_ID) if each is not None)
+        known = (each for each in (self.eos_id, model_tokens.eos_id(model.config), features.EOS_ID) if each is not None)
         return self.decoding.resolve(max_length=length, eos_ids=(next(known),), bos_id=spec.bos_id)
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 from jaxtyping import Array, Int
 
-from t5x_like import interop
 from t5x_like.data import features, prompts
 from t5x_like.data.records import Record
 from t5x_like.decoding.generate import generate
@@ -20,6 +19,7 @@ from t5x_like.inference.examples import Examples, HeadExamples, IdExamples, Text
 from t5x_like.inference.layout import Layout
 from t5x_like.inference.prompt_bank import PromptedExamples
 from t5x_like.inference.records import TEXT_FIELD
+from t5x_like.interop import model_tokens
 from t5x_like.objectives import passes
 from t5x_like.objectives.base import Batch
 from t5x_like.stored.loaded import Loaded
@@ -195,7 +195,7 @@ class TextPredictor:
             lengths,
             self._layout,
             self._options.eos_id,
-            interop.eos_id(loaded.config) if eos_id is None else eos_id,
+            model_tokens.eos_id(loaded.config) if eos_id is None else eos_id,
             inputs_eos=self._inputs_eos(reads_task=vocabularies is not None and has_task(data)),
             separator=self._separator or "",
             targets_eos=self._options.score_eos,

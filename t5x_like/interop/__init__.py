@@ -3,9 +3,10 @@
 Each family has a module in this package with a constant `FAMILY`, which `registry.families` discovers.
 """
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +17,6 @@ from t5x_like import parameters, paths
 from t5x_like.errors import UserError
 from t5x_like.interop import (
     compressed_tensors,
-    generation,
     head_classes,
     json_files,
     safetensors_files,
@@ -26,7 +26,7 @@ from t5x_like.interop import (
 )
 from t5x_like.interop.generation import CONFIG, GENERATION_CONFIG
 from t5x_like.interop.head_classes import TaskHead
-from t5x_like.interop.registry import families, family_of, family_of_type, file_in_errors, find_family
+from t5x_like.interop.registry import family_of, family_of_type, file_in_errors, find_family
 from t5x_like.models import build, construct
 from t5x_like.models.base import Model, ModelConfig
 from t5x_like.objectives.heads import HeadForm
@@ -49,6 +49,14 @@ FREE_FIELDS = (
 SIZE_FIELDS = ("num_layers", "encoder_layers", "decoder_layers", "max_length", "num_token_types")
 
 
+@contextlib.contextmanager
+def _config_json(path: str) -> Iterator[tuple[tensor_mapping.Family, dict[str, Any]]]:
+    """Returns the family and the contents of config.json, whose path is added to errors inside the context."""
+    hf_config = json_files.read(file := paths.join(path, CONFIG))
+    with file_in_errors(file):
+        yield family_of_type(hf_config.get("model_type"), file), hf_config
+
+
 def config_from_huggingface(path: str) -> ModelConfig:
     """Reads the configuration of a Hugging Face model.
 
@@ -61,10 +69,8 @@ def config_from_huggingface(path: str) -> ModelConfig:
     Raises:
       UserError: a file is invalid, or the model is not supported.
     """
-    file, generation = paths.join(path, CONFIG), paths.join(path, GENERATION_CONFIG)
-    hf_config = json_files.read(file)
-    family = family_of_type(hf_config.get("model_type"), file)
-    with file_in_errors(file):
+    generation = paths.join(path, GENERATION_CONFIG)
+    with _config_json(path) as (family, hf_config):
         special_token_fields.from_json(hf_config, None)  # raises for invalid ids, which families use
         config = family.config_from_json(hf_config)
     with file_in_errors(generation):
@@ -92,14 +98,8 @@ def from_huggingface(path: str, **changes: Any) -> tuple[ModelConfig, Model]:
         known = ", ".join(field.name for field in dataclasses.fields(stored))
         raise UserError(f"{unknown[0]}: not a field of {type(stored).__name__}. Give one of {known}.")
     config = dataclasses.replace(stored, **changes)
-    leaves = _read(path, family_of(config), config)
-    like = build.shapes(config)
-    model_leaves = {
-        name.removeprefix(tables.MODEL): jax.numpy.asarray(leaf)
-        for name, leaf in leaves.items()
-        if name.startswith(tables.MODEL)
-    }
-    return config, parameters.unstack(model_leaves, like)
+    leaves = jax.tree.map(jax.numpy.asarray, _of_model(_read(path, family_of(config), config)))
+    return config, parameters.unstack(leaves, build.shapes(config))
 
 
 def read(path: str, config: ModelConfig, *, other_sizes: bool = False) -> dict[str, Float[np.ndarray, "..."]]:
@@ -174,10 +174,8 @@ def _read(path: str, family: tensor_mapping.Family, config: ModelConfig) -> dict
 
 def _tensors(path: str, family: tensor_mapping.Family, config: ModelConfig) -> tuple[Any, ...]:
     """Returns the arguments of `tables.read` after the directory."""
-    hf_config = json_files.read(file := paths.join(path, CONFIG))
-    with file_in_errors(file):
-        head_class = head_classes.class_of_directory(family, hf_config)
-    return family, config, head_class, family.omitted(hf_config)
+    with _config_json(path) as (_, hf_config):
+        return family, config, head_classes.class_of_directory(family, hf_config), family.omitted(hf_config)
 
 
 def task_head(path: str) -> TaskHead | None:
@@ -192,9 +190,7 @@ def task_head(path: str) -> TaskHead | None:
     Raises:
       UserError: config.json is invalid, or the model or its head is not supported.
     """
-    hf_config = json_files.read(file := paths.join(path, CONFIG))
-    family = family_of_type(hf_config.get("model_type"), file)
-    with file_in_errors(file):
+    with _config_json(path) as (family, hf_config):
         found = head_classes.class_of_directory(family, hf_config)
         if found is None:
             return None
@@ -211,9 +207,7 @@ def head_names(path: str) -> set[str]:
     Raises:
       UserError: a file is invalid, or the model or its head is not supported.
     """
-    hf_config = json_files.read(file := paths.join(path, CONFIG))
-    family = family_of_type(hf_config.get("model_type"), file)
-    with file_in_errors(file):
+    with _config_json(path) as (family, hf_config):
         head_class = head_classes.class_of_directory(family, hf_config)
     return tables.head_names(path, family, config_from_huggingface(path), head_class)
 
@@ -228,9 +222,7 @@ def head_form(path: str, name: str) -> HeadForm:
     Raises:
       UserError: config.json is invalid, or transformers does not have such a head for the family.
     """
-    hf_config = json_files.read(file := paths.join(path, CONFIG))
-    family = family_of_type(hf_config.get("model_type"), file)
-    with file_in_errors(file):
+    with _config_json(path) as (family, hf_config):
         return head_classes.form_of(family, hf_config, name)
 
 
@@ -356,12 +348,16 @@ def merge_adapters(config: ModelConfig, leaves: Mapping[str, Any]) -> tuple[Mode
     """
     if not config.adapters:
         return config, dict(leaves)
-    prefix = "model/"
-    names = {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
-    merged = construct.merge(parameters.rebuild(build.stacked_shapes(config), names))
-    others = {name: leaf for name, leaf in leaves.items() if not name.startswith(prefix)}
-    of_model = {prefix + name: leaf for name, leaf in parameters.named_leaves(merged).items()}
-    return construct.without_adapters(config), of_model | others
+    merged = construct.merge(parameters.rebuild(build.stacked_shapes(config), _of_model(leaves)))
+    others = {name: leaf for name, leaf in leaves.items() if not name.startswith(tables.MODEL)}
+    return construct.without_adapters(config), {
+        tables.MODEL + name: leaf for name, leaf in parameters.named_leaves(merged).items()
+    } | others
+
+
+def _of_model(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of the model by their names in it."""
+    return {name.removeprefix(tables.MODEL): leaf for name, leaf in leaves.items() if name.startswith(tables.MODEL)}
 
 
 def fold_norms(config: ModelConfig, leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -377,57 +373,7 @@ def fold_norms(config: ModelConfig, leaves: Mapping[str, Any]) -> dict[str, Any]
     Raises:
       UserError: the model does not have affine norms, or its values cannot be folded.
     """
-    for family in families():
-        if family.config_class is type(config) and family.fold_norms is not None:
-            return family.fold_norms(config, leaves)
-    raise UserError(f"FOLD_NORMS=True: a {type(config).__name__} has no norms to fold. Omit it.")
-
-
-def special_tokens(config: ModelConfig) -> dict[str, Any]:
-    """Returns the special token ids of a model by Hugging Face key, such as `bos_token_id`.
-
-    Ids of config.json come before ids of generation_config.json. Keys that neither has get the default of the family.
-
-    Args:
-      config: configuration of the model.
-    """
-    found: dict[str, Any] = {}
-    for family in families():
-        if family.config_class is type(config):
-            found |= family.default_tokens
-    if (tokens := config.special_tokens) is not None:
-        found |= dict(tokens.generation or ()) | dict(tokens.config)
-    return found
-
-
-def generation_settings(path: str) -> tuple[str, dict[str, Any]]:
-    """Reads the settings of `generate` in a Hugging Face directory; see `generation.read`.
-
-    Without a generation_config.json, the forced ids that config.json lacks come from the family, as in transformers.
-    """
-    file, found = generation.read(path)
-    if file.endswith(f"/{CONFIG}"):
-        model_type = json_files.read(file).get("model_type")
-        for family in families():
-            if model_type in family.model_types:
-                found = {key: value for key, value in family.default_tokens.items() if key in generation.KEYS} | found
-    return file, found
-
-
-def eos_id(config: ModelConfig) -> int | None:
-    """Returns the id of the token that ends a generated text, the first one of several, or None if it is not known.
-
-    Args:
-      config: configuration of the model. Its generation_config.json takes precedence.
-    """
-    generation = {} if config.special_tokens is None else dict(config.special_tokens.generation or ())
-    found = (special_tokens(config) | generation).get("eos_token_id")
-    return found[0] if isinstance(found, tuple) else found
-
-
-def sentencepiece_format(config: ModelConfig) -> tuple[str | None, str | None, bool]:
-    """Returns how transformers stores SentencePiece models: `sentencepiece`, `tokenizer_class`, `lowers_text`."""
     family = find_family(config)
-    if family is None:
-        return None, None, False
-    return family.sentencepiece, family.tokenizer_class, family.lowers_text
+    if family is None or family.fold_norms is None:
+        raise UserError(f"FOLD_NORMS=True: a {type(config).__name__} has no norms to fold. Omit it.")
+    return family.fold_norms(config, leaves)

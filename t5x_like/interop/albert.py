@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields
-from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, NEXT_SENTENCE, TENSORFLOW_HEADS, special_tokens
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, dropout_rate, question_answering
+from t5x_like.interop import bert
+from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, NEXT_SENTENCE, TENSORFLOW_HEADS
+from t5x_like.interop.config_map import ConfigMap
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.albert import AlbertConfig
@@ -20,90 +21,59 @@ from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.sentence_order import SentenceOrder
 
-_NAMES = {
-    # field of the configuration: key of config.json
-    "vocab_size": "vocab_size",
-    "embedding_dim": "embedding_size",
-    "embed_dim": "hidden_size",
-    "mlp_dim": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "num_layers": "num_hidden_layers",
-    "stored_layers": "num_hidden_groups",
-    "max_length": "max_position_embeddings",
-    "num_token_types": "type_vocab_size",
-    "dropout_rate": "hidden_dropout_prob",
-    "attention_dropout_rate": "attention_probs_dropout_prob",
-    "norm_epsilon": "layer_norm_eps",
-    "initializer_range": "initializer_range",
-}
-# Defaults of transformers for missing keys.
-_DEFAULTS = {
-    "vocab_size": 30000,
-    "embedding_size": 128,
-    "hidden_size": 4096,
-    "intermediate_size": 16384,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 12,
-    "num_hidden_groups": 1,
-    "hidden_act": "gelu_new",
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "layer_norm_eps": 1e-12,
-    "initializer_range": 0.02,
-    "pad_token_id": 0,
-}
-# Keys with one supported value.
-_FIXED = {"inner_group_num": 1, "position_embedding_type": "absolute", "tie_word_embeddings": True}
 _DROPOUT_KEY = "classifier_dropout_prob"
-_SPECIAL_TOKENS = {"bos_token_id": 2, "eos_token_id": 3}
 
-_POOLER = f"{NEXT_SENTENCE}/pooler/"
-# Heads -> class of transformers.
-_ARCHITECTURES = {
-    (): "AlbertModel",
-    (MASKED_LM,): "AlbertForMaskedLM",
-    (MASKED_LM, NEXT_SENTENCE): "AlbertForPreTraining",
-}
+_CONFIG = ConfigMap(
+    config_class=AlbertConfig,
+    model="ALBERT",
+    model_type="albert",
+    keys=bert.keys(
+        (),
+        vocab_size=30000,
+        embedding_dim=128,
+        embed_dim=4096,
+        mlp_dim=16384,
+        num_heads=64,
+        num_layers=12,
+        stored_layers=1,
+        max_length=512,
+        num_token_types=2,
+        dropout_rate=0.0,
+        attention_dropout_rate=0.0,
+    ),
+    defaults={"hidden_act": "gelu_new", "pad_token_id": 0},
+    fixed={"inner_group_num": 1, "position_embedding_type": "absolute", "tie_word_embeddings": True},
+    required={"position_offset": 0},
+    activations=ACTIVATIONS,
+    classes={
+        (): "AlbertModel",
+        (MASKED_LM,): "AlbertForMaskedLM",
+        (MASKED_LM, NEXT_SENTENCE): "AlbertForPreTraining",
+    },
+    poolers={"pooler": bert.POOLER, "pooled": NEXT_SENTENCE},
+    tokens={"bos_token_id": 2, "eos_token_id": 3},
+)
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> AlbertConfig:
     """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
-    fields.check_fixed(hf_config, _FIXED)
-    found = fields.values(hf_config, _NAMES, AlbertConfig)
+    found = _CONFIG.read(_CONFIG.with_defaults(hf_config))
     if found["embedding_dim"] == found["embed_dim"]:
         raise UserError(
             f"embedding_size={found['embedding_dim']}: not supported, because it equals hidden_size. transformers "
             "projects embeddings of any size, AlbertConfig only embeddings of another size than the hidden states."
         )
-    return AlbertConfig(
-        head_dim=fields.head_dim(hf_config, "hidden_size", "num_attention_heads"),
-        padding_id=hf_config["pad_token_id"],
-        activations=(fields.choice(hf_config, "hidden_act", ACTIVATIONS),),
-        **found,
-    )
+    return AlbertConfig(**found)
 
 
 def config_to_huggingface(config: AlbertConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
     """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-    activation = fields.activation_name(config.activations, ACTIVATIONS, "ALBERT")
     if config.unembed_dim == config.embed_dim:
         raise UserError(
             f"embedding_dim={config.embedding_dim}: not supported by transformers' ALBERT, which projects the "
             f"embeddings. Only a size other than embed_dim={config.embed_dim} has a projection."
         )
-    fields.check_head_dim(config, "ALBERT")
-    return {
-        "architectures": [architecture(heads, _ARCHITECTURES, "ALBERT", pooler=_POOLER, pooled=NEXT_SENTENCE)],
-        "model_type": "albert",
-        "hidden_act": activation,
-        "torch_dtype": "float32",
-        **_FIXED,
-        **special_tokens(config, _DEFAULTS["pad_token_id"], _SPECIAL_TOKENS),
-        **{key: getattr(config, field) for field, key in _NAMES.items()},
-    }
+    return _CONFIG.to_json(config, heads)
 
 
 def table(config: AlbertConfig) -> list[TensorMapping]:

@@ -4,35 +4,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from t5x_like.errors import UserError
-from t5x_like.interop import fields, special_token_fields
+from t5x_like.interop import fields
+from t5x_like.interop.config_map import ConfigMap
 from t5x_like.interop.head_classes import SEQUENCE, dropout_rate, question_answering
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.bart import BartConfig
 from t5x_like.objectives import heads
 
-_NAMES = {
-    # field of the configuration: key of config.json
-    "vocab_size": "vocab_size",
-    "embed_dim": "d_model",
-    "mlp_dim": "encoder_ffn_dim",
-    "num_heads": "encoder_attention_heads",
-    "encoder_layers": "encoder_layers",
-    "decoder_layers": "decoder_layers",
-    "max_length": "max_position_embeddings",
-    "dropout_rate": "dropout",
-    "attention_dropout_rate": "attention_dropout",
-}
-# Key of the decoder -> key of the encoder with the same value, since both stacks have the same sizes.
-_DECODER_KEYS = {"decoder_ffn_dim": "encoder_ffn_dim", "decoder_attention_heads": "encoder_attention_heads"}
-# Defaults of transformers for missing keys.
-_DEFAULTS = {
-    "activation_function": "gelu",
-    "max_position_embeddings": 1024,
-    "dropout": 0.1,
-    "attention_dropout": 0.0,
-}
 # Ids in BART's vocabulary.
 _SPECIAL_TOKENS = {
     "bos_token_id": 0,
@@ -41,6 +20,8 @@ _SPECIAL_TOKENS = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": 2,
 }
+# Key of the decoder -> key of the encoder with the same value, since both stacks have the same sizes.
+_DECODER_KEYS = {"decoder_ffn_dim": "encoder_ffn_dim", "decoder_attention_heads": "encoder_attention_heads"}
 # Keys with one supported value. The dropout rates of activations and layers are ignored, because the model
 # does not have them.
 _FIXED = {"scale_embedding": False, "tie_word_embeddings": True}
@@ -52,48 +33,46 @@ _FIXED_OF_OLD_FILES = {
     "normalize_embedding": True,
     "static_position_embeddings": False,
 }
-# Activation in transformers -> activation here. `gelu` of transformers is exact GELU.
-_ACTIVATIONS = {"gelu": "gelu_exact", "gelu_new": "gelu", "relu": "relu", "silu": "silu"}
-# Constants in the code of transformers that are not in config.json.
-_POSITION_OFFSET, _NORM_EPSILON = 2, 1e-5
+
+_CONFIG = ConfigMap(
+    config_class=BartConfig,
+    model="BART",
+    model_type="bart",
+    keys={
+        "vocab_size": "vocab_size",
+        "embed_dim": "d_model",
+        "mlp_dim": "encoder_ffn_dim",
+        "num_heads": "encoder_attention_heads",
+        "encoder_layers": "encoder_layers",
+        "decoder_layers": "decoder_layers",
+        "max_length": ("max_position_embeddings", 1024),
+        "dropout_rate": ("dropout", 0.1),
+        "attention_dropout_rate": ("attention_dropout", 0.0),
+    },
+    defaults={"activation_function": "gelu"},
+    refused=_FIXED | _FIXED_OF_OLD_FILES,
+    required={"position_offset": 2, "norm_epsilon": 1e-5},
+    # `gelu` of transformers is exact GELU.
+    activations={"gelu": "gelu_exact", "gelu_new": "gelu", "relu": "relu", "silu": "silu"},
+    activation_key="activation_function",
+    classes={(): "BartForConditionalGeneration"},
+    tokens=_SPECIAL_TOKENS,
+    first=("architectures", "model_type", "is_encoder_decoder"),
+)
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> BartConfig:
     """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
-    found = fields.values(hf_config, _NAMES, BartConfig)
-    fields.check_fixed(hf_config, _FIXED | _FIXED_OF_OLD_FILES)
+    hf_config = _CONFIG.with_defaults(hf_config)
+    found = _CONFIG.read(hf_config)
     fields.check_fixed(hf_config, {decoder: hf_config[encoder] for decoder, encoder in _DECODER_KEYS.items()})
-    return BartConfig(
-        head_dim=fields.head_dim(hf_config, "d_model", "encoder_attention_heads"),
-        position_offset=_POSITION_OFFSET,
-        norm_epsilon=_NORM_EPSILON,
-        activations=(fields.choice(hf_config, "activation_function", _ACTIVATIONS),),
-        **found,
-    )
+    return BartConfig(**found)
 
 
 def config_to_huggingface(config: BartConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
     """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-    activation = fields.activation_name(config.activations, _ACTIVATIONS, "BART")
-    fields.check_head_dim(config, "BART")
-    for name, only in (("position_offset", _POSITION_OFFSET), ("norm_epsilon", _NORM_EPSILON)):
-        if getattr(config, name) != only:
-            raise UserError(
-                f"{name}={getattr(config, name)}: not supported by transformers' BART, which requires {only}"
-            )
-    hf_config = {key: getattr(config, field) for field, key in _NAMES.items()}
-    return {
-        "architectures": ["BartForConditionalGeneration"],
-        "model_type": "bart",
-        "is_encoder_decoder": True,
-        "activation_function": activation,
-        "torch_dtype": "float32",
-        **special_token_fields.to_json(config.special_tokens, _SPECIAL_TOKENS),
-        **_FIXED,
-        **hf_config,
-        **{decoder: hf_config[encoder] for decoder, encoder in _DECODER_KEYS.items()},
-    }
+    found = _CONFIG.to_json(config, is_encoder_decoder=True, **_FIXED)
+    return found | {decoder: found[encoder] for decoder, encoder in _DECODER_KEYS.items()}
 
 
 def table(config: BartConfig) -> list[TensorMapping]:

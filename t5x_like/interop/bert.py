@@ -6,55 +6,50 @@ next-sentence head. RoBERTa does not have this head; the pooler of transformers'
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields, special_token_fields
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, dropout_rate, question_answering
+from t5x_like.interop import fields
+from t5x_like.interop.config_map import ConfigMap
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.bert import BertConfig
-from t5x_like.models.mobilebert import MobileBertConfig
 from t5x_like.objectives import heads
 from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 
-NAMES = {
-    # field of the configuration: key of config.json
+# Field of the configuration of BERT and of its relatives: key of config.json.
+_NAMES = {
     "vocab_size": "vocab_size",
+    "embedding_dim": "embedding_size",
     "embed_dim": "hidden_size",
+    "bottleneck_dim": "intra_bottleneck_size",
     "mlp_dim": "intermediate_size",
+    "num_mlps": "num_feedforward_networks",
     "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers",
+    "stored_layers": "num_hidden_groups",
+    "max_length": "max_position_embeddings",
     "num_token_types": "type_vocab_size",
     "dropout_rate": "hidden_dropout_prob",
     "attention_dropout_rate": "attention_probs_dropout_prob",
     "norm_epsilon": "layer_norm_eps",
     "initializer_range": "initializer_range",
 }
-# Defaults of transformers for missing keys.
-_DEFAULTS = {
-    "hidden_act": "gelu",
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "layer_norm_eps": 1e-12,
-    "initializer_range": 0.02,
-}
-# Key of a layer -> indices of the heads that it lacks.
-_PRUNED_HEADS = "pruned_heads"
-_PADDING = {"bert": 0, "roberta": 1}
-_SPECIAL_TOKENS = {"bert": {}, "roberta": {"bos_token_id": 0, "eos_token_id": 2}}
+_SIZES = ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "num_layers")
+_RATES = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1, "norm_epsilon": 1e-12, "initializer_range": 0.02}
 # Keys with one supported value.
-_FIXED = {
+FIXED = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
+# Key of a layer -> indices of the heads that it lacks.
+_PRUNED_HEADS = "pruned_heads"
 # Activation in transformers -> activation here. The first name of each activation is written.
 ACTIVATIONS = {
     "gelu_new": "gelu",
@@ -66,78 +61,92 @@ ACTIVATIONS = {
 }
 
 MASKED_LM, NEXT_SENTENCE = f"{OBJECTIVE}masked_lm", f"{OBJECTIVE}next_sentence"
-_POOLER = f"{NEXT_SENTENCE}/pooler/"
-# Model type -> heads -> class of transformers.
-_ARCHITECTURES = {
-    "bert": {
+POOLER = f"{NEXT_SENTENCE}/pooler/"
+
+
+def keys(required: Sequence[str] = _SIZES, **defaults: Any) -> dict[str, Any]:
+    """Returns `ConfigMap.keys` of BERT or a relative.
+
+    Args:
+      required: Fields whose keys have no default in transformers.
+      **defaults: Defaults of further fields, if they are not those of BERT.
+    """
+    rates = {field: defaults.pop(field, value) for field, value in _RATES.items()}
+    found = {field: (_NAMES[field], value) for field, value in {**defaults, **rates}.items()}
+    return {field: _NAMES[field] for field in required} | found
+
+
+_BERT = ConfigMap(
+    config_class=BertConfig,
+    model="BERT",
+    model_type="bert",
+    keys=keys(num_token_types=2),
+    defaults={"hidden_act": "gelu", "max_position_embeddings": 512, "pad_token_id": 0},
+    fixed=FIXED,
+    activations=ACTIVATIONS,
+    classes={
         (): "BertModel",
         (MASKED_LM,): "BertForMaskedLM",
         (NEXT_SENTENCE,): "BertForNextSentencePrediction",
         (MASKED_LM, NEXT_SENTENCE): "BertForPreTraining",
     },
-    "roberta": {(): "RobertaModel", (MASKED_LM,): "RobertaForMaskedLM"},
-}
+    poolers={"pooler": POOLER, "pooled": NEXT_SENTENCE},
+    first=("architectures", "model_type", "hidden_act", "max_position_embeddings"),
+)
+# Position i of RoBERTa has row i + padding_id + 1 of the table.
+ROBERTA = dataclasses.replace(
+    _BERT,
+    model="RoBERTa",
+    model_type="roberta",
+    defaults={**_BERT.defaults, "pad_token_id": 1},
+    classes={(): "RobertaModel", (MASKED_LM,): "RobertaForMaskedLM"},
+    poolers={},
+    tokens={"bos_token_id": 0, "eos_token_id": 2},
+)
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> BertConfig:
     """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
-    model_type = hf_config["model_type"]
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS, {"pad_token_id": _PADDING[model_type]})
-    found = fields.values(hf_config, NAMES, BertConfig)
-    fields.check_fixed(hf_config, _FIXED)
-    activation = fields.choice(hf_config, "hidden_act", ACTIVATIONS)
+    entries = ROBERTA if hf_config["model_type"] == "roberta" else _BERT
+    hf_config = entries.with_defaults(hf_config)
+    found = entries.read(hf_config)
     if "RobertaForMaskedLM" in fields.strings(hf_config, "architectures"):
-        check_head(activation, f"hidden_act {hf_config['hidden_act']!r}")
-    padding = hf_config["pad_token_id"]
-    offset = padding + 1 if model_type == "roberta" else 0
+        check_head(found["activations"], f"hidden_act {hf_config['hidden_act']!r}", "RoBERTa")
     found["num_heads"] -= _pruned_heads(hf_config)
-    return BertConfig(
-        head_dim=fields.head_dim(hf_config, "hidden_size", "num_attention_heads"),
-        max_length=fields.size(hf_config, "max_position_embeddings") - offset,
-        position_offset=offset,
-        padding_id=padding,
-        activations=(activation,),
-        **found,
-    )
+    return BertConfig(**found | positions(hf_config, found["padding_id"] + 1 if entries is ROBERTA else 0))
+
+
+def positions(hf_config: Mapping[str, Any], offset: int) -> dict[str, int]:
+    """Returns the fields of a table of positions that has `offset` rows without a position."""
+    return {"max_length": fields.size(hf_config, "max_position_embeddings") - offset, "position_offset": offset}
 
 
 def config_to_huggingface(config: BertConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
     """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-    activation = fields.activation_name(config.activations, ACTIVATIONS, "BERT")
-    if config.unembed_dim != config.embed_dim:
-        raise UserError(
-            f"embedding_dim={config.embedding_dim}: not supported by transformers' BERT, whose embeddings have the "
-            f"size of the hidden states, {config.embed_dim}"
-        )
+    entries = ROBERTA if config.position_offset else _BERT
     all_heads = config.num_heads
     if config.num_heads * config.head_dim < config.embed_dim and config.embed_dim % config.head_dim == 0:
         all_heads = config.embed_dim // config.head_dim
-    fields.check_head_dim(dataclasses.replace(config, num_heads=all_heads), "BERT")
-    model_type = _model_type(config)
-    if model_type == "roberta" and config.padding_id != config.position_offset - 1:
+    if entries is ROBERTA:
+        check_positions(config, entries.model)
+    length = config.max_length + config.position_offset
+    found = entries.to_json(dataclasses.replace(config, num_heads=all_heads), heads, max_position_embeddings=length)
+    if found["architectures"] == ["RobertaForMaskedLM"]:
+        check_head(config.activations, f"activations {config.activations}", "RoBERTa")
+    return found | _pruned(config, all_heads)
+
+
+def check_positions(config: BertConfig, model: str) -> None:
+    """Checks that the positions of a configuration start after the padding id, as in RoBERTa."""
+    if config.padding_id != config.position_offset - 1:
         raise UserError(
             f"position_offset={config.position_offset} with padding_id={config.padding_id}: not supported by "
-            "transformers' RoBERTa, whose positions start at padding_id + 1. Set "
+            f"transformers' {model}, whose positions start at padding_id + 1. Set "
             f"padding_id={config.position_offset - 1}."
         )
-    pooler = {"pooler": _POOLER, "pooled": NEXT_SENTENCE} if model_type == "bert" else {}
-    found = architecture(heads, _ARCHITECTURES[model_type], model_type, **pooler)
-    if found == "RobertaForMaskedLM":
-        check_head(config.activations[0], f"activations {config.activations}")
-    return {
-        "architectures": [found],
-        "model_type": model_type,
-        "hidden_act": activation,
-        "max_position_embeddings": config.max_length + config.position_offset,
-        "torch_dtype": "float32",
-        **_FIXED,
-        **special_tokens(config, _PADDING[model_type], _SPECIAL_TOKENS[model_type]),
-        **{key: getattr(config, field) for field, key in NAMES.items()},
-        **_heads_to_huggingface(config, all_heads),
-    }
 
 
-def _heads_to_huggingface(config: BertConfig, all_heads: int) -> dict[str, Any]:
+def _pruned(config: BertConfig, all_heads: int) -> dict[str, Any]:
     """Returns the keys of a model with fewer heads than fit into its hidden states.
 
     transformers makes a layer with all heads, and removes some before it loads tensors. Which ones it removes does not
@@ -146,10 +155,7 @@ def _heads_to_huggingface(config: BertConfig, all_heads: int) -> dict[str, Any]:
     if config.num_heads == all_heads:
         return {}
     removed = list(range(config.num_heads, all_heads))
-    return {
-        NAMES["num_heads"]: all_heads,
-        _PRUNED_HEADS: {str(layer): removed for layer in range(config.num_layers)},
-    }
+    return {_PRUNED_HEADS: {str(layer): removed for layer in range(config.num_layers)}}
 
 
 def _pruned_heads(hf_config: Mapping[str, Any]) -> int:
@@ -159,7 +165,7 @@ def _pruned_heads(hf_config: Mapping[str, Any]) -> int:
       UserError: layers lack different numbers of heads.
     """
     pruned = fields.mapping(hf_config, _PRUNED_HEADS) if hf_config.get(_PRUNED_HEADS) else {}
-    numbers = [len(set(pruned.get(str(layer), ()))) for layer in range(fields.size(hf_config, NAMES["num_layers"]))]
+    numbers = [len(set(pruned.get(str(layer), ()))) for layer in range(fields.size(hf_config, _NAMES["num_layers"]))]
     if len(set(numbers)) > 1:
         raise UserError(
             f"{_PRUNED_HEADS} {pruned}: the layers lack {', '.join(map(str, numbers))} heads. Layers with different "
@@ -168,28 +174,20 @@ def _pruned_heads(hf_config: Mapping[str, Any]) -> int:
     return numbers[0] if numbers else 0
 
 
-def special_tokens(
-    config: BertConfig | MobileBertConfig, default_padding: int, default: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the ids for config.json. The padding id is `padding_id`, which masks rows and shifts RoBERTa's positions.
+def check_head(activations: Sequence[str], source: str, model: str) -> None:
+    """Checks that a masked-LM head uses exact GELU.
 
     Args:
-      config: configuration of the model.
-      default_padding: default of transformers for `pad_token_id`.
-      default: ids of the family, for models that were not imported.
+      activations: Activations of the model.
+      source: Where they were set.
+      model: Name of the model.
+
+    Raises:
+      UserError: they are others.
     """
-    tokens = special_token_fields.to_json(config.special_tokens, {"pad_token_id": config.padding_id, **default})
-    pad_token_id = tokens.get("pad_token_id")
-    if config.padding_id != (default_padding if pad_token_id is None else pad_token_id):
-        tokens["pad_token_id"] = config.padding_id
-    return tokens
-
-
-def check_head(activation: str, source: str) -> None:
-    """Checks that RoBERTa's masked-LM head uses exact GELU; `source` says where the activation was set."""
-    if activation != "gelu_exact":
+    if activations[0] != "gelu_exact":
         raise UserError(
-            f"{source}: not supported with a masked-LM head, since transformers' RoBERTa head always uses exact GELU. "
+            f"{source}: not supported with a masked-LM head, since transformers' {model} head always uses exact GELU. "
             "The head here uses the activation of the model."
         )
 

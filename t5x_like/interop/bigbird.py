@@ -11,17 +11,10 @@ from typing import Any
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields
-from t5x_like.interop.bert import (
-    ACTIVATIONS,
-    MASKED_LM,
-    NEXT_SENTENCE,
-    TENSORFLOW_HEADS,
-    attention,
-    head_form,
-    special_tokens,
-)
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS, architecture
+from t5x_like.interop import bert, fields
+from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, NEXT_SENTENCE, TENSORFLOW_HEADS, head_form
+from t5x_like.interop.config_map import ConfigMap
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.bigbird import BigBirdConfig
@@ -31,91 +24,54 @@ from t5x_like.objectives.joint import Joint
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.next_sentence import NextSentence
 
-_NAMES = {
-    # field of the configuration: key of config.json
-    "vocab_size": "vocab_size",
-    "embed_dim": "hidden_size",
-    "mlp_dim": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "num_layers": "num_hidden_layers",
-    "max_length": "max_position_embeddings",
-    "num_token_types": "type_vocab_size",
-    "dropout_rate": "hidden_dropout_prob",
-    "attention_dropout_rate": "attention_probs_dropout_prob",
-    "norm_epsilon": "layer_norm_eps",
-    "initializer_range": "initializer_range",
-    "block_size": "block_size",
-    "qkv_bias": "use_bias",
-    "scale_embeddings": "rescale_embeddings",
-}
 _RANDOM, _ATTENTION = "num_random_blocks", "attention_type"
-# Defaults of transformers for missing keys.
-_DEFAULTS = {
-    "vocab_size": 50358,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_attention_heads": 12,
-    "num_hidden_layers": 12,
-    "hidden_act": "gelu_new",
-    "max_position_embeddings": 4096,
-    "type_vocab_size": 2,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "layer_norm_eps": 1e-12,
-    "initializer_range": 0.02,
-    "pad_token_id": 0,
-    _ATTENTION: "block_sparse",
-    "block_size": 64,
-    _RANDOM: 3,
-    "use_bias": True,
-    "rescale_embeddings": False,
-}
-# Keys with one supported value.
-_FIXED = {
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-    "tie_word_embeddings": True,
-}
-_SPECIAL_TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 66}
 # Type of attention in transformers -> whether rows have blocks.
 _SPARSE = {"block_sparse": True, "original_full": False}
-_POOLER = f"{NEXT_SENTENCE}/pooler/"
-# Heads -> class of transformers.
-_ARCHITECTURES = {
-    (): "BigBirdModel",
-    (MASKED_LM,): "BigBirdForMaskedLM",
-    (MASKED_LM, NEXT_SENTENCE): "BigBirdForPreTraining",
-}
+_BLOCK_SIZE = 64
+_CONFIG = ConfigMap(
+    config_class=BigBirdConfig,
+    model="BigBird",
+    model_type="big_bird",
+    keys={
+        **bert.keys(
+            (),
+            vocab_size=50358,
+            embed_dim=768,
+            mlp_dim=3072,
+            num_heads=12,
+            num_layers=12,
+            max_length=4096,
+            num_token_types=2,
+        ),
+        "block_size": ("block_size", _BLOCK_SIZE),
+        "qkv_bias": ("use_bias", True),
+        "scale_embeddings": ("rescale_embeddings", False),
+    },
+    defaults={"hidden_act": "gelu_new", "pad_token_id": 0, _ATTENTION: "block_sparse", _RANDOM: 3},
+    fixed=bert.FIXED,
+    required={"position_offset": 0},
+    activations=ACTIVATIONS,
+    classes={
+        (): "BigBirdModel",
+        (MASKED_LM,): "BigBirdForMaskedLM",
+        (MASKED_LM, NEXT_SENTENCE): "BigBirdForPreTraining",
+    },
+    poolers={"pooler": bert.POOLER, "pooled": NEXT_SENTENCE},
+    tokens={"bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 66},
+)
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> BigBirdConfig:
     """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
-    fields.check_fixed(hf_config, _FIXED)
-    found = fields.values(hf_config, _NAMES, BigBirdConfig)
+    hf_config = _CONFIG.with_defaults(hf_config)
+    found = _CONFIG.read(hf_config)
     if not fields.choice(hf_config, _ATTENTION, _SPARSE):
         found["block_size"] = None
-    return BigBirdConfig(
-        head_dim=fields.head_dim(hf_config, "hidden_size", "num_attention_heads"),
-        padding_id=hf_config["pad_token_id"],
-        activations=(fields.choice(hf_config, "hidden_act", ACTIVATIONS),),
-        num_random_blocks=hf_config[_RANDOM],
-        **found,
-    )
+    return BigBirdConfig(num_random_blocks=hf_config[_RANDOM], **found)
 
 
 def config_to_huggingface(config: BigBirdConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
     """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-    activation = fields.activation_name(config.activations, ACTIVATIONS, "BigBird")
-    fields.check_head_dim(config, "BigBird")
-    if config.unembed_dim != config.embed_dim:
-        raise UserError(
-            f"embedding_dim={config.embedding_dim}: not supported by transformers' BigBird, whose embeddings have the "
-            f"size of the hidden states, {config.embed_dim}. Omit it."
-        )
-    if config.position_offset:
-        raise UserError(f"position_offset={config.position_offset}: not supported by transformers' BigBird. Set 0.")
     if not config.count_repeated_blocks:
         raise UserError(
             "count_repeated_blocks=False: not supported by transformers' BigBird, in which a block listed twice "
@@ -126,35 +82,18 @@ def config_to_huggingface(config: BigBirdConfig, heads: Iterable[str] = ()) -> d
             "plan: the random blocks of a pruned model are not supported by transformers' BigBird, which draws them "
             "from the number of a layer. Train the model with plan=None first."
         )
-    if not config.num_token_types:
-        raise UserError("num_token_types=0: not supported by transformers' BigBird. Set 1.")
-    return {
-        "architectures": [architecture(heads, _ARCHITECTURES, "BigBird", pooler=_POOLER, pooled=NEXT_SENTENCE)],
-        "model_type": "big_bird",
-        "hidden_act": activation,
-        "torch_dtype": "float32",
-        **_FIXED,
-        **special_tokens(config, _DEFAULTS["pad_token_id"], _SPECIAL_TOKENS),
-        **{key: getattr(config, field) for field, key in _NAMES.items()},
+    return _CONFIG.to_json(config, heads) | {
         _ATTENTION: "original_full" if config.block_size is None else "block_sparse",
-        "block_size": config.block_size or _DEFAULTS["block_size"],
+        "block_size": config.block_size or _BLOCK_SIZE,
         _RANDOM: config.num_random_blocks,
     }
 
 
 def table(config: BigBirdConfig) -> list[TensorMapping]:
     """Returns the mapping of every tensor of the model and of the heads of pretraining."""
-    embeddings, hf_layer, layer = "bert.embeddings", "bert.encoder.layer.{i}", "model/encoder/layers"
-    biases = {f"{layer}/attention/{name}/bias" for name in ("query", "key", "value")}
+    biases = {f"model/encoder/layers/attention/{name}/bias" for name in ("query", "key", "value")}
     return [
-        TensorMapping("model/embeddings/token_embedder/embedding", f"{embeddings}.word_embeddings.weight"),
-        TensorMapping("model/embeddings/position_embedder/embedding", f"{embeddings}.position_embeddings.weight"),
-        TensorMapping("model/embeddings/token_type_embedder/embedding", f"{embeddings}.token_type_embeddings.weight"),
-        *norm("model/embeddings/norm", f"{embeddings}.LayerNorm"),
-        *(each for each in attention(layer, hf_layer) if config.qkv_bias or each.name not in biases),
-        *dense(f"{layer}/mlp/wi", f"{hf_layer}.intermediate.dense"),
-        *dense(f"{layer}/mlp/wo", f"{hf_layer}.output.dense"),
-        *norm(f"{layer}/mlp_norm", f"{hf_layer}.output.LayerNorm"),
+        *(each for each in bert.encoder("bert") if config.qkv_bias or each.name not in biases),
         *dense(f"{MASKED_LM}/dense", "cls.predictions.transform.dense"),
         *norm(f"{MASKED_LM}/norm", "cls.predictions.transform.LayerNorm"),
         TensorMapping(f"{MASKED_LM}/bias", "cls.predictions.bias"),

@@ -14,60 +14,53 @@ from absl import logging
 
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
-from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, special_tokens
+from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, keys
+from t5x_like.interop.config_map import ConfigMap
 from t5x_like.interop.head_classes import SEQUENCE, TOKENS, dropout_rate, question_answering
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.deberta import DebertaConfig
 from t5x_like.objectives import heads
 
-NAMES = {
-    # field of the configuration: key of config.json
-    "vocab_size": "vocab_size",
-    "embed_dim": "hidden_size",
-    "mlp_dim": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "num_layers": "num_hidden_layers",
-    "max_length": "max_position_embeddings",
-    "dropout_rate": "hidden_dropout_prob",
-    "attention_dropout_rate": "attention_probs_dropout_prob",
-    "norm_epsilon": "layer_norm_eps",
-    "initializer_range": "initializer_range",
-}
-# Defaults of transformers for missing keys.
-DEFAULTS = {
-    "hidden_act": "gelu",
-    "max_position_embeddings": 512,
-    "max_relative_positions": -1,
-    "type_vocab_size": 0,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "layer_norm_eps": 1e-7,
-    "initializer_range": 0.02,
-    "pad_token_id": 0,
-    "relative_attention": False,
-    "position_biased_input": True,
-    "pos_att_type": "",
-}
-# Keys with one supported value.
-FIXED = {"relative_attention": True, "position_biased_input": False, "talking_head": False}
 _SCORES = ("c2p", "p2c")
 POSITION_TABLE = f"{MASKED_LM}/position_embedder/embedding"
 _POOLER_ACTIVATION = "gelu"
+CONFIG = ConfigMap(
+    config_class=DebertaConfig,
+    model="DeBERTa",
+    model_type="deberta",
+    keys=keys(max_length=512, norm_epsilon=1e-7),
+    defaults={
+        "hidden_act": "gelu",
+        "max_relative_positions": -1,
+        "type_vocab_size": 0,
+        "pad_token_id": 0,
+        "relative_attention": False,
+        "position_biased_input": True,
+        "pos_att_type": "",
+    },
+    fixed={"relative_attention": True, "position_biased_input": False},
+    refused={"talking_head": False},
+    activations=ACTIVATIONS,
+    classes={(): "DebertaModel"},
+    first=(
+        *("architectures", "model_type", "hidden_act", "type_vocab_size", "max_relative_positions", "pos_att_type"),
+        *("relative_attention", "position_biased_input", "pooler_dropout", "pooler_hidden_act", "pooler_hidden_size"),
+    ),
+)
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> DebertaConfig:
     """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
-    hf_config = fields.with_defaults(hf_config, DEFAULTS)
-    return DebertaConfig(**common_fields(hf_config, DebertaConfig))
+    return DebertaConfig(**common_fields(CONFIG, CONFIG.with_defaults(hf_config)))
 
 
-def common_fields(hf_config: Mapping[str, Any], config_class: type) -> dict[str, Any]:
+def common_fields(entries: ConfigMap, hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that all versions of DeBERTa have.
 
     Args:
+      entries: The table of the version.
       hf_config: contents of config.json with defaults.
-      config_class: class of the configuration.
 
     Raises:
       UserError: a setting is not supported.
@@ -76,64 +69,46 @@ def common_fields(hf_config: Mapping[str, Any], config_class: type) -> dict[str,
     listed = scores.lower().split("|") if isinstance(scores, str) else fields.strings(hf_config, "pos_att_type")
     if sorted(name.strip() for name in listed) != sorted(_SCORES):
         raise UserError(f"pos_att_type {scores!r}: not supported. The only supported scores are {'|'.join(_SCORES)!r}.")
-    fields.check_fixed(hf_config, FIXED)
-    found = fields.values(hf_config, NAMES, config_class)
+    found = entries.read(hf_config)
     if hf_config.get("embedding_size", found["embed_dim"]) != found["embed_dim"]:
         raise UserError(f"embedding_size {hf_config['embedding_size']}: not supported. Only hidden_size is.")
     distance = "max_relative_positions"
     if hf_config[distance] == -1:
         hf_config = {**hf_config, distance: hf_config["max_position_embeddings"]}
     types = hf_config["type_vocab_size"]
-    return {
-        "head_dim": fields.head_dim(hf_config, "hidden_size", "num_attention_heads"),
+    return found | {
         "num_token_types": fields.size(hf_config, "type_vocab_size") if types else 0,
-        "padding_id": hf_config["pad_token_id"],
         "max_distance": fields.size(hf_config, distance),
-        "activations": (fields.choice(hf_config, "hidden_act", ACTIVATIONS),),
-        **found,
     }
 
 
 def config_to_huggingface(config: DebertaConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
     """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-    return common_keys(config, heads, "deberta", "Deberta")
+    return common_keys(CONFIG, config, heads)
 
 
-def common_keys(config: DebertaConfig, heads: Iterable[str], model_type: str, prefix: str) -> dict[str, Any]:
+def common_keys(entries: ConfigMap, config: DebertaConfig, heads: Iterable[str]) -> dict[str, Any]:
     """Returns the keys of config.json that all versions of DeBERTa have.
 
     Args:
+      entries: The table of the version.
       config: configuration of the model.
       heads: names of the parameters of the heads of pretraining.
-      model_type: the type in transformers.
-      prefix: beginning of the names of the classes.
 
     Raises:
       UserError: transformers does not support the model.
     """
-    activation = fields.activation_name(config.activations, ACTIVATIONS, "DeBERTa")
-    fields.check_head_dim(config, "DeBERTa")
-    if config.unembed_dim != config.embed_dim:
-        raise UserError(
-            f"embedding_dim={config.embedding_dim}: not supported by transformers' DeBERTa. Omit it: embeddings have "
-            f"the size of the hidden states, {config.embed_dim}."
-        )
-    return {
-        "architectures": [f"{prefix}{_class_suffix(set(heads))}"],
-        "model_type": model_type,
-        "hidden_act": activation,
-        "type_vocab_size": config.num_token_types,
-        "max_relative_positions": config.max_distance,
-        "pos_att_type": "|".join(_SCORES),
-        "relative_attention": True,
-        "position_biased_input": False,
-        "pooler_dropout": 0,
-        "pooler_hidden_act": _POOLER_ACTIVATION,
-        "pooler_hidden_size": config.embed_dim,
-        "torch_dtype": "float32",
-        **special_tokens(config, DEFAULTS["pad_token_id"], {}),
-        **{key: getattr(config, field) for field, key in NAMES.items()},
-    }
+    found = entries.to_json(
+        config,
+        type_vocab_size=config.num_token_types,
+        max_relative_positions=config.max_distance,
+        pos_att_type="|".join(_SCORES),
+        pooler_dropout=0,
+        pooler_hidden_act=_POOLER_ACTIVATION,
+        pooler_hidden_size=config.embed_dim,
+    )
+    prefix = entries.classes[()].removesuffix("Model")
+    return found | {"architectures": [f"{prefix}{_class_suffix(set(heads))}"]}
 
 
 def _class_suffix(heads: set[str]) -> str:

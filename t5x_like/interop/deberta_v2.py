@@ -3,6 +3,7 @@
 The head of replaced tokens has the names of the released code, `mask_predictions`, which transformers ignores.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,37 +15,40 @@ from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, de
 from t5x_like.models.deberta_v2 import DebertaV2Config
 from t5x_like.objectives import discriminators
 
-_DEFAULTS = {**deberta.DEFAULTS, "position_buckets": -1, "share_att_key": False, "norm_rel_ebd": "none"}
 # Keys with one supported value.
 _FIXED = {"share_att_key": True, "norm_rel_ebd": "layer_norm", "conv_groups": 1}
-# Default of transformers for the activation of the convolution.
-_CONV_ACTIVATION = "tanh"
+_CONFIG = dataclasses.replace(
+    deberta.CONFIG,
+    config_class=DebertaV2Config,
+    model_type="deberta-v2",
+    defaults={
+        **deberta.CONFIG.defaults,
+        "position_buckets": -1,
+        "share_att_key": False,
+        "norm_rel_ebd": "none",
+        "conv_kernel_size": 0,
+        "conv_act": "tanh",
+    },
+    refused={**deberta.CONFIG.refused, **_FIXED},
+    classes={(): "DebertaV2Model"},
+)
 _REPLACED_TOKENS = f"{OBJECTIVE}{discriminators.NAME}"
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> DebertaV2Config:
     """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
-    fields.check_fixed(hf_config, _FIXED)
-    common = deberta.common_fields(hf_config, DebertaV2Config)
-    fields.check_fixed(hf_config, {"attention_head_size": common["head_dim"]})
-    convolution = {}
-    if hf_config.get("conv_kernel_size", 0):
-        given = fields.with_defaults(hf_config, {"conv_act": _CONV_ACTIVATION}, hf_config)
-        convolution = {
-            "conv_size": fields.size(hf_config, "conv_kernel_size"),
-            "conv_activation": fields.choice(given, "conv_act", ACTIVATIONS),
-        }
-    return DebertaV2Config(
-        position_buckets=fields.size(hf_config, "position_buckets"),
-        **convolution,
-        **common,
-    )
+    hf_config = _CONFIG.with_defaults(hf_config)
+    found = deberta.common_fields(_CONFIG, hf_config)
+    fields.check_fixed(hf_config, {"attention_head_size": found["head_dim"]})
+    if hf_config["conv_kernel_size"]:
+        found["conv_size"] = fields.size(hf_config, "conv_kernel_size")
+        found["conv_activation"] = fields.choice(hf_config, "conv_act", ACTIVATIONS)
+    return DebertaV2Config(position_buckets=fields.size(hf_config, "position_buckets"), **found)
 
 
 def config_to_huggingface(config: DebertaV2Config, heads: Iterable[str] = ()) -> dict[str, Any]:
     """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-    found = deberta.common_keys(config, heads, "deberta-v2", "DebertaV2")
+    found = deberta.common_keys(_CONFIG, config, heads)
     found |= {**_FIXED, "position_buckets": config.position_buckets}
     if not config.conv_size:
         found.pop("conv_groups")

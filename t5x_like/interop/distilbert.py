@@ -1,95 +1,58 @@
 """Maps DistilBERT, with its heads of pretraining and of classification, to transformers."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from t5x_like import limits
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
-from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, special_tokens
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS, architecture
+from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM
+from t5x_like.interop.config_map import ConfigMap
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.distilbert import DistilBertConfig
 from t5x_like.objectives import heads
 
-_NAMES = {
-    # field of the configuration: key of config.json
-    "vocab_size": "vocab_size",
-    "embed_dim": "dim",
-    "mlp_dim": "hidden_dim",
-    "num_heads": "n_heads",
-    "num_layers": "n_layers",
-    "max_length": "max_position_embeddings",
-    "dropout_rate": "dropout",
-    "attention_dropout_rate": "attention_dropout",
-    "initializer_range": "initializer_range",
-    "sinusoidal_positions": "sinusoidal_pos_embds",
-}
 # Dropout rates of heads.
 _CLASSIFIER_DROPOUT, _SPANS_DROPOUT = "seq_classif_dropout", "qa_dropout"
-# Defaults of transformers for missing keys.
-_DEFAULTS = {
-    "vocab_size": 30522,
-    "dim": 768,
-    "hidden_dim": 3072,
-    "n_heads": 12,
-    "n_layers": 6,
-    "max_position_embeddings": 512,
-    "sinusoidal_pos_embds": False,
-    "activation": "gelu",
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-    _SPANS_DROPOUT: 0.1,
-    _CLASSIFIER_DROPOUT: 0.2,
-    "initializer_range": 0.02,
-    "pad_token_id": 0,
-}
-# Keys with one supported value. transformers has no key for the epsilon, which is this one.
-_FIXED = {"tie_word_embeddings": True}
-_NORM_EPSILON = 1e-12
-_ARCHITECTURES = {(): "DistilBertModel", (MASKED_LM,): "DistilBertForMaskedLM"}
-_MODEL_TYPE, _PREFIX = "distilbert", "distilbert."
+_PREFIX = "distilbert."
+
+_CONFIG = ConfigMap(
+    config_class=DistilBertConfig,
+    model="DistilBERT",
+    model_type="distilbert",
+    keys={
+        "vocab_size": ("vocab_size", 30522),
+        "embed_dim": ("dim", 768),
+        "mlp_dim": ("hidden_dim", 3072),
+        "num_heads": ("n_heads", 12),
+        "num_layers": ("n_layers", 6),
+        "max_length": ("max_position_embeddings", 512),
+        "dropout_rate": ("dropout", 0.1),
+        "attention_dropout_rate": ("attention_dropout", 0.1),
+        "initializer_range": ("initializer_range", 0.02),
+        "sinusoidal_positions": ("sinusoidal_pos_embds", False),
+    },
+    defaults={"activation": "gelu", _SPANS_DROPOUT: 0.1, _CLASSIFIER_DROPOUT: 0.2, "pad_token_id": 0},
+    fixed={"tie_word_embeddings": True},
+    required={"norm_epsilon": 1e-12},
+    activations=ACTIVATIONS,
+    activation_key="activation",
+    classes={(): "DistilBertModel", (MASKED_LM,): "DistilBertForMaskedLM"},
+)
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> DistilBertConfig:
     """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
-    found = fields.values(hf_config, _NAMES, DistilBertConfig)
-    fields.check_fixed(hf_config, _FIXED)
-    if found.get("sinusoidal_positions") and found["max_length"] * hf_config["dim"] > limits.TABLE:
+    found = _CONFIG.read(_CONFIG.with_defaults(hf_config))
+    if found["sinusoidal_positions"] and found["max_length"] * found["embed_dim"] > limits.TABLE:
         raise UserError(
-            f"max_position_embeddings {found['max_length']:,} of {hf_config['dim']:,} features: more than "
+            f"max_position_embeddings {found['max_length']:,} of {found['embed_dim']:,} features: more than "
             f"{limits.TABLE:,} sinusoids. Give the file that was published with the weights."
         )
-    return DistilBertConfig(
-        head_dim=fields.head_dim(hf_config, "dim", "n_heads"),
-        padding_id=hf_config["pad_token_id"],
-        activations=(fields.choice(hf_config, "activation", ACTIVATIONS),),
-        norm_epsilon=_NORM_EPSILON,
-        **found,
-    )
-
-
-def config_to_huggingface(config: DistilBertConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-    activation = fields.activation_name(config.activations, ACTIVATIONS, "DistilBERT")
-    if config.norm_epsilon != _NORM_EPSILON:
-        raise UserError(
-            f"norm_epsilon={config.norm_epsilon}: not supported by transformers' DistilBERT. Set {_NORM_EPSILON}."
-        )
-    fields.check_head_dim(config, "DistilBERT")
-    found = architecture(heads, _ARCHITECTURES, "distilbert")
-    return {
-        "architectures": [found],
-        "model_type": _MODEL_TYPE,
-        "activation": activation,
-        "torch_dtype": "float32",
-        **_FIXED,
-        **special_tokens(config, _DEFAULTS["pad_token_id"], {}),
-        **{key: getattr(config, field) for field, key in _NAMES.items()},
-    }
+    return DistilBertConfig(**found)
 
 
 def table(config: DistilBertConfig) -> list[TensorMapping]:
@@ -123,7 +86,7 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
         )
 
     def rate(hf_config, key):
-        return fields.number(fields.with_defaults(hf_config, _DEFAULTS), key)
+        return fields.number(_CONFIG.with_defaults(hf_config), key)
 
     def relu(hf_config):
         return heads.ReluFirstToken(dropout_rate=rate(hf_config, _CLASSIFIER_DROPOUT))
@@ -156,10 +119,10 @@ def _tied(config: DistilBertConfig) -> dict[str, str]:
 
 
 FAMILY = Family(
-    model_types=(_MODEL_TYPE,),
+    model_types=("distilbert",),
     config_class=DistilBertConfig,
     config_from_json=config_from_huggingface,
-    config_to_json=config_to_huggingface,
+    config_to_json=_CONFIG.to_json,
     table=table,
     head_classes=head_classes,
     prefix=_PREFIX,

@@ -8,129 +8,69 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from t5x_like.errors import UserError
-from t5x_like.interop import fields
-from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, attention, head_form, special_tokens
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, dropout_rate, question_answering
+from t5x_like.interop import bert, fields
+from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, head_form
+from t5x_like.interop.config_map import ConfigMap
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.electra import ElectraConfig
 from t5x_like.objectives import discriminators, heads, replaced_tokens
 
-_NAMES = {
-    # field of the configuration: key of config.json
-    "vocab_size": "vocab_size",
-    "embedding_dim": "embedding_size",
-    "embed_dim": "hidden_size",
-    "mlp_dim": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "num_layers": "num_hidden_layers",
-    "max_length": "max_position_embeddings",
-    "num_token_types": "type_vocab_size",
-    "dropout_rate": "hidden_dropout_prob",
-    "attention_dropout_rate": "attention_probs_dropout_prob",
-    "norm_epsilon": "layer_norm_eps",
-    "initializer_range": "initializer_range",
-}
-# Defaults of transformers for missing keys.
-_DEFAULTS = {
-    "vocab_size": 30522,
-    "embedding_size": 128,
-    "hidden_size": 256,
-    "intermediate_size": 1024,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 12,
-    "hidden_act": "gelu",
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "layer_norm_eps": 1e-12,
-    "initializer_range": 0.02,
-    "pad_token_id": 0,
-}
-# Keys with one supported value.
-_FIXED = {
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-    "tie_word_embeddings": True,
-}
 _REPLACED_TOKENS = f"{OBJECTIVE}{discriminators.NAME}"
-# Head of pretraining -> class of transformers.
-_ARCHITECTURES = {
-    (): "ElectraModel",
-    (MASKED_LM,): "ElectraForMaskedLM",
-    (_REPLACED_TOKENS,): "ElectraForPreTraining",
-}
+_CONFIG = ConfigMap(
+    config_class=ElectraConfig,
+    model="ELECTRA",
+    model_type="electra",
+    keys=bert.keys(
+        (),
+        vocab_size=30522,
+        embedding_dim=128,
+        embed_dim=256,
+        mlp_dim=1024,
+        num_heads=4,
+        num_layers=12,
+        max_length=512,
+        num_token_types=2,
+    ),
+    defaults={"hidden_act": "gelu", "pad_token_id": 0},
+    fixed=bert.FIXED,
+    required={"position_offset": 0},
+    activations=ACTIVATIONS,
+    classes={
+        (): "ElectraModel",
+        (MASKED_LM,): "ElectraForMaskedLM",
+        (_REPLACED_TOKENS,): "ElectraForPreTraining",
+    },
+)
 # What the head of multiple choice reads; other values of these keys are other heads.
 _SUMMARY = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
 _SUMMARY_DROPOUT = "summary_last_dropout"
-# The activation of the generator's head in transformers, whatever hidden_act is.
-_HEAD_ACTIVATION = "gelu_exact"
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> ElectraConfig:
     """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
-    fields.check_fixed(hf_config, _FIXED)
-    found = fields.values(hf_config, _NAMES, ElectraConfig)
-    activation = fields.choice(hf_config, "hidden_act", ACTIVATIONS)
+    hf_config = _CONFIG.with_defaults(hf_config)
+    found = _CONFIG.read(hf_config)
     if "ElectraForMaskedLM" in fields.strings(hf_config, "architectures"):
-        _check_head(activation, f"hidden_act {hf_config['hidden_act']!r}")
-    return ElectraConfig(
-        head_dim=fields.head_dim(hf_config, "hidden_size", "num_attention_heads"),
-        padding_id=hf_config["pad_token_id"],
-        activations=(activation,),
-        **found,
-    )
+        bert.check_head(found["activations"], f"hidden_act {hf_config['hidden_act']!r}", "ELECTRA")
+    return ElectraConfig(**found)
 
 
 def config_to_huggingface(config: ElectraConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
     """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-    activation = fields.activation_name(config.activations, ACTIVATIONS, "ELECTRA")
-    fields.check_head_dim(config, "ELECTRA")
-    if config.position_offset:
-        raise UserError(f"position_offset={config.position_offset}: not supported by transformers' ELECTRA. Set 0.")
-    if not config.num_token_types:
-        raise UserError("num_token_types=0: not supported by transformers' ELECTRA. Set 1.")
-    found = architecture(heads, _ARCHITECTURES, "ELECTRA")
-    if found == "ElectraForMaskedLM":
-        _check_head(config.activations[0], f"activations {config.activations}")
-    return {
-        "architectures": [found],
-        "model_type": "electra",
-        "hidden_act": activation,
-        "torch_dtype": "float32",
-        **_FIXED,
-        **special_tokens(config, _DEFAULTS["pad_token_id"], {}),
-        **{key: getattr(config, field) for field, key in _NAMES.items()},
-        "embedding_size": config.unembed_dim,
-    }
-
-
-def _check_head(activation: str, source: str) -> None:
-    if activation != _HEAD_ACTIVATION:
-        raise UserError(
-            f"{source}: not supported with a masked-LM head, since transformers' ELECTRA head always uses exact GELU. "
-            "The head here uses the activation of the model."
-        )
+    found = _CONFIG.to_json(config, heads)
+    if found["architectures"] == ["ElectraForMaskedLM"]:
+        bert.check_head(config.activations, f"activations {config.activations}", "ELECTRA")
+    return found | {"embedding_size": config.unembed_dim}
 
 
 def table(config: ElectraConfig) -> list[TensorMapping]:
     """Returns the mapping of every tensor of the model and of the heads."""
-    embeddings, hf_layer, layer = "electra.embeddings", "electra.encoder.layer.{i}", "model/encoder/layers"
-    has_projection = config.unembed_dim != config.embed_dim
+    projection = dense("model/embedding_projection", "electra.embeddings_project")
     return [
-        TensorMapping("model/embeddings/token_embedder/embedding", f"{embeddings}.word_embeddings.weight"),
-        TensorMapping("model/embeddings/position_embedder/embedding", f"{embeddings}.position_embeddings.weight"),
-        TensorMapping("model/embeddings/token_type_embedder/embedding", f"{embeddings}.token_type_embeddings.weight"),
-        *norm("model/embeddings/norm", f"{embeddings}.LayerNorm"),
-        *(dense("model/embedding_projection", "electra.embeddings_project") if has_projection else ()),
-        *attention(layer, hf_layer),
-        *dense(f"{layer}/mlp/wi", f"{hf_layer}.intermediate.dense"),
-        *dense(f"{layer}/mlp/wo", f"{hf_layer}.output.dense"),
-        *norm(f"{layer}/mlp_norm", f"{hf_layer}.output.LayerNorm"),
+        *bert.encoder("electra"),
+        *(projection if config.unembed_dim != config.embed_dim else ()),
         *dense(f"{MASKED_LM}/dense", "generator_predictions.dense"),
         *norm(f"{MASKED_LM}/norm", "generator_predictions.LayerNorm"),
         TensorMapping(f"{MASKED_LM}/bias", "generator_lm_head.bias"),

@@ -1,11 +1,13 @@
 """Maps GPT and GPT-2, with logits or with the heads of classification, to transformers."""
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields, special_token_fields
+from t5x_like.interop import fields
+from t5x_like.interop.config_map import ConfigMap
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, question_answering, tagging_form
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
@@ -13,35 +15,26 @@ from t5x_like.models.gpt import GPTConfig
 from t5x_like.objectives import heads
 from t5x_like.objectives.gpt1_finetuning import ExtractToken
 
-_NAMES = {
-    # field of the configuration: key of config.json
-    "vocab_size": "vocab_size",
-    "embed_dim": "n_embd",
-    "num_heads": "n_head",
-    "num_layers": "n_layer",
-    "max_length": "n_positions",
-    "dropout_rate": "resid_pdrop",
-    "attention_dropout_rate": "attn_pdrop",
-    "norm_epsilon": "layer_norm_epsilon",
-}
-# Defaults of transformers for missing keys.
-_DEFAULTS = {
-    "n_embd": 768,
-    "n_head": 12,
-    "n_layer": 12,
-    "resid_pdrop": 0.1,
-    "attn_pdrop": 0.1,
-    "layer_norm_epsilon": 1e-5,
-    "tie_word_embeddings": True,
-}
-_DEFAULTS_OF = {
-    "gpt2": {"vocab_size": 50257, "n_positions": 1024, "activation_function": "gelu_new"},
-    "openai-gpt": {"vocab_size": 40478, "n_positions": 512, "afn": "gelu"},
-}
-# Activation in transformers -> activation here. The first name of each activation is written. `gelu` is the tanh
-# approximation in GPT and exact GELU in GPT-2.
-_ACTIVATIONS = {
-    "gpt2": {
+_GPT2 = ConfigMap(
+    config_class=GPTConfig,
+    model="GPT-2",
+    model_type="gpt2",
+    keys={
+        "mlp_dim": "n_inner",
+        "vocab_size": ("vocab_size", 50257),
+        "embed_dim": ("n_embd", 768),
+        "num_heads": ("n_head", 12),
+        "num_layers": ("n_layer", 12),
+        "max_length": ("n_positions", 1024),
+        "dropout_rate": ("resid_pdrop", 0.1),
+        "attention_dropout_rate": ("attn_pdrop", 0.1),
+        "norm_epsilon": ("layer_norm_epsilon", 1e-5),
+        "tied_embeddings": ("tie_word_embeddings", True),
+    },
+    defaults={"activation_function": "gelu_new"},
+    refused={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    required={"attention_windows": (None,), "norm_position": "pre"},
+    activations={
         "gelu_new": "gelu",
         "gelu_pytorch_tanh": "gelu",
         "gelu": "gelu_exact",
@@ -49,11 +42,23 @@ _ACTIVATIONS = {
         "silu": "silu",
         "swish": "silu",
     },
-    "openai-gpt": {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"},
-}
-_ACTIVATION_KEY = {"gpt2": "activation_function", "openai-gpt": "afn"}
-# Keys with one supported value.
-_FIXED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+    activation_key="activation_function",
+    classes={(): "GPT2LMHeadModel"},
+    first=("architectures", "model_type", "activation_function", "embd_pdrop", "tie_word_embeddings"),
+)
+_GPT = dataclasses.replace(
+    _GPT2,
+    model="GPT",
+    model_type="openai-gpt",
+    keys=_GPT2.keys | {"vocab_size": ("vocab_size", 40478), "max_length": ("n_positions", 512)},
+    defaults={"afn": "gelu"},
+    required={"attention_windows": (None,), "norm_position": "post"},
+    # `gelu` is the tanh approximation, which is exact GELU in GPT-2.
+    activations={"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"},
+    activation_key="afn",
+    classes={(): "OpenAIGPTLMHeadModel"},
+    first=("architectures", "model_type", "afn", "embd_pdrop", "tie_word_embeddings"),
+)
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> GPTConfig:
@@ -64,55 +69,23 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> GPTConfig:
     Raises:
       UserError: a value has the wrong type, or is not supported.
     """
-    model_type = hf_config["model_type"]
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS, _DEFAULTS_OF[model_type])
-    fields.check_fixed(hf_config, _FIXED)
-    head_dim = fields.head_dim(hf_config, "n_embd", "n_head")
-    hf_config.setdefault("n_inner", 4 * hf_config["n_embd"])
-    return GPTConfig(
-        head_dim=head_dim,
-        activations=(fields.choice(hf_config, _ACTIVATION_KEY[model_type], _ACTIVATIONS[model_type]),),
-        norm_position="pre" if model_type == "gpt2" else "post",
-        **fields.values(
-            hf_config, _NAMES | {"mlp_dim": "n_inner", "tied_embeddings": "tie_word_embeddings"}, GPTConfig
-        ),
-    )
+    entries = _GPT2 if hf_config["model_type"] == "gpt2" else _GPT
+    hf_config = entries.with_defaults(hf_config)
+    hf_config.setdefault("n_inner", 4 * fields.size(hf_config, "n_embd"))
+    return GPTConfig(**entries.read(hf_config))
 
 
 def config_to_huggingface(config: GPTConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
     """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-    model_type = _model_type(config)
-    names = {activation: hf_name for hf_name, activation in reversed(_ACTIVATIONS[model_type].items())}
-    unsupported = None
-    if config.num_heads * config.head_dim != config.embed_dim:
-        unsupported = (
-            f"num_heads={config.num_heads} and head_dim={config.head_dim} whose product is not "
-            f"embed_dim={config.embed_dim}"
+    entries = _GPT2 if config.norm_position == "pre" else _GPT
+    # Without imported special tokens, the defaults of the family in transformers apply.
+    found = entries.to_json(config, embd_pdrop=config.dropout_rate)
+    if entries is _GPT and found.pop("n_inner") != 4 * config.embed_dim:
+        raise UserError(
+            f"mlp_dim={config.mlp_dim}: not supported by transformers' GPT, which requires 4 · embed_dim = "
+            f"{4 * config.embed_dim}"
         )
-    elif config.attention_windows != (None,):
-        unsupported = f"attention_windows={config.attention_windows}"
-    elif len(config.activations) > 1 or config.activations[0] not in names:
-        unsupported = f"activations={config.activations}"
-    elif model_type == "openai-gpt" and config.mlp_dim != 4 * config.embed_dim:
-        unsupported = f"mlp_dim={config.mlp_dim} that is not 4 · embed_dim = {4 * config.embed_dim}"
-    if unsupported:
-        raise UserError(f"transformers' {model_type} does not support {unsupported}")
-    return {
-        "architectures": ["GPT2LMHeadModel" if model_type == "gpt2" else "OpenAIGPTLMHeadModel"],
-        "model_type": model_type,
-        _ACTIVATION_KEY[model_type]: names[config.activations[0]],
-        "embd_pdrop": config.dropout_rate,
-        "tie_word_embeddings": config.tied_embeddings,
-        "torch_dtype": "float32",
-        # Without imported ids, the family's defaults in transformers apply.
-        **special_token_fields.to_json(config.special_tokens, {}),
-        **({"n_inner": config.mlp_dim} if model_type == "gpt2" else {}),
-        **{key: getattr(config, field) for field, key in _NAMES.items()},
-    }
-
-
-def _model_type(config: GPTConfig) -> str:
-    return "gpt2" if config.norm_position == "pre" else "openai-gpt"
+    return found
 
 
 def table(config: GPTConfig) -> list[TensorMapping]:

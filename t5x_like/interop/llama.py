@@ -1,60 +1,61 @@
 """Maps Llama and Mistral, with logits or with the heads of classification, to transformers."""
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields, rope, special_token_fields
+from t5x_like.interop import fields, rope
+from t5x_like.interop.config_map import ConfigMap
 from t5x_like.interop.head_classes import SEQUENCE, TOKENS, question_answering, tagging_form
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.llama import LlamaConfig
 from t5x_like.objectives import heads
 
-_NAMES = {
-    # field of the configuration: key of config.json
-    "vocab_size": "vocab_size",
-    "embed_dim": "hidden_size",
-    "mlp_dim": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "num_layers": "num_hidden_layers",
-    "attention_dropout_rate": "attention_dropout",
-    "norm_epsilon": "rms_norm_eps",
-    "attention_bias": "attention_bias",
-    "mlp_bias": "mlp_bias",
-    "tied_embeddings": "tie_word_embeddings",
-}
-# Defaults of transformers for missing keys.
-_DEFAULTS = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "hidden_act": "silu",
-    "attention_dropout": 0.0,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-}
-_DEFAULTS_OF = {
-    "llama": {"intermediate_size": 11008, "max_position_embeddings": 2048},
-    "mistral": {"intermediate_size": 14336, "max_position_embeddings": 131072},
-}
+_BIASES = {"attention_bias": ("attention_bias", False), "mlp_bias": ("mlp_bias", False)}
+_LLAMA = ConfigMap(
+    config_class=LlamaConfig,
+    model="Llama",
+    model_type="llama",
+    keys={
+        "vocab_size": ("vocab_size", 32000),
+        "embed_dim": ("hidden_size", 4096),
+        "mlp_dim": ("intermediate_size", 11008),
+        "num_heads": ("num_attention_heads", 32),
+        "num_kv_heads": "num_key_value_heads",
+        "head_dim": "head_dim",
+        "num_layers": ("num_hidden_layers", 32),
+        "attention_dropout_rate": ("attention_dropout", 0.0),
+        "norm_epsilon": ("rms_norm_eps", 1e-6),
+        **_BIASES,
+        "tied_embeddings": ("tie_word_embeddings", False),
+    },
+    defaults={"hidden_act": "silu", "rope_theta": 10000.0, "max_position_embeddings": 2048},
+    required={"attention_windows": (None,)},
+    # Activation in transformers -> activations of the gate and of its factor.
+    activations={
+        "silu": ("silu", "linear"),
+        "swish": ("silu", "linear"),
+        "gelu": ("gelu_exact", "linear"),
+        "gelu_new": ("gelu", "linear"),
+        "gelu_pytorch_tanh": ("gelu", "linear"),
+        "relu": ("relu", "linear"),
+    },
+    classes={(): "LlamaForCausalLM"},
+)
+_MISTRAL = dataclasses.replace(
+    _LLAMA,
+    model="Mistral",
+    model_type="mistral",
+    keys={field: key for field, key in _LLAMA.keys.items() if field not in _BIASES}
+    | {"mlp_dim": ("intermediate_size", 14336)},
+    defaults=_LLAMA.defaults | {"max_position_embeddings": 131072},
+    required=dict.fromkeys(_BIASES, False),
+    classes={(): "MistralForCausalLM"},
+)
 _MISTRAL_WINDOW, _MISTRAL_KV_HEADS = 4096, 8
-# Activation in transformers -> activation of the gate here. The first name of each activation is written.
-_ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu_exact",
-    "gelu_new": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "relu": "relu",
-}
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> LlamaConfig:
@@ -63,28 +64,24 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> LlamaConfig:
     Raises:
       UserError: a value has the wrong type, or is not supported, such as layers with different windows.
     """
-    model_type = hf_config["model_type"]
-    mistral = model_type == "mistral"
+    mistral = hf_config["model_type"] == "mistral"
+    entries = _MISTRAL if mistral else _LLAMA
     # Read before defaults are applied: null differs from a missing key.
     window = hf_config.get("sliding_window", _MISTRAL_WINDOW) if mistral else None
     kv_heads = hf_config.get("num_key_value_heads", _MISTRAL_KV_HEADS) if mistral else None
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS, _DEFAULTS_OF[model_type])
+    hf_config = entries.with_defaults(hf_config)
     width, heads = (fields.size(hf_config, name) for name in ("hidden_size", "num_attention_heads"))
     hf_config.setdefault("num_key_value_heads", kv_heads or heads)
     hf_config.setdefault("head_dim", width // heads)
-    if mistral:
-        hf_config |= {"attention_bias": False, "mlp_bias": False}  # Mistral does not have these keys
     if len(set(fields.strings(hf_config, "layer_types"))) > 1:
         raise UserError(f"layer_types {hf_config['layer_types']}: not supported. All layers must have the same type.")
     theta, scaling, max_length = rope.from_json(hf_config)
     return LlamaConfig(
-        activations=(fields.choice(hf_config, "hidden_act", _ACTIVATIONS), "linear"),
-        attention_windows=(window,),
-        model_type=model_type if mistral and window is None else None,
+        **entries.read(hf_config) | {"attention_windows": (window,)},
+        model_type="mistral" if mistral and window is None else None,
         max_length=max_length,
         rope_theta=theta,
         rope_scaling=scaling,
-        **fields.values(hf_config, _NAMES, LlamaConfig),
     )
 
 
@@ -94,34 +91,17 @@ def config_to_huggingface(config: LlamaConfig, heads: Iterable[str] = ()) -> dic
     Raises:
       UserError: transformers does not support the model.
     """
-    names = {activation: hf_name for hf_name, activation in reversed(_ACTIVATIONS.items())}
     model_type = config.model_type or ("llama" if config.attention_windows == (None,) else "mistral")
-    mistral = model_type == "mistral"
-    unsupported = None
-    if len(config.activations) != 2 or config.activations[1] != "linear" or config.activations[0] not in names:
-        unsupported = f"activations={config.activations}"
-    elif len(config.attention_windows) > 1:
-        unsupported = f"several attention windows: attention_windows={config.attention_windows}"
-    elif not mistral and config.attention_windows != (None,):
-        unsupported = f"windows: attention_windows={config.attention_windows}"
-    elif mistral and (config.attention_bias or config.mlp_bias):
-        unsupported = f"biases: attention_bias={config.attention_bias}, mlp_bias={config.mlp_bias}"
-    if unsupported:
-        raise UserError(f"transformers' {model_type} does not support {unsupported}")
-    hf_config = {key: getattr(config, field) for field, key in _NAMES.items()}
-    if mistral:
-        hf_config |= {"sliding_window": config.attention_windows[0]}
-        del hf_config["attention_bias"], hf_config["mlp_bias"]
-    return {
-        "architectures": ["MistralForCausalLM" if mistral else "LlamaForCausalLM"],
-        "model_type": model_type,
-        "hidden_act": names[config.activations[0]],
-        "torch_dtype": "float32",
-        # Without imported ids, the family's defaults in transformers apply.
-        **special_token_fields.to_json(config.special_tokens, {}),
-        **rope.to_json(config.rope_theta, config.rope_scaling, config.max_length),
-        **hf_config,
-    }
+    # Without imported special tokens, the defaults of the family in transformers apply.
+    found = rope.to_json(config.rope_theta, config.rope_scaling, config.max_length)
+    if model_type == "llama":
+        return _LLAMA.to_json(config, **found)
+    if len(config.attention_windows) > 1:
+        raise UserError(
+            f"attention_windows={config.attention_windows}: not supported by transformers' Mistral, which has one "
+            "window for all layers"
+        )
+    return _MISTRAL.to_json(config, **found) | {"sliding_window": config.attention_windows[0]}
 
 
 def table(config: LlamaConfig) -> list[TensorMapping]:

@@ -11,47 +11,40 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.interop import bert, fields
-from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, special_tokens
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, question_answering
+from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM
+from t5x_like.interop.config_map import ConfigMap
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, question_answering
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense
 from t5x_like.models.longformer import AfterSeparators, BeforeSeparator, FirstToken, GlobalTokens, LongformerConfig
 from t5x_like.objectives import heads
 
-_MODEL_TYPE, _PREFIX = "longformer", "longformer."
-# Defaults of transformers for missing keys.
-_DEFAULTS = {
-    "attention_window": 512,
-    "hidden_act": "gelu",
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "vocab_size": 30522,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "layer_norm_eps": 1e-12,
-    "initializer_range": 0.02,
-    "pad_token_id": 1,
-    "sep_token_id": 2,
-}
-_SPECIAL_TOKENS = {"bos_token_id": 0, "eos_token_id": 2}
-_ARCHITECTURES = {(): "LongformerModel", (MASKED_LM,): "LongformerForMaskedLM"}
+_PREFIX = "longformer."
+_CONFIG = ConfigMap(
+    config_class=LongformerConfig,
+    model="Longformer",
+    model_type="longformer",
+    keys=bert.keys(num_token_types=2) | {"vocab_size": ("vocab_size", 30522)},
+    defaults={
+        "attention_window": 512,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 512,
+        "pad_token_id": 1,
+        "sep_token_id": 2,
+    },
+    activations=ACTIVATIONS,
+    classes={(): "LongformerModel", (MASKED_LM,): "LongformerForMaskedLM"},
+    tokens={"bos_token_id": 0, "eos_token_id": 2},
+    first=("architectures", "model_type", "attention_window", "hidden_act", "max_position_embeddings"),
+)
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> LongformerConfig:
     """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
-    found = fields.values(hf_config, bert.NAMES, LongformerConfig)
-    padding = hf_config["pad_token_id"]
-    return LongformerConfig(
-        head_dim=fields.head_dim(hf_config, "hidden_size", "num_attention_heads"),
-        max_length=fields.size(hf_config, "max_position_embeddings") - padding - 1,
-        position_offset=padding + 1,
-        padding_id=padding,
-        activations=(fields.choice(hf_config, "hidden_act", ACTIVATIONS),),
-        window=_window(hf_config),
-        global_tokens=_global_tokens(hf_config),
-        **found,
-    )
+    hf_config = _CONFIG.with_defaults(hf_config)
+    found = _CONFIG.read(hf_config)
+    found |= bert.positions(hf_config, found["padding_id"] + 1)
+    return LongformerConfig(window=_window(hf_config), global_tokens=_global_tokens(hf_config), **found)
 
 
 def _window(hf_config: Mapping[str, Any]) -> int:
@@ -91,32 +84,19 @@ def _check_class(config: LongformerConfig, name: str) -> None:
 
 def config_to_huggingface(config: LongformerConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
     """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-    activation = fields.activation_name(config.activations, ACTIVATIONS, "Longformer")
-    fields.check_head_dim(config, "Longformer")
-    if config.unembed_dim != config.embed_dim:
-        raise UserError(f"embedding_dim={config.embedding_dim}: not supported by transformers' Longformer. Omit it.")
-    if config.padding_id != config.position_offset - 1:
-        raise UserError(
-            f"position_offset={config.position_offset} with padding_id={config.padding_id}: not supported by "
-            f"transformers' Longformer. Set padding_id={config.position_offset - 1}."
-        )
-    found = architecture(heads, _ARCHITECTURES, "longformer")
-    if found != _ARCHITECTURES[()]:
-        bert.check_head(config.activations[0], f"activations {config.activations}")
-    tokens = special_tokens(config, _DEFAULTS["pad_token_id"], _SPECIAL_TOKENS)
+    bert.check_positions(config, "Longformer")
     separator = getattr(config.global_tokens, "separator_id", None)
-    if separator not in (None, tokens.get("sep_token_id", _DEFAULTS["sep_token_id"])):
-        tokens["sep_token_id"] = separator
-    return {
-        "architectures": [found],
-        "model_type": _MODEL_TYPE,
-        "attention_window": [2 * config.window] * config.num_layers,
-        "hidden_act": activation,
-        "max_position_embeddings": config.max_length + config.position_offset,
-        "torch_dtype": "float32",
-        **tokens,
-        **{key: getattr(config, field) for field, key in bert.NAMES.items()},
-    }
+    stored = _CONFIG.special_tokens(config).get("sep_token_id", _CONFIG.defaults["sep_token_id"])
+    found = _CONFIG.to_json(
+        config,
+        heads,
+        attention_window=[2 * config.window] * config.num_layers,
+        max_position_embeddings=config.max_length + config.position_offset,
+        **({} if separator in (None, stored) else {"sep_token_id": separator}),
+    )
+    if found["architectures"] != ["LongformerModel"]:
+        bert.check_head(config.activations, f"activations {config.activations}", "RoBERTa")
+    return found
 
 
 def table(config: LongformerConfig) -> list[TensorMapping]:
@@ -124,7 +104,7 @@ def table(config: LongformerConfig) -> list[TensorMapping]:
     layer, hf_layer = "model/encoder/layers", f"{_PREFIX}encoder.layer.{{i}}"
     own = ("query_global", "key_global", "value_global")
     attention = [dense(f"{layer}/attention/{name}", f"{hf_layer}.attention.self.{name}") for name in own]
-    return [*bert.encoder(_MODEL_TYPE), *itertools.chain(*attention), *bert.roberta_heads()]
+    return [*bert.encoder("longformer"), *itertools.chain(*attention), *bert.roberta_heads()]
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
@@ -152,7 +132,7 @@ def _tied(config: LongformerConfig) -> dict[str, str]:
 
 FAMILY = Family(
     check_class=_check_class,
-    model_types=(_MODEL_TYPE,),
+    model_types=("longformer",),
     config_class=LongformerConfig,
     config_from_json=config_from_huggingface,
     config_to_json=config_to_huggingface,

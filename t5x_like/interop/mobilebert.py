@@ -10,88 +10,77 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields, nonorm_folding
-from t5x_like.interop.bert import MASKED_LM, NEXT_SENTENCE, attention, head_form, pretraining_heads, special_tokens
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, architecture, question_answering
+from t5x_like.interop import bert, fields, nonorm_folding
+from t5x_like.interop.bert import MASKED_LM, NEXT_SENTENCE, attention, head_form, pretraining_heads
+from t5x_like.interop.config_map import ConfigMap
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, question_answering
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.mobilebert import MobileBertConfig
 from t5x_like.objectives import heads
 
-_NAMES = {
-    # field of the configuration: key of config.json
-    "vocab_size": "vocab_size",
-    "embed_dim": "hidden_size",
-    "embedding_dim": "embedding_size",
-    "bottleneck_dim": "intra_bottleneck_size",
-    "mlp_dim": "intermediate_size",
-    "num_mlps": "num_feedforward_networks",
-    "num_heads": "num_attention_heads",
-    "num_layers": "num_hidden_layers",
-    "max_length": "max_position_embeddings",
-    "num_token_types": "type_vocab_size",
-    "dropout_rate": "hidden_dropout_prob",
-    "attention_dropout_rate": "attention_probs_dropout_prob",
-    "norm_epsilon": "layer_norm_eps",
-    "initializer_range": "initializer_range",
-}
-# Defaults of transformers for missing keys.
-_DEFAULTS = {
-    "vocab_size": 30522,
-    "hidden_size": 512,
-    "embedding_size": 128,
-    "intra_bottleneck_size": 128,
-    "intermediate_size": 512,
-    "num_feedforward_networks": 4,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 24,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.1,
-    "layer_norm_eps": 1e-12,
-    "initializer_range": 0.02,
-    "hidden_act": "relu",
-    "normalization_type": "no_norm",
-    "pad_token_id": 0,
-    "use_bottleneck_attention": False,
-    "key_query_shared_bottleneck": True,
-}
-# Keys with one supported value.
-_FIXED = {"trigram_input": True, "use_bottleneck": True, "tie_word_embeddings": True}
 # Key of config.json that says whether heads of the first token have a pooler; by default they have.
 _POOLER_KEY = "classifier_activation"
 _NORMS = {"no_norm": "no_norm", "layer_norm": "layer_norm"}
-# Activation in transformers -> activation here. The first name of each activation is written.
-_ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu_exact",
-    "gelu_new": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "silu": "silu",
-    "swish": "silu",
-}
 # Input of the attention -> keys of config.json.
 _ATTENTION_INPUTS = {
     "shared_bottleneck": {"use_bottleneck_attention": False, "key_query_shared_bottleneck": True},
     "bottleneck": {"use_bottleneck_attention": True, "key_query_shared_bottleneck": False},
 }
 _UNSUPPORTED_INPUT = "not supported by transformers' MobileBERT, whose queries and keys are computed from a bottleneck"
+_FIXED = {"trigram_input": True, "use_bottleneck": True, "tie_word_embeddings": True}
 
-_POOLER = f"{NEXT_SENTENCE}/pooler/"
-# Heads -> class of transformers.
-_ARCHITECTURES = {
-    (): "MobileBertModel",
-    (MASKED_LM,): "MobileBertForMaskedLM",
-    (NEXT_SENTENCE,): "MobileBertForNextSentencePrediction",
-    (MASKED_LM, NEXT_SENTENCE): "MobileBertForPreTraining",
-}
+_CONFIG = ConfigMap(
+    config_class=MobileBertConfig,
+    model="MobileBERT",
+    model_type="mobilebert",
+    keys=bert.keys(
+        (),
+        vocab_size=30522,
+        embed_dim=512,
+        embedding_dim=128,
+        bottleneck_dim=128,
+        mlp_dim=512,
+        num_mlps=4,
+        num_heads=4,
+        num_layers=24,
+        max_length=512,
+        num_token_types=2,
+        dropout_rate=0.0,
+    ),
+    defaults={
+        "hidden_act": "relu",
+        "normalization_type": "no_norm",
+        "pad_token_id": 0,
+        **_ATTENTION_INPUTS["shared_bottleneck"],
+    },
+    fixed=_FIXED,
+    activations={
+        "relu": "relu",
+        "gelu": "gelu_exact",
+        "gelu_new": "gelu",
+        "gelu_pytorch_tanh": "gelu",
+        "silu": "silu",
+        "swish": "silu",
+    },
+    width="bottleneck_dim",
+    classes={
+        (): "MobileBertModel",
+        (MASKED_LM,): "MobileBertForMaskedLM",
+        (NEXT_SENTENCE,): "MobileBertForNextSentencePrediction",
+        (MASKED_LM, NEXT_SENTENCE): "MobileBertForPreTraining",
+    },
+    poolers={"pooler": bert.POOLER},
+    first=(
+        *("architectures", "model_type", "hidden_act", "normalization_type", _POOLER_KEY, "torch_dtype", *_FIXED),
+        *_ATTENTION_INPUTS["bottleneck"],
+    ),
+)
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> MobileBertConfig:
     """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
-    fields.check_fixed(hf_config, _FIXED)
+    hf_config = _CONFIG.with_defaults(hf_config)
     if fields.boolean(hf_config, "use_bottleneck_attention"):
         attention_input = "bottleneck"
     elif fields.boolean(hf_config, "key_query_shared_bottleneck"):
@@ -99,34 +88,24 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> MobileBertConfig:
     else:
         raise UserError(f"use_bottleneck_attention and key_query_shared_bottleneck are false: {_UNSUPPORTED_INPUT}")
     return MobileBertConfig(
-        head_dim=fields.head_dim(hf_config, "intra_bottleneck_size", "num_attention_heads"),
-        padding_id=hf_config["pad_token_id"],
         attention_input=attention_input,
         normalization=fields.choice(hf_config, "normalization_type", _NORMS),
-        activations=(fields.choice(hf_config, "hidden_act", _ACTIVATIONS),),
-        **fields.values(hf_config, _NAMES, MobileBertConfig),
+        **_CONFIG.read(hf_config),
     )
 
 
 def config_to_huggingface(config: MobileBertConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
     """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-    activation = fields.activation_name(config.activations, _ACTIVATIONS, "MobileBERT")
     if config.attention_input not in _ATTENTION_INPUTS:
         raise UserError(f"attention_input={config.attention_input!r}: {_UNSUPPORTED_INPUT}")
-    fields.check_head_dim(config, "MobileBERT", width="bottleneck_dim")
     heads = set(heads)
-    return {
-        "architectures": [architecture(heads, _ARCHITECTURES, "mobilebert", pooler=_POOLER)],
-        "model_type": "mobilebert",
-        "hidden_act": activation,
-        "normalization_type": config.normalization,
-        _POOLER_KEY: any(name.startswith(_POOLER) for name in heads),
-        "torch_dtype": "float32",
-        **_FIXED,
+    return _CONFIG.to_json(
+        config,
+        heads,
+        normalization_type=config.normalization,
+        **{_POOLER_KEY: any(name.startswith(bert.POOLER) for name in heads)},
         **_ATTENTION_INPUTS[config.attention_input],
-        **special_tokens(config, _DEFAULTS["pad_token_id"], {}),
-        **{key: getattr(config, field) for field, key in _NAMES.items()},
-    }
+    )
 
 
 def table(config: MobileBertConfig) -> list[TensorMapping]:

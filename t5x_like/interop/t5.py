@@ -4,77 +4,66 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from t5x_like.interop import fields, special_token_fields
+from t5x_like.interop import fields
+from t5x_like.interop.config_map import ConfigMap
 from t5x_like.interop.head_classes import SEQUENCE, dropout_rate, question_answering
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives import heads
 
-_NAMES = {
-    # field of the configuration: key of config.json
-    "vocab_size": "vocab_size",
-    "embed_dim": "d_model",
-    "mlp_dim": "d_ff",
-    "num_heads": "num_heads",
-    "head_dim": "d_kv",
-    "encoder_layers": "num_layers",
-    "decoder_layers": "num_decoder_layers",
-    "tied_embeddings": "tie_word_embeddings",
-    "dropout_rate": "dropout_rate",
-    "relpos_buckets": "relative_attention_num_buckets",
-    "relpos_max_distance": "relative_attention_max_distance",
-    "norm_epsilon": "layer_norm_epsilon",
-}
-# Defaults of transformers for missing keys.
-_DEFAULTS = {
-    "tie_word_embeddings": True,
-    "dropout_rate": 0.1,
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
-    "layer_norm_epsilon": 1e-6,
-    "feed_forward_proj": "relu",
-}
 # Key of transformers 5: whether the inputs of the logits are multiplied by 1 / sqrt(d_model), as in T5 1.0. A T5 1.1
 # may omit logits that equal the embeddings.
 _SCALED = "scale_decoder_outputs"
 # Ids in T5's vocabulary.
 _SPECIAL_TOKENS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
-# Feed-forward block in transformers -> activations here. `gated-gelu` uses the tanh approximation. `gelu`, which is
-# exact GELU, is not supported because no T5 uses it.
-_ACTIVATIONS = {
-    "relu": ("relu",),
-    "gelu_new": ("gelu",),
-    "gated-gelu": ("gelu", "linear"),
-    "gated-gelu_new": ("gelu", "linear"),
-    "gated-relu": ("relu", "linear"),
-}
+
+_CONFIG = ConfigMap(
+    config_class=T5Config,
+    model="T5",
+    model_type="t5",
+    keys={
+        "vocab_size": "vocab_size",
+        "embed_dim": "d_model",
+        "mlp_dim": "d_ff",
+        "num_heads": "num_heads",
+        "head_dim": "d_kv",
+        "encoder_layers": "num_layers",
+        "decoder_layers": "num_decoder_layers",
+        "tied_embeddings": ("tie_word_embeddings", True),
+        "dropout_rate": ("dropout_rate", 0.1),
+        "relpos_buckets": ("relative_attention_num_buckets", 32),
+        "relpos_max_distance": ("relative_attention_max_distance", 128),
+        "norm_epsilon": ("layer_norm_epsilon", 1e-6),
+    },
+    defaults={"feed_forward_proj": "relu"},
+    # `gated-gelu` uses the tanh approximation. `gelu`, which is exact GELU, is not supported because no T5 uses it.
+    activations={
+        "relu": ("relu",),
+        "gelu_new": ("gelu",),
+        "gated-gelu": ("gelu", "linear"),
+        "gated-gelu_new": ("gelu", "linear"),
+        "gated-relu": ("relu", "linear"),
+    },
+    activation_key="feed_forward_proj",
+    classes={(): "T5ForConditionalGeneration"},
+    tokens=_SPECIAL_TOKENS,
+    first=("architectures", "model_type", "is_encoder_decoder"),
+)
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> T5Config:
     """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
+    hf_config = _CONFIG.with_defaults(hf_config)
     hf_config.setdefault("num_decoder_layers", hf_config.get("num_layers"))
     # transformers 5 writes tie_word_embeddings=True for every T5, and whether it scales the logits by a key of its own.
     hf_config["tie_word_embeddings"] = hf_config.get(_SCALED, hf_config["tie_word_embeddings"])
-    return T5Config(
-        activations=fields.choice(hf_config, "feed_forward_proj", _ACTIVATIONS),
-        **fields.values(hf_config, _NAMES, T5Config),
-    )
+    return T5Config(**_CONFIG.read(hf_config))
 
 
 def config_to_huggingface(config: T5Config, heads: Iterable[str] = ()) -> dict[str, Any]:
     """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-    activation = fields.activation_name(config.activations, _ACTIVATIONS, "T5")
-    return {
-        "architectures": ["T5ForConditionalGeneration"],
-        "model_type": "t5",
-        "is_encoder_decoder": True,
-        "feed_forward_proj": activation,
-        "torch_dtype": "float32",
-        **special_token_fields.to_json(config.special_tokens, _SPECIAL_TOKENS),
-        **{key: getattr(config, field) for field, key in _NAMES.items()},
-    }
+    return _CONFIG.to_json(config, is_encoder_decoder=True)
 
 
 def table(config: T5Config) -> list[TensorMapping]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
-from t5x_like.interop.bert import ACTIVATIONS, special_tokens
+from t5x_like.interop.bert import ACTIVATIONS
+from t5x_like.interop.config_map import ConfigMap
 from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
@@ -19,79 +20,61 @@ from t5x_like.objectives.conditional_spans import NAME as CONDITIONAL_SPANS
 from t5x_like.objectives.heads import question_heads
 from t5x_like.objectives.permutation_lm import PermutationLM
 
-_NAMES = {
-    # field of the configuration: key of config.json
-    "vocab_size": "vocab_size",
-    "embed_dim": "d_model",
-    "mlp_dim": "d_inner",
-    "num_heads": "n_head",
-    "num_layers": "n_layer",
-    "dropout_rate": "dropout",
-    "norm_epsilon": "layer_norm_eps",
-    "initializer_range": "initializer_range",
-}
-# Defaults of transformers for missing keys.
-_DEFAULTS = {
-    "vocab_size": 32000,
-    "d_model": 1024,
-    "n_layer": 24,
-    "n_head": 16,
-    "d_inner": 4096,
-    "ff_activation": "gelu",
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-12,
-    "dropout": 0.1,
-    "pad_token_id": 5,
-}
 _MEMORY = {"memory_length": "mem_len", "reuse_length": "reuse_len"}
 _DEFAULT_MEMORY = {"mem_len": 512}
-# Keys with one supported value.
-_FIXED = {"untie_r": True, "attn_type": "bi", "bi_data": False, "clamp_len": -1, "same_length": False}
 _SUMMARY = {"summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh"}
-_SPECIAL_TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 _SUMMARY_DROPOUT = "summary_last_dropout"
 _BIAS = f"{OBJECTIVE}{permutation_lm.NAME}/bias"
+_CONFIG = ConfigMap(
+    config_class=XLNetConfig,
+    model="XLNet",
+    model_type="xlnet",
+    keys={
+        "vocab_size": ("vocab_size", 32000),
+        "embed_dim": ("d_model", 1024),
+        "mlp_dim": ("d_inner", 4096),
+        "num_heads": ("n_head", 16),
+        "num_layers": ("n_layer", 24),
+        "dropout_rate": ("dropout", 0.1),
+        "norm_epsilon": ("layer_norm_eps", 1e-12),
+        "initializer_range": ("initializer_range", 0.02),
+    },
+    defaults={"ff_activation": "gelu", "pad_token_id": 5},
+    fixed={"untie_r": True, "attn_type": "bi", "clamp_len": -1, "same_length": False},
+    activations=ACTIVATIONS,
+    activation_key="ff_activation",
+    classes={(): "XLNetModel", (f"{OBJECTIVE}{permutation_lm.NAME}",): "XLNetLMHeadModel"},
+    tokens={"bos_token_id": 1, "eos_token_id": 2},
+    first=(
+        *("architectures", "model_type", "ff_activation", "torch_dtype", "untie_r", "attn_type", "bi_data"),
+        *("clamp_len", "same_length", *_SUMMARY, "use_mems_eval"),
+    ),
+)
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> XLNetConfig:
     """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
     memory = {name: ({**_DEFAULT_MEMORY, **hf_config}).get(key) or 0 for name, key in _MEMORY.items()}
-    hf_config = fields.with_defaults(hf_config, _DEFAULTS)
-    # Released files have bi_data false, and it only changes how the rows of a batch are read.
-    fields.check_fixed(hf_config, {key: value for key, value in _FIXED.items() if key != "bi_data"})
-    found = fields.values(hf_config, _NAMES, XLNetConfig)
-    return XLNetConfig(
-        head_dim=fields.head_dim(hf_config, "d_model", "n_head"),
-        padding_id=hf_config["pad_token_id"],
-        activations=(fields.choice(hf_config, "ff_activation", ACTIVATIONS),),
-        attention_dropout_rate=found["dropout_rate"],
-        **memory,
-        **found,
-    )
+    found = _CONFIG.read(_CONFIG.with_defaults(hf_config))
+    return XLNetConfig(attention_dropout_rate=found["dropout_rate"], **memory, **found)
 
 
 def config_to_huggingface(config: XLNetConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
     """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-    activation = fields.activation_name(config.activations, ACTIVATIONS, "XLNet")
-    fields.check_head_dim(config, "XLNet")
     if config.attention_dropout_rate != config.dropout_rate:
         raise UserError(
             f"attention_dropout_rate={config.attention_dropout_rate}: not supported by transformers' XLNet, which has "
             f"one rate. Set dropout_rate={config.dropout_rate}."
         )
-    return {
-        "architectures": ["XLNetLMHeadModel" if _BIAS in set(heads) else "XLNetModel"],
-        "model_type": "xlnet",
-        "ff_activation": activation,
-        "torch_dtype": "float32",
-        **_FIXED,
-        **_SUMMARY,
+    return _CONFIG.to_json(
+        config,
+        heads,
+        # Not checked when read: released files have it, and it only changes how the rows of a batch are read.
+        bi_data=False,
         # Rows of tasks do not continue each other, and the pipeline takes the states that are returned for it for rows.
-        "use_mems_eval": bool(config.memory_length) and _BIAS in set(heads),
-        **special_tokens(config, _DEFAULTS["pad_token_id"], _SPECIAL_TOKENS),
-        **{key: getattr(config, field) for field, key in _NAMES.items()},
-        **{key: getattr(config, field) or None for field, key in _MEMORY.items()},
-    }
+        use_mems_eval=bool(config.memory_length) and _BIAS in set(heads),
+        **_SUMMARY,
+    ) | {key: getattr(config, field) or None for field, key in _MEMORY.items()}
 
 
 def table(config: XLNetConfig) -> list[TensorMapping]:

@@ -152,8 +152,8 @@ def test_unsupported_config_raises(written, changes, message):
             {"head_dim": 4},
             "head_dim=4: not supported .* requires embed_dim / num_heads = 6 / 2",
         ),
-        ({"position_offset": 0}, "position_offset=0: not supported by transformers' BART, which requires 2"),
-        ({"norm_epsilon": 1e-12}, "norm_epsilon=1e-12: not supported by transformers' BART, which requires 1e-05"),
+        ({"position_offset": 0}, "position_offset=0: not supported by transformers' BART. Set 2"),
+        ({"norm_epsilon": 1e-12}, "norm_epsilon=1e-12: not supported by transformers' BART. Set 1e-05"),
     ],
 )
 def test_unsupported_model_raises_and_writes_nothing(tmp_path, changes, message):

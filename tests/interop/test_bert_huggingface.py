@@ -232,7 +232,7 @@ def test_roberta_head_requires_exact_gelu(tmp_path):
         (
             BERT,
             ("objective/next_sentence/classifier/bias",),
-            "objective/next_sentence/classifier/bias: no bert class of transformers has just",
+            "objective/next_sentence/classifier/bias: no BERT class of transformers has just",
         ),
         (dataclasses.replace(BERT, head_dim=5), (), "head_dim=5: .* requires embed_dim / num_heads = 12 / 3"),
         (
@@ -243,12 +243,12 @@ def test_roberta_head_requires_exact_gelu(tmp_path):
         (
             ROBERTA,
             ("objective/next_sentence/pooler/bias",),
-            "objective/next_sentence/pooler/bias: no roberta class of transformers has just",
+            "objective/next_sentence/pooler/bias: no RoBERTa class of transformers has just",
         ),
         (
             BERT,
             ("objective/discriminator/bias",),
-            "objective/discriminator/bias: no bert class of transformers has just",
+            "objective/discriminator/bias: no BERT class of transformers has just",
         ),
     ],
 )

@@ -109,16 +109,19 @@ def test_unsupported_config_raises(written, changes, message):
     [
         (
             dataclasses.replace(GPT2, attention_windows=(None, 4)),
-            r"gpt2 does not support attention_windows=\(None, 4\)",
+            r"attention_windows=\(None, 4\): not supported by transformers' GPT-2",
         ),
         (
             dataclasses.replace(GPT2, head_dim=5),
-            "gpt2 does not support num_heads=3 and head_dim=5 whose product is not embed_dim=12",
+            "head_dim=5: not supported by transformers' GPT-2, which requires embed_dim / num_heads = 12 / 3",
         ),
-        (dataclasses.replace(GPT1, activations=("gelu_exact",)), "openai-gpt does not support activations="),
+        (
+            dataclasses.replace(GPT1, activations=("gelu_exact",)),
+            "not supported by transformers' GPT$",
+        ),
         (
             dataclasses.replace(GPT1, mlp_dim=20),
-            "openai-gpt does not support mlp_dim=20 that is not 4 · embed_dim = 48",
+            "mlp_dim=20: not supported by transformers' GPT, which requires 4 · embed_dim = 48",
         ),
     ],
 )

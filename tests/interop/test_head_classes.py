@@ -159,7 +159,7 @@ def test_invalid_config_json_raises(changes, message, tmp_path):
 
 
 def test_unsupported_heads_raise(tmp_path):
-    with pytest.raises(ValueError, match="no roberta class of transformers has just these heads"):
+    with pytest.raises(ValueError, match="no RoBERTa class of transformers has just these heads"):
         export("roberta", heads.PooledFirstToken(), tmp_path)
     with pytest.raises(ValueError, match=r"labels \('a',\): the head has 3 outputs"):
         export("bert", heads.PooledFirstToken(), tmp_path, labels=("a",))

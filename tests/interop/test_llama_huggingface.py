@@ -183,11 +183,14 @@ def test_unsupported_config_raises(written, changes, message):
     [
         (
             {"attention_windows": (None, 4)},
-            r"mistral does not support several attention windows: attention_windows=\(None, 4\)",
+            r"attention_windows=\(None, 4\): not supported by transformers' Mistral, which has one window",
         ),
-        ({"attention_windows": (4,)}, "mistral does not support biases: attention_bias=True"),
-        ({"model_type": "mistral"}, "mistral does not support biases: attention_bias=True"),
-        ({"model_type": "llama", "attention_windows": (4,)}, r"llama does not support windows: attention_windows=\(4,"),
+        ({"attention_windows": (4,)}, "attention_bias=True: not supported by transformers' Mistral. Set False"),
+        ({"model_type": "mistral"}, "attention_bias=True: not supported by transformers' Mistral. Set False"),
+        (
+            {"model_type": "llama", "attention_windows": (4,)},
+            r"attention_windows=\(4,\): not supported by transformers' Llama. Set \(None,\)",
+        ),
     ],
 )
 def test_unsupported_model_raises_and_writes_nothing(changes, message, tmp_path):

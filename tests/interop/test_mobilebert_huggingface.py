@@ -119,7 +119,7 @@ def test_unsupported_config_raises(key, value, message, tmp_path):
     [
         ({"head_dim": 5}, (), "head_dim=5: .* requires bottleneck_dim / num_heads = 8 / 2"),
         ({"attention_input": "hidden"}, (), "attention_input='hidden': not supported by transformers' MobileBERT"),
-        ({}, ("objective/discriminator/bias",), "no mobilebert class of transformers has just these heads"),
+        ({}, ("objective/discriminator/bias",), "no MobileBERT class of transformers has just these heads"),
     ],
 )
 def test_unsupported_model_raises(changes, heads, message):

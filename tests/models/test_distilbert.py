@@ -26,14 +26,15 @@ def test_missing_keys_have_transformers_defaults():
     ("changes", "heads", "message"),
     [
         ({"norm_epsilon": 1e-5}, (), "norm_epsilon=1e-05: not supported .* Set 1e-12"),
+        ({"embedding_dim": 6}, (), "embedding_dim=6: not supported by transformers' DistilBERT, whose embeddings"),
         ({"head_dim": 5}, (), "head_dim=5: .* requires embed_dim / num_heads = 12 / 3"),
         ({"activations": ("gelu", "linear")}, (), "activations=.*: not supported by transformers' DistilBERT"),
-        ({}, ("objective/next_sentence/pooler/bias",), "no distilbert class of transformers has just these heads"),
+        ({}, ("objective/next_sentence/pooler/bias",), "no DistilBERT class of transformers has just these heads"),
     ],
 )
 def test_unsupported_models_raise(changes, heads, message):
     with pytest.raises(UserError, match=message):
-        mapping.config_to_huggingface(dataclasses.replace(SMALL, **changes), heads)
+        mapping.FAMILY.config_to_json(dataclasses.replace(SMALL, **changes), heads)
 
 
 def test_compact_models_have_whole_heads():

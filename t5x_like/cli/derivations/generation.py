@@ -31,14 +31,13 @@ def from_directory(settings: KnownSettings) -> Derived | None:
     """
     from absl import logging
 
-    from t5x_like import interop
     from t5x_like.config import Derived
-    from t5x_like.interop import generation
+    from t5x_like.interop import generation, model_tokens
 
     has_encoder = _has_encoder(settings.value("OBJECTIVE"))
     if has_encoder is None or not settings.is_used("DECODING") or (directory := _directory(settings)) is None:
         return None
-    file, values = interop.generation_settings(directory)
+    file, values = model_tokens.generation_settings(directory)
     fields, ignored = generation.to_decoding(values, file, has_encoder=has_encoder)
     for message in ignored:
         logging.warning("%s", message)

@@ -1,0 +1,56 @@
+"""What transformers knows about the tokens of a model: special ids, settings of `generate`, its SentencePiece file."""
+
+from typing import Any
+
+from t5x_like.interop import generation, json_files
+from t5x_like.interop.generation import CONFIG
+from t5x_like.interop.registry import families, find_family
+from t5x_like.models.base import ModelConfig
+
+
+def special_tokens(config: ModelConfig) -> dict[str, Any]:
+    """Returns the special token ids of a model by Hugging Face key, such as `bos_token_id`.
+
+    Ids of config.json come before ids of generation_config.json. Keys that neither has get the default of the family.
+
+    Args:
+      config: configuration of the model.
+    """
+    family = find_family(config)
+    found = {} if family is None else dict(family.default_tokens)
+    if (tokens := config.special_tokens) is not None:
+        found |= dict(tokens.generation or ()) | dict(tokens.config)
+    return found
+
+
+def generation_settings(path: str) -> tuple[str, dict[str, Any]]:
+    """Reads the settings of `generate` in a Hugging Face directory; see `generation.read`.
+
+    Without a generation_config.json, the forced ids that config.json lacks come from the family, as in transformers.
+    """
+    file, found = generation.read(path)
+    if file.endswith(f"/{CONFIG}"):
+        model_type = json_files.read(file).get("model_type")
+        for family in families():
+            if model_type in family.model_types:
+                found = {key: value for key, value in family.default_tokens.items() if key in generation.KEYS} | found
+    return file, found
+
+
+def eos_id(config: ModelConfig) -> int | None:
+    """Returns the id of the token that ends a generated text, the first one of several, or None if it is not known.
+
+    Args:
+      config: configuration of the model. Its generation_config.json takes precedence.
+    """
+    generation = {} if config.special_tokens is None else dict(config.special_tokens.generation or ())
+    found = (special_tokens(config) | generation).get("eos_token_id")
+    return found[0] if isinstance(found, tuple) else found
+
+
+def sentencepiece_format(config: ModelConfig) -> tuple[str | None, str | None, bool]:
+    """Returns how transformers stores SentencePiece models: `sentencepiece`, `tokenizer_class`, `lowers_text`."""
+    family = find_family(config)
+    if family is None:
+        return None, None, False
+    return family.sentencepiece, family.tokenizer_class, family.lowers_text
