@@ -112,16 +112,16 @@ TINY = {
     "PREFIX_LM_LENGTHS": {"inputs": 16, "targets": 16},
 }
 
-SHARED_LM = ("models/t5_study/shared.gin", "runs/study/encoder_decoder_lm.gin")
+SHARED_LM = ("models/t5_study/shared.gin", "studies/encoder_decoder_lm.gin")
 
 
 @pytest.mark.full
 def test_ablation_trains_and_compares_cells_and_resumes(monkeypatch, tmp_path):
     grid = {
-        "language model": {"LM": ("models/t5_study/decoder.gin", "runs/study/language_model_lm.gin")},
-        "half the layers": {"LM": ("models/t5_study/six_layers.gin", "runs/study/encoder_decoder_lm.gin")},
+        "language model": {"LM": ("models/t5_study/decoder.gin", "studies/language_model_lm.gin")},
+        "half the layers": {"LM": ("models/t5_study/six_layers.gin", "studies/encoder_decoder_lm.gin")},
     }
-    arguments = {"grid": grid, "output_dir": str(tmp_path), "gin_files": ["runs/study/small.gin"], "settings": TINY}
+    arguments = {"grid": grid, "output_dir": str(tmp_path), "gin_files": ["studies/small.gin"], "settings": TINY}
     cells = ablate.ablate(**arguments)
     assert [(cell.row, cell.curve[-1][0]) for cell in cells] == [("language model", 2), ("half the layers", 2)]
     assert cells[1].parameters > cells[0].parameters
@@ -159,7 +159,7 @@ def test_error_in_any_cell_raises_before_training(tmp_path):
     (tmp_path / "wrong.gin").write_text(
         textwrap.dedent("""
             include 'models/t5_study/shared.gin'
-            include 'runs/study/encoder_decoder_lm.gin'
+            include 'studies/encoder_decoder_lm.gin'
             EMBED_DIMM = 3
         """)
     )
@@ -228,7 +228,7 @@ def test_columns_that_no_row_has_raise(tmp_path):
 
 def test_bert_ablations_fine_tune_models_of_their_size():
     study = config.load(
-        "t5x_like.ablate.ablate", files=["runs/study/bert_ablations.gin"], bindings=[("OUTPUT_DIR", "'bert_ablations'")]
+        "t5x_like.ablate.ablate", files=["studies/bert_ablations.gin"], bindings=[("OUTPUT_DIR", "'bert_ablations'")]
     )
     arguments = {name: value for name, value in study.build().items() if name not in ("metric", "title")}
     runs = ablate.resolve_cells(**arguments)
@@ -245,7 +245,7 @@ def test_bert_ablations_fine_tune_models_of_their_size():
 def test_word_models_fine_tune_the_model_that_they_pretrained():
     study = config.load(
         "t5x_like.ablate.ablate",
-        files=["runs/study/words.gin"],
+        files=["studies/words.gin"],
         bindings=[("OUTPUT_DIR", "'out'"), ("SEEDS", "(0,)")],
     )
     arguments = {name: value for name, value in study.build().items() if name not in ("metric", "title")}

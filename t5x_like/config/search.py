@@ -11,6 +11,8 @@ from t5x_like.config.values import ConfigError, nearest
 
 # Next to the package, both in a checkout and in an installed wheel.
 SHIPPED_ROOT = pathlib.Path(t5x_like.__file__).resolve().parents[1] / "gin_configs"
+# Earlier name of a folder of shipped files -> its name. Command lines, grids and files of users may have the old one.
+_MOVED_FOLDERS = {"runs/study/": "studies/"}
 
 
 def find(path: str, search_paths: Sequence[str], relative_to: str | None = None) -> tuple[str, bool]:
@@ -39,6 +41,9 @@ def find(path: str, search_paths: Sequence[str], relative_to: str | None = None)
         candidate = paths.join(directory, path) if directory else path
         if paths.is_file(candidate):
             return candidate, _is_shipped(candidate)
+    for old, new in _MOVED_FOLDERS.items():
+        if path.startswith(old) and paths.is_file(moved := str(SHIPPED_ROOT / path.replace(old, new, 1))):
+            return moved, True
     searched = ", ".join(["the working directory", *search_paths])
     raise ConfigError(
         f"gin file {path} not found in {searched} or the shipped gin_configs"

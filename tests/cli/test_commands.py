@@ -186,20 +186,20 @@ def test_header_of_every_model_shows_its_command():
 # These files are only included by other files.
 PARTS = (
     "commands/train.gin",
-    "runs/study/study.gin",
-    "runs/study/training_small.gin",
-    "runs/study/books_causal_lm_model.gin",
-    "runs/study/books_masked_lm_model.gin",
-    "runs/study/books_span_corruption_model.gin",
-    "runs/study/distillation_mrpc.gin",
-    "runs/study/distillation_sst2.gin",
-    "runs/study/distillation_student.gin",
-    "runs/study/distillation_tinybert.gin",
-    "runs/study/distillation_causal_lm.gin",
-    "runs/study/distillation_masked_lm.gin",
-    "runs/study/distillation_span_corruption.gin",
+    "studies/study.gin",
+    "studies/training_small.gin",
+    "studies/books_causal_lm_model.gin",
+    "studies/books_masked_lm_model.gin",
+    "studies/books_span_corruption_model.gin",
+    "studies/distillation_mrpc.gin",
+    "studies/distillation_sst2.gin",
+    "studies/distillation_student.gin",
+    "studies/distillation_tinybert.gin",
+    "studies/distillation_causal_lm.gin",
+    "studies/distillation_masked_lm.gin",
+    "studies/distillation_span_corruption.gin",
 )
-_PARTS_OF_STUDIES = tuple(f"runs/study/{name}/" for name in ("encoders", "bert_ablations", "long_documents", "words"))
+_PARTS_OF_STUDIES = tuple(f"studies/{name}/" for name in ("encoders", "bert_ablations", "long_documents", "words"))
 
 
 @pytest.mark.parametrize("path", [path for path in GIN_FILES if path.parts[-3] != "models"], ids=lambda path: path.name)

@@ -13,6 +13,13 @@ def test_includes_of_shipped_files_do_not_depend_on_the_working_directory(toy, t
     assert found.configured()()["model"].dim == 64
 
 
+def test_earlier_names_of_shipped_folders_are_found(toy):
+    toy.write("studies/small.gin", "DIM = 32\n", shipped=True, imports=False)
+    toy.write("mine.gin", "include 'runs/study/small.gin'\n", imports=False)
+    assert toy.load("TASK=a", files=["run.gin", "mine.gin"]).configured()()["model"].dim == 32
+    assert "gin file runs/study/smal.gin not found" in toy.error_of(files=["runs/study/smal.gin"])
+
+
 def test_missing_file_error_names_directories_and_nearest_file(toy):
     toy.write("models/base.gin", "", shipped=True, imports=False)
     toy.write("runs/pretrain.gin", "", shipped=True, imports=False)

@@ -59,7 +59,7 @@ def test_named_files_exist(path):
     text = prose(path)
     files = re.findall(r"`((?:t5x_like|tests|gin_configs|launch|benchmarks|data_tasks)/[\w/.*]+)`", text)
     files += re.findall(
-        r"`(gin_configs/)?((?:commands|data|hardware|models|objectives|optimizers|runs)/[\w/]+\.gin)`", text
+        r"`(gin_configs/)?((?:commands|data|hardware|models|objectives|optimizers|runs|studies)/[\w/]+\.gin)`", text
     )
     names = [name if isinstance(name, str) else f"gin_configs/{name[1]}" for name in files]
     # Capitals stand for names that the reader chooses, such as tests/models/test_FAMILY.py.
