@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from t5x_like import inspect_origins
-from t5x_like.data import first_rows, mixing, prompts, specs
+from t5x_like.data import first_rows, prompts, specs
 from t5x_like.data.cached import CachedSource
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.inspection import Inspection, against_padding
@@ -35,27 +35,13 @@ UNKNOWN_FRACTION = 0.001
 
 
 def inspect(
-    mixture_or_task_name: str,
+    source: "SeqIOSource",
     *,
-    task_feature_lengths: Mapping[str, int] | None = None,
-    split: str = "train",
+    spec: FeatureSpec | str | None = None,
+    pack: bool | None = None,
+    separator: str | None = None,
     num_examples: int = 2,
     sample: int = 1000,
-    seed: int = 0,
-    pack: bool | None = None,
-    use_cached: bool = False,
-    module: str | Sequence[str] | None = None,
-    task_arguments: Mapping[str, Any] | None = None,
-    rates: mixing.MixingRates = None,
-    vocabulary_path: str | None = None,
-    data_files: str | None = None,
-    validation_files: str | None = None,
-    text_column: str | None = None,
-    on_bad_record: str | None = None,
-    continuous: bool = False,
-    batch_size: int = 1,
-    spec: FeatureSpec | str | None = None,
-    separator: str | None = None,
     find: str | None = None,
     cache_dir: str | None = None,
     row: int | None = None,
@@ -65,64 +51,34 @@ def inspect(
     """Prints the rows that a model reads from a task or mixture, with statistics and problems.
 
     Args:
-      mixture_or_task_name: Registered name.
-      task_feature_lengths: Task feature -> maximum length in tokens; by default short lengths that suit the task.
-      split: Split of the data.
-      num_examples: Number of rows to print; of continuous data, the number of rows of a batch and of batches.
-      sample: Number of documents and examples for statistics, from the start of the split.
-      seed: Seed of the corruption.
-      pack: Whether several examples share a row; by default if the spec is packable.
-      use_cached: Whether to read SeqIO's offline cache of the task.
-      module: One or several user modules that register the task; the working directory is searched too.
-      task_arguments: Arguments that the task declares, such as a pattern of files.
-      rates: Rates of the tasks of a mixture: task name -> rate, or `mixing.Rates`; None for the registered rates.
-      vocabulary_path: Hugging Face directory or SentencePiece model, for tasks that can use any vocabulary.
-      data_files: Files that the task reads; see `SeqIOSource`.
-      validation_files: Files of the split `validation`.
-      text_column: Column, or field of a record, that holds the text.
-      on_bad_record: `error`, or `skip` to skip and count records whose text cannot be read.
-      continuous: Whether row i of a batch continues row i of the batch before. `┃` is then printed where a document
-        begins.
-      batch_size: Rows of a batch, on which the rows of continuous data depend.
+      source: The task or mixture, which is read once and in order. Without lengths, it gets short ones that suit the
+        task. Its batch size matters to continuous data, in which `┃` is printed where a document begins, and with
+        `step`.
       spec: Features that the objective reads, or their name in `t5x_like.data.specs`, such as PREFIX_LM. By default
         the spec that reads most of the task's features.
+      pack: Whether several examples share a row; by default if the spec is packable.
       separator: Text between the inputs and targets that a decoder reads in one row; None for EOS.
+      num_examples: Number of rows to print; of continuous data, the number of rows of a batch and of batches.
+      sample: Number of documents and examples for statistics, from the start of the split.
       find: Text, such as a part of a row. Only the documents of files that contain it are printed, with the file, the
         record, and its URL and date.
       cache_dir: Cache of the task, of which a row is printed instead, with the documents that it comes from.
       row: Number of the row from 0 in the cache, or with `step` in the batch of a run.
-      step: Step of a run from 1, whose batch size and seed are given.
+      step: Step of a run from 1, whose batch size and seed `source` has.
       console: Console to print to; by default the terminal.
 
     Returns:
       The statistics and problems that were printed.
 
     Raises:
-      UserError: TensorFlow and SeqIO are not installed, `module` is not found, the name is not registered, or the
-        settings do not suit the task.
+      UserError: TensorFlow and SeqIO are not installed, the module of the task is not found, its name is not
+        registered, or the settings do not suit the task.
     """
-    from t5x_like.data.seqio_feed import SeqIOSource
-
     console = console or terminal.console()
-    source = SeqIOSource(
-        mixture_or_task_name=mixture_or_task_name,
-        task_feature_lengths=dict(task_feature_lengths or {}),
-        batch_size=batch_size if continuous else 1,
-        split=split,
-        shuffle=False,
-        pack=bool(pack),
-        continuous=continuous,
-        seed=seed,
-        use_cached=use_cached,
-        module=module,
-        num_epochs=1,
-        task_arguments=task_arguments,
-        rates=rates,
-        vocabulary_path=vocabulary_path,
-        data_files=data_files,
-        validation_files=validation_files,
-        text_column=text_column,
-        on_bad_record=on_bad_record,
+    judged = bool(source.task_feature_lengths)  # padding at default lengths is not a problem of the user's settings
+    batch_size = source.batch_size
+    source = dataclasses.replace(
+        source, shuffle=False, num_epochs=1, pack=bool(pack), batch_size=batch_size if source.continuous else 1
     )
     if not isinstance(spec, FeatureSpec):
         spec = specs.get_spec(spec) if spec else source.suitable_spec()
@@ -132,15 +88,14 @@ def inspect(
     source = dataclasses.replace(
         source,
         task_feature_lengths=source.task_feature_lengths or default_lengths(spec, source.tasks),
-        pack=spec.packable and not continuous if pack is None else pack,
+        pack=spec.packable and not source.continuous if pack is None else pack,
     )
     found = Inspection()
     if row is not None or cache_dir is not None:
         if row is None or cache_dir is None:
             raise UserError(f"ROW={row}, CACHE_DIR={cache_dir}: give both, the cache and the number of its row.")
-        cache = CachedSource(
-            cache_dir=cache_dir, batch_size=batch_size, split=split, seed=seed, mixture_or_task_name=source.name
-        )
+        settings = {"split": source.split, "seed": source.seed, "mixture_or_task_name": source.name}
+        cache = CachedSource(cache_dir=cache_dir, batch_size=batch_size, **settings)
         names = _special_names(source, spec)
         return inspect_origins.print_row(cache, spec, row, step, _text_vocabularies(source), names, console)
     if find is not None:
@@ -149,7 +104,6 @@ def inspect(
         return found
     _print_task(source, console)
     _print_vocabularies(source, console)
-    judged = task_feature_lengths is not None  # padding at default lengths is not a problem of the user's settings
     from t5x_like.data.seqio_feed import task_errors  # after the source, which explains that TensorFlow is missing
 
     with task_errors.explain_errors(source):

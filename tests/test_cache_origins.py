@@ -163,16 +163,14 @@ def test_inspect_prints_the_documents_of_a_row_of_a_batch(jsonl_cache):
     next(iterator)
     wanted = next(iterator)["decoder_target_tokens"][2]
     console = Console(record=True, width=200, quiet=True)
-    found = inspect_task.inspect(
-        "text_files_causal_lm",
-        data_files=f"{path}/*.jsonl",
-        cache_dir=cached.cache_dir,
-        row=2,
-        step=2,
+    live = SeqIOSource(
+        mixture_or_task_name="text_files_causal_lm",
+        task_feature_lengths={},
         batch_size=4,
         seed=1,
-        console=console,
+        data_files=f"{path}/*.jsonl",
     )
+    found = inspect_task.inspect(live, cache_dir=cached.cache_dir, row=2, step=2, console=console)
     numbers = documents_in(cached.vocabularies()["targets"], wanted)
     assert len(numbers) > 1 and set(numbers) <= {int(fields["url"].rpartition("/")[2]) for _, fields in found.origins}
     rows = sum(cached.manifest.rows_of_passes)

@@ -29,9 +29,13 @@ from t5x_like.vocabularies import shipped
 TEXT = "It is a truth universally acknowledged, that a single man must be in want of a wife. "
 
 
-def run(name, **kwargs):
+def run(name, *, task_feature_lengths=(), batch_size=1, **kwargs):
+    """Inspects a task, and returns the result and what was printed."""
     output = io.StringIO()
-    found = inspect_task.inspect(name, console=Console(file=output, width=100), sample=50, **kwargs)
+    fields = {"mixture_or_task_name": name, "task_feature_lengths": dict(task_feature_lengths)}
+    fields |= {key: kwargs.pop(key) for key in ("split", "continuous", "vocabulary_path") if key in kwargs}
+    data_source = seqio_feed.SeqIOSource(**fields, batch_size=batch_size, shuffle=False, pack=False)
+    found = inspect_task.inspect(data_source, console=Console(file=output, width=100), sample=50, **kwargs)
     return found, output.getvalue()
 
 
@@ -237,7 +241,7 @@ def test_missing_tensorflow_is_reported(monkeypatch):
     monkeypatch.setattr(data, "seqio_feed", seqio_feed)  # is restored, so that the module is not loaded twice
     monkeypatch.setattr(sys, "meta_path", [NoSeqIO(), *sys.meta_path])
     with pytest.raises(UserError, match="'tensorflow' is not installed.* Run `pip install seqio tensorflow"):
-        inspect_task.inspect("python_docs_span_corruption")
+        run("python_docs_span_corruption")
 
 
 def test_carriage_returns_and_undecodable_bytes_are_counted(register):

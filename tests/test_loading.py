@@ -70,7 +70,7 @@ def test_predictions_of_a_head_are_those_of_infer(tmp_path):
 
 def test_run_is_opened_by_its_own_configuration(gpt2, tmp_path):
     run = str(tmp_path / "run")
-    convert(checkpoint_path=gpt2, output_path=run)
+    convert(gpt2, run)
     before = gin.config_str()
     for path in (run, f"{run}/checkpoints", f"{run}/checkpoints/0"):
         model = open_model(path, task_feature_lengths=LENGTHS)

@@ -10,7 +10,7 @@ from gin import config as gin_config
 from gin import config_parser
 
 from t5x_like import paths
-from t5x_like.config import relocation, search
+from t5x_like.config import moved_modules, relocation, search
 from t5x_like.config.trust import PER_COMMAND_MACROS, Trust, refusal
 from t5x_like.config.values import (
     REQUIRED,
@@ -254,6 +254,8 @@ class _File:
             statements.put(statements.macros, name, name, setting)
             return
         name = self._resolve(statement.selector, where, self._reader.trust.may_set)
+        if owner := moved_modules.MOVED_PARAMETERS.get(name, {}).get(statement.arg_name):
+            name = self._reader.add(owner)
         group = statements.bindings.setdefault((statement.scope, name), {})
         statements.put(group, statement.arg_name, f"{name}.{statement.arg_name}", setting)
 

@@ -1,4 +1,4 @@
-"""Modules of configurable objects that have moved: files of earlier versions have their old names."""
+"""Modules and parameters of configurable objects that have moved: gin files of users have their old names."""
 
 import re
 
@@ -24,6 +24,29 @@ MOVED = {
     "t5x_like.training.checkpoints": "t5x_like.checkpoints",
     "t5x_like.training.layer_choice": "t5x_like.stored.layer_choice",
     "t5x_like.training.weight_source": "t5x_like.stored.weight_source",
+}
+# Callable -> parameter -> the callable that has the parameter now, under the same name.
+MOVED_PARAMETERS = {
+    "t5x_like.convert.convert": {
+        **dict.fromkeys(
+            ("checkpoint", "model", "network", "averaged", "base_path", "vocabulary_path", "allow_nonfinite"),
+            "t5x_like.conversion.settings.Source",
+        ),
+        **dict.fromkeys(
+            ("heads", "labels", "head", "bos_id", "merge", "integers"), "t5x_like.conversion.settings.Target"
+        ),
+        **dict.fromkeys(
+            ("fold_norms", "long", "quantization", "quantized_inputs"), "t5x_like.conversion.settings.Changes"
+        ),
+    },
+    "t5x_like.inspect_task.inspect": dict.fromkeys(
+        (
+            *("mixture_or_task_name", "task_feature_lengths", "batch_size", "split", "seed", "use_cached", "module"),
+            *("task_arguments", "rates", "vocabulary_path", "data_files", "validation_files", "text_column"),
+            *("on_bad_record", "continuous"),
+        ),
+        "t5x_like.data.seqio_feed.SeqIOSource",
+    ),
 }
 _NAME = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, MOVED))})(?!\w)")
 _IMPORT = re.compile(r"^from ([\w.]+) import (\w+)", re.MULTILINE)

@@ -1,7 +1,7 @@
 """What `convert` writes: runs, Hugging Face directories, published formats and files of adapters."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from absl import logging
@@ -11,6 +11,7 @@ from t5x_like.adapters.bottleneck import BottleneckAdapter
 from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.config import description
 from t5x_like.conversion import prompt_format, tokenizers
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.conversion.sources import Weights
 from t5x_like.errors import UserError
 from t5x_like.inference.predictors import predicts_text
@@ -19,7 +20,6 @@ from t5x_like.interop.compressed_tensors import Integers
 from t5x_like.interop.formats import Format
 from t5x_like.models import construct
 from t5x_like.objectives.base import Objective
-from t5x_like.objectives.heads import HeadForm
 from t5x_like.reporting import model_card
 from t5x_like.stored import frozen_base, weight_source
 from t5x_like.training.runs import weights_run
@@ -128,70 +128,51 @@ def write_published(published: Format, weights: Weights, path: str, output_path:
     report(_of_model(weights.leaves), path, output_path)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExportSettings:
-    """What the files of an export state beside the weights; see `convert.convert`.
-
-    Attributes:
-      labels: Names of the labels or scores of the head; empty for those of the objective.
-      head: Form of the head; None for that of the objective.
-      vocabulary_path: The vocabulary; None for its copy in the run directory.
-      bos_id: First input of the decoder; None for that of the objective.
-      choice: Which checkpoint of the run was chosen, for the model card.
-      network: Name of the network of the run.
-      integers: How its kernels were rounded, to write them in integers; None to write float32.
-    """
-
-    labels: Sequence[str]
-    head: HeadForm | None
-    vocabulary_path: str | None
-    bos_id: int | None
-    choice: str
-    network: str | None
-    integers: Integers | None = None
-
-
-def write_huggingface(weights: Weights, path: str, output_path: str, settings: ExportSettings) -> None:
+def write_huggingface(
+    weights: Weights, path: str, source: Source, target: Target, *, choice: str, integers: Integers | None
+) -> None:
     """Writes a run as a Hugging Face directory, with tokenizer and model card.
 
     Args:
       weights: The weights of the run.
       path: Its checkpoint.
-      output_path: The directory.
-      settings: What its files state.
+      source: The run.
+      target: The directory, and what its files state.
+      choice: Which checkpoint of the run was chosen, for the model card.
+      integers: How its kernels were rounded, to write them in integers; None to write float32.
 
     Raises:
       UserError: The other format does not support the model.
     """
     objective = weights.objective or Objective()
     of_objective = weights.objective and weights.objective.features.first_id
-    bos_id = of_objective if settings.bos_id is None else settings.bos_id
-    tokenizer = tokenizers.find_for_export(path, settings.vocabulary_path)
+    bos_id = of_objective if target.bos_id is None else target.bos_id
+    tokenizer = tokenizers.find_for_export(path, source.vocabulary_path)
     generates = weights.objective is not None and predicts_text(objective.features)
     continues = generates and description.shape(weights.model) == "decoder"
     model = tokenizers.with_special_tokens(weights.model, tokenizer, bos_id, continues=continues)
     prompts = prompt_format.of_run(path, objective)
-    run = model_card.ExportedRun.read(path, settings.choice, settings.network, prompts)
+    run = model_card.ExportedRun.read(path, choice, source.network, prompts)
     lengths = run.settings.value("data.task_feature_lengths")
     length = tokenizers.max_length(model, lengths, bos_id, continues=continues)
     reads_tasks = objective.head_form is not None
     files = tokenizers.exported_files(tokenizer, model, bos_id, length, reads_tasks=reads_tasks)
     files = prompt_format.with_prompts(files, tokenizer, prompts)
-    with weights_run.removed_on_failure(output_path):
+    with weights_run.removed_on_failure(target.path):
         interop.to_huggingface(
             weights.leaves,
             model,
-            output_path,
-            labels=settings.labels or objective.labels,
+            target.path,
+            labels=target.labels or objective.labels,
             predicts=objective.predicts,
-            dropout_rate=getattr(settings.head or objective.head_form, "dropout_rate", None),
+            dropout_rate=getattr(target.head or objective.head_form, "dropout_rate", None),
             padding_id=tokenizers.padding_id(tokenizer, model),
             generation_settings=tokenizers.generation_settings(path, lengths if generates else None),
-            integers=settings.integers,
+            integers=integers,
         )
-        tokenizer_files.write(files, output_path)
-        model_card.write(output_path, run, model, count(weights.leaves))
-    report(weights.leaves, path, output_path)
+        tokenizer_files.write(files, target.path)
+        model_card.write(target.path, run, model, count(weights.leaves))
+    report(weights.leaves, path, target.path)
 
 
 def exportable(weights: Weights, heads: str) -> dict[str, Any]:

@@ -63,6 +63,9 @@ class Changes:
     quantized_inputs: Literal["dynamic"] | None = None
 
 
+NO_CHANGES = Changes()
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """What is written.

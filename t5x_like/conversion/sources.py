@@ -12,6 +12,7 @@ from absl import logging
 from t5x_like import convert_vectors, interop, partitioning, paths
 from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.config.description import describe
+from t5x_like.conversion.settings import Source
 from t5x_like.errors import UserError
 from t5x_like.interop import (
     adapter_files,
@@ -24,7 +25,6 @@ from t5x_like.interop import (
     tensorflow_checkpoints,
 )
 from t5x_like.interop.adapter_base import Base
-from t5x_like.interop.adapter_files import LoralibSettings
 from t5x_like.interop.formats import Format
 from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig
@@ -54,31 +54,14 @@ class Weights:
     objective: Objective | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """How weights of other libraries are read; see `convert.convert`.
-
-    Attributes:
-      model: Configuration of the model, which some formats do not have.
-      heads: `none` for the bare model.
-      long: Number of positions of a Longformer to make of a RoBERTa.
-      base_path: Hugging Face directory of the base model of adapters.
-      lora: Settings of files of microsoft/LoRA.
-    """
-
-    model: ModelConfig | None
-    heads: str
-    long: int | None
-    base_path: str | None
-    lora: LoralibSettings
-
-
-def read_other(path: str, options: Options) -> Weights | None:
+def read_other(path: str, source: Source, *, heads: str = "all", long: int | None = None) -> Weights | None:
     """Reads weights of another library.
 
     Args:
       path: The weights.
-      options: How they are read.
+      source: How they are read.
+      heads: `none` for the bare model.
+      long: Number of positions of a Longformer to make of a RoBERTa.
 
     Returns:
       The weights; None if they are not of another library, but of a run.
@@ -87,19 +70,19 @@ def read_other(path: str, options: Options) -> Weights | None:
       UserError: The files are invalid, or do not describe their model and none is given.
     """
     if convert_vectors.is_input(path):
-        return Weights(*convert_vectors.read(path, options.model))
+        return Weights(*convert_vectors.read(path, source.model))
     if (published := registry.find_format(path)) is not None:
         return _read_published(published, path)
     if weight_files.is_huggingface(path):
-        return _read_huggingface(path, options)
+        return _read_huggingface(path, source.model, heads, long)
     if weight_files.is_adapter(path):
-        return _read_adapters(path, options)
+        return _read_adapters(path, source, heads)
     if (index := weight_files.find_t5x(path)) is not None:
-        return _read_t5x(index, path, options.model)
+        return _read_t5x(index, path, source.model)
     if (prefix := weight_files.find_tensorflow(path)) is not None:
         if (published := registry.find_format(prefix)) is not None:
             return _read_published(published, prefix)
-        return _read_tensorflow(prefix, options)
+        return _read_tensorflow(prefix, source.model, heads)
     return None
 
 
@@ -108,32 +91,32 @@ def _read_published(published: Format, path: str) -> Weights:
     return Weights(model, leaves, describe(model, objective=objective))
 
 
-def _read_huggingface(path: str, options: Options) -> Weights:
+def _read_huggingface(path: str, model: ModelConfig | None, heads: str, long: int | None) -> Weights:
     stored = interop.config_from_huggingface(path)
-    config = options.model or stored
-    leaves = select(interop.read(path, config), options.heads)
+    config = model or stored
+    leaves = select(interop.read(path, config), heads)
     config = dataclasses.replace(
         config, vocab_size=stored.vocab_size, special_tokens=config.special_tokens or stored.special_tokens
     )
     _log_class(path, config, leaves)
-    if options.long is not None:
-        config, leaves = long_rows.lengthen(config, leaves, options.long)
-    return Weights(config, leaves, describe(config, interop.task_head(path) if options.heads != "none" else None))
+    if long is not None:
+        config, leaves = long_rows.lengthen(config, leaves, long)
+    return Weights(config, leaves, describe(config, interop.task_head(path) if heads != "none" else None))
 
 
-def _read_adapters(path: str, options: Options) -> Weights:
+def _read_adapters(path: str, source: Source, heads: str) -> Weights:
     """Reads a base model with the adapters of another library."""
-    base = options.base_path or adapter_files.base(path)
+    base = source.base_path or adapter_files.base(path)
     if base is None or not weight_files.is_huggingface(base):
         raise UserError(
             f"{path}: the base model {base!r} is not a Hugging Face directory with safetensors. Give its directory "
             "with --gin.BASE_PATH=…"
         )
     model = Base.read(base)
-    adapters, added, head = adapter_files.read(path, model, options.lora)
+    adapters, added, head = adapter_files.read(path, model, source.lora)
     config = dataclasses.replace(model.config, adapters=adapters)
-    described = describe(config, head if options.heads != "none" else None)
-    return Weights(config, select(model.leaves, "none") | select(added, options.heads), described)
+    described = describe(config, head if heads != "none" else None)
+    return Weights(config, select(model.leaves, "none") | select(added, heads), described)
 
 
 def _read_t5x(index: str, path: str, model: ModelConfig | None) -> Weights:
@@ -145,10 +128,10 @@ def _read_t5x(index: str, path: str, model: ModelConfig | None) -> Weights:
     return Weights(model, t5x.read(index, model), describe(model))
 
 
-def _read_tensorflow(prefix: str, options: Options) -> Weights:
-    found = tensorflow_checkpoints.read(prefix, options.model)
-    objective = found.objective if options.heads != "none" else None
-    return Weights(found.config, select(found.leaves, options.heads), describe(found.config, objective=objective))
+def _read_tensorflow(prefix: str, model: ModelConfig | None, heads: str) -> Weights:
+    found = tensorflow_checkpoints.read(prefix, model)
+    objective = found.objective if heads != "none" else None
+    return Weights(found.config, select(found.leaves, heads), describe(found.config, objective=objective))
 
 
 def read_run(path: str, model: ModelConfig | None, network: str | None, averaged: bool) -> Weights:

@@ -1,5 +1,6 @@
 """Multi-head attention with projections, and its decoding steps over a cache."""
 
+import dataclasses
 from typing import Protocol
 
 import jax
@@ -36,13 +37,26 @@ class PrefixModule(Protocol):
         """Returns the keys and values."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes of activations that differ from each other.
+
+    Attributes:
+      inputs: size of the activations that queries and keys are computed from.
+      values: size of the activations that values are computed from.
+      outputs: size of the output.
+    """
+
+    inputs: int
+    values: int
+    outputs: int
+
+
 class MultiHeadAttention(nnx.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with optional grouped queries and rotary positions.
 
     Args:
-      size: size of inputs and outputs.
-      value_size: size of the activations that the values are computed from; None for `size`.
-      out_size: size of the output; None for `size`.
+      size: size of inputs and outputs; or `Sizes`.
       heads: number of query heads.
       head_dim: size of the queries, keys and values of a head.
       kv_heads: number of key and value heads, each of which serves `heads / kv_heads` query heads; None for `heads`
@@ -71,10 +85,8 @@ class MultiHeadAttention(nnx.Module):
 
     def __init__(
         self,
-        size: int,
+        size: int | Sizes,
         *,
-        value_size: int | None = None,
-        out_size: int | None = None,
         heads: int,
         head_dim: int,
         kv_heads: int | None = None,
@@ -90,18 +102,19 @@ class MultiHeadAttention(nnx.Module):
         key: jax.Array,
     ):
         query_key, key_key, value_key, out_key = jax.random.split(key, 4)
+        sizes = size if isinstance(size, Sizes) else Sizes(size, size, size)
 
         def project_to_heads(key, size, num_heads, init, axis):
             axes = (embed_axis, axis, "kv")
             return Projection((size,), (num_heads, head_dim), axes=axes, key=key, init=init, bias=bias, dtype=dtype)
 
         self.kv_heads = kv_heads or heads
-        self.query = project_to_heads(query_key, size, heads, query_init or init, "heads")
-        self.key = project_to_heads(key_key, size, self.kv_heads, init, "kv_heads")
-        self.value = project_to_heads(value_key, value_size or size, self.kv_heads, init, "kv_heads")
+        self.query = project_to_heads(query_key, sizes.inputs, heads, query_init or init, "heads")
+        self.key = project_to_heads(key_key, sizes.inputs, self.kv_heads, init, "kv_heads")
+        self.value = project_to_heads(value_key, sizes.values, self.kv_heads, init, "kv_heads")
         self.out = Projection(
             (heads, head_dim),
-            (out_size or size,),
+            (sizes.outputs,),
             axes=("heads", "kv", embed_axis),
             key=out_key,
             init=out_init or init,

@@ -21,7 +21,7 @@ from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
-from t5x_like.layers.attention import MultiHeadAttention
+from t5x_like.layers.attention import MultiHeadAttention, Sizes
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.bottleneck import ATTENTION_INPUTS, AttentionInput, BottleneckLayer
 from t5x_like.layers.embeddings import Embedder, position_ids
@@ -174,9 +174,7 @@ def make_layer(config: MobileBertConfig, key: jax.Array) -> BottleneckLayer:
     query_size, value_size = _attention_sizes(config)
     is_shared = config.attention_input == "shared_bottleneck"
     attention = MultiHeadAttention(
-        query_size,
-        value_size=value_size,
-        out_size=inner,
+        Sizes(query_size, value_size, inner),
         heads=config.num_heads,
         head_dim=config.head_dim,
         scale=config.head_dim**-0.5,

@@ -43,13 +43,8 @@ def test_lines_of_records_as_sentences_lose_text(task, files):
 
 
 def test_inspect_reports_lost_text_and_constant_labels(files):
-    found = inspect_task.inspect(
-        "text_files_sentence_pairs",
-        task_feature_lengths=LENGTHS,
-        task_arguments={"one_sentence_a_line": True},
-        sample=40,
-        **files,
-    )
+    source = source_of("text_files_sentence_pairs", **files, task_arguments={"one_sentence_a_line": True})
+    found = inspect_task.inspect(source, sample=40)
     assert found.kept["text_files_sentence_pairs"] < 0.3
     assert any("documents reach a row" in problem for problem in found.problems)
     assert any("labels 'next_sentence_label' in" in problem for problem in found.problems)

@@ -145,7 +145,7 @@ def directories(tmp_path_factory, models):
     runs = paths["distillation_data"] / "runs"
     runs.mkdir()
     (runs / "sst2").symlink_to(models / "sst2")
-    convert(checkpoint_path=str(models / "t5-base"), output_path=str(runs / "teacher"))
+    convert(str(models / "t5-base"), str(runs / "teacher"))
     return paths
 
 

@@ -7,6 +7,7 @@ import pytest
 from adapted_models import base_of, randomized, stacked
 
 from t5x_like import interop
+from t5x_like.conversion.settings import Source
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model
@@ -26,8 +27,8 @@ def runs(tmp_path_factory):
     def make(name, seed, length=3, base="base"):
         rows = np.random.default_rng(seed).normal(size=(length, config.embed_dim)).astype(np.float32)
         np.save(directory / f"{name}.npy", rows)
-        paths = {"checkpoint_path": f"{directory / name}.npy", "base_path": str(directory / base)}
-        return convert(output_path=str(directory / name), **paths)
+        prompt = Source(f"{directory / name}.npy", base_path=str(directory / base))
+        return convert(prompt, str(directory / name))
 
     return str(directory / "base"), {name: make(name, seed) for seed, name in enumerate(("one", "other"))}, make
 

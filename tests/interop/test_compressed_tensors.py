@@ -13,6 +13,7 @@ from families import CONFIGS
 
 from t5x_like import interop, parameters
 from t5x_like.adapters.quantization import FakeQuantized
+from t5x_like.conversion.settings import Changes, Source, Target
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.interop import compressed_tensors
@@ -27,16 +28,16 @@ from t5x_like.partitioning import Partitioner
 pytest.importorskip("qwix", reason="needs the extra `quantization`")
 
 
-def _export(tmp_path, family, dtype, activations, **settings):
+def _export(tmp_path, family, dtype, activations):
     """Returns the directories of a quantized run's exports: in integers, and dense."""
     source, run = tmp_path / "source", str(tmp_path / "run")
     getattr(small_models, f"write_{family}")(source, **({"labels": ("a", "b")} if family == "bert" else {}))
-    convert(checkpoint_path=str(source), output_path=run, quantization=dtype, quantized_inputs=activations)
+    convert(str(source), run, Changes(quantization=dtype, quantized_inputs=activations))
     exports = []
     for name, integers in (("integers", True), ("dense", False)):
         exports.append(str(tmp_path / name))
         model = open_model(run).config
-        convert(checkpoint_path=run, output_path=exports[-1], model=model, integers=integers, **settings)
+        convert(Source(run, model=model), Target(exports[-1], integers=integers))
     return exports
 
 
@@ -176,7 +177,7 @@ def test_transformers_computes_with_static_ranges(tmp_path, family):
 
 def test_quantizing_an_export_again_gives_the_same_integers(tmp_path):
     exported, _ = _export(tmp_path, "llama", "int4", None)
-    convert(checkpoint_path=exported, output_path=str(tmp_path / "again"), quantization="int4")
+    convert(exported, str(tmp_path / "again"), Changes(quantization="int4"))
     # Pairs of 8 features cannot be divided among 8 devices.
     one = Partitioner(devices=jax.devices()[:1], ici={"data": 1})
     runs = [open_model(str(tmp_path / name), partitioner=one).read_model() for name in ("run", "again")]
@@ -238,26 +239,24 @@ def test_integers_of_a_dense_run_are_an_error(tmp_path):
     for source, message in (("source", "Convert it to a quantized run first"), ("run", "Quantize it first")):
         with pytest.raises(UserError, match=f"INTEGERS=True: .* {message}"):
             model = open_model(str(tmp_path / source)).config
-            convert(
-                checkpoint_path=str(tmp_path / source), output_path=str(tmp_path / "out"), model=model, integers=True
-            )
+            convert(Source(str(tmp_path / source), model=model), Target(str(tmp_path / "out"), integers=True))
         if source == "source":
-            convert(checkpoint_path=str(tmp_path / "source"), output_path=str(tmp_path / "run"))
+            convert(str(tmp_path / "source"), str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
-    "settings, message",
+    "target, changes, message",
     [
-        ({"quantization": "int8"}, "QUANTIZATION='int8' writes such a run. Convert twice"),
-        ({"merge": False}, "adapters alone \\(MERGE=False\\) have no integers"),
-        ({"output_path": "vectors.vec"}, "not supported for files of word vectors"),
-        ({"long": 64}, "not supported with LONG and FOLD_NORMS"),
-        ({"fold_norms": True}, "not supported with LONG and FOLD_NORMS"),
+        ({}, {"quantization": "int8"}, "QUANTIZATION='int8' writes such a run. Convert twice"),
+        ({"merge": False}, {}, "adapters alone \\(MERGE=False\\) have no integers"),
+        ({"path": "vectors.vec"}, {}, "not supported for files of word vectors"),
+        ({}, {"long": 64}, "not supported with LONG and FOLD_NORMS"),
+        ({}, {"fold_norms": True}, "not supported with LONG and FOLD_NORMS"),
     ],
 )
-def test_settings_that_do_not_export_integers_raise(tmp_path, settings, message):
+def test_settings_that_do_not_export_integers_raise(tmp_path, target, changes, message):
     with pytest.raises(UserError, match=f"INTEGERS=True: .*{message}"):
-        convert(**{"checkpoint_path": "run", "output_path": str(tmp_path / "out"), "integers": True} | settings)
+        convert("run", Target(**{"path": str(tmp_path / "out"), "integers": True} | target), Changes(**changes))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def path(request, stored, tmp_path_factory):
     directory = tmp_path_factory.mktemp("stored")
     interop.to_huggingface(stored, BERT, str(directory / "huggingface"))
     if request.param == "run":
-        return convert(checkpoint_path=str(directory / "huggingface"), output_path=str(directory / "run"))
+        return convert(str(directory / "huggingface"), str(directory / "run"))
     return str(directory / "huggingface")
 
 
@@ -163,7 +163,7 @@ def deep_path(request, deep, tmp_path_factory):
     directory = tmp_path_factory.mktemp("deep")
     interop.to_huggingface(deep, DEEP, str(directory / "huggingface"))
     if request.param == "run":
-        return convert(checkpoint_path=str(directory / "huggingface"), output_path=str(directory / "run"))
+        return convert(str(directory / "huggingface"), str(directory / "run"))
     return str(directory / "huggingface")
 
 
