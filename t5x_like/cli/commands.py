@@ -174,6 +174,7 @@ COMMANDS = {
         }
         | MESH,
         needs_run=True,
+        run_macros=("MAX_LENGTH",),
         compiles=True,
         paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
         files=("OUTPUT_PATH",),

@@ -169,6 +169,16 @@ def test_eval_has_the_batch_size_of_the_run(run_directory):
     assert batch_size(*files, "--gin.CHECKPOINT_PATH=hub") == 32
 
 
+def test_embed_has_the_row_length_of_a_model_with_one(tmp_path):
+    files = "--gin_file=models/longformer/tiny.gin --gin_file=runs/finetune_longformer.gin"
+    settings = "--gin.MIXTURE_OR_TASK_NAME=a --gin.TRAIN_STEPS=1 --gin.LABELS=('a','b') --gin.INITIAL_CHECKPOINT_PATH=x"
+    run = execute.resolve(cli.parse(["train", *files.split(), *settings.split(), "--gin.MAX_LENGTH=64"]), None)
+    (tmp_path / "config.gin").write_text(run.text)
+    assert (
+        execute.resolve(cli.parse(["embed", f"--gin.MODEL_DIR={tmp_path}"]), str(tmp_path)).macros["MAX_LENGTH"] == 64
+    )
+
+
 def test_continued_lines_end_with_a_backslash():
     for path in GIN_FILES:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -185,6 +195,8 @@ def test_header_of_every_model_shows_its_command():
 
 # These files are only included by other files.
 PARTS = (
+    "commands/model.gin",
+    "commands/model_and_data.gin",
     "commands/train.gin",
     "studies/study.gin",
     "studies/training_small.gin",
