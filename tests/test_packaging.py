@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import t5x_like
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("t5x_like", "data_tasks", "gin_configs")
 # Not copied and not searched: generated files and environments.
@@ -159,3 +161,9 @@ def test_no_file_names_a_package_index():
         if path.suffix not in (".model", ".png") and path != Path("tests/test_packaging.py"):
             named += [f"{path}: {hit}" for hit in host.findall((ROOT / path).read_text(errors="replace"))]
     assert named == []
+
+
+def test_newest_version_of_the_changelog_is_the_version_of_the_package():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    unreleased, newest = re.findall(r"^## \[(.+?)\](?: - \d{4}-\d\d-\d\d)?$", text, re.MULTILINE)[:2]
+    assert (unreleased, newest) == ("Unreleased", t5x_like.__version__)
