@@ -8,13 +8,15 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from t5x_like.cli import settings
+from t5x_like.cli import recipes, settings
 from t5x_like.cli.command import Command
 from t5x_like.cli.commands import COMMANDS
 from t5x_like.errors import UserError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 RESTORE = ("latest", "previous")
+# The command that reads no gin files; see `cli.recipes`.
+RECIPES = "recipes"
 HERE, ELSEWHERE = "here", "elsewhere"
 DRY_RUN = (HERE, ELSEWHERE)
 _HELP_WIDTH = 110
@@ -81,8 +83,9 @@ def parse(argv: Sequence[str]) -> Arguments:
     """
     name, *words = argv
     if name not in COMMANDS:
-        detail = ": the command comes first." if name.startswith("-") else _suggestion(name, COMMANDS)
-        raise UsageError(f"unknown command {name!r}{detail} Commands: {', '.join(COMMANDS)}.")
+        names = [*COMMANDS, RECIPES]
+        detail = ": the command comes first." if name.startswith("-") else _suggestion(name, names)
+        raise UsageError(f"unknown command {name!r}{detail} Commands: {', '.join(names)}.")
     command = COMMANDS[name]
     parser, flags = _parser(name, command)
     for gin_flag in dict.fromkeys(word.partition("=")[0] for word in words if word.startswith("--gin.")):
@@ -113,7 +116,8 @@ def parse(argv: Sequence[str]) -> Arguments:
 def overview() -> str:
     """Returns the help of `t5x_like` itself."""
     width = max(len(name) for name in COMMANDS)
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    summaries = {name: command.summary for name, command in COMMANDS.items()} | {RECIPES: recipes.SUMMARY}
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in summaries.items()]
     return "\n".join(
         [
             "usage: t5x_like COMMAND [--gin_file=FILE ...] [--gin.NAME=VALUE ...] [flags]",

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 
 import t5x_like
-from t5x_like.cli import execute
-from t5x_like.cli.arguments import Arguments, UsageError, help_text, overview, parse
+from t5x_like.cli import execute, recipes
+from t5x_like.cli.arguments import RECIPES, Arguments, help_text, overview, parse
 from t5x_like.cli.startup import log, rare_garbage_collection
 from t5x_like.errors import RunFailed, RunStopped, UserError
 from t5x_like.runtime import background, console_log, malloc, protocol, standard_streams, stop_signals, terminal
@@ -63,8 +63,11 @@ def _run(argv: list[str], *, may_restart: bool) -> int:
         if argv[0] == "--version":
             print(f"t5x_like {t5x_like.__version__}")
             return protocol.SUCCESS
+        if argv[0] == RECIPES:
+            print(recipes.run(argv[1:]), end="")
+            return protocol.SUCCESS
         arguments = parse(argv)
-    except UsageError as error:
+    except UserError as error:
         print(terminal.visible(f"t5x_like: {error}"), file=sys.stderr)
         return protocol.USER_ERROR
     if arguments.help:
