@@ -10,7 +10,7 @@ import gin
 import pytest
 
 from t5x_like import cli
-from t5x_like.cli import execute
+from t5x_like.cli import execute, settings
 from t5x_like.cli.arguments import help_text
 from t5x_like.config.files import Reader
 from t5x_like.errors import RunFailed, UserError
@@ -237,11 +237,9 @@ def test_flag_with_default_needs_no_value(monkeypatch):
 
 def test_gin_files_define_the_macros_of_flags_and_arguments():
     for name, command in cli.COMMANDS.items():
-        text = (ROOT / "gin_configs" / (command.base_gin_file or command.default_gin_file)).read_text()
-        macros = [macro for macro, _ in command.flags.values()] + (
-            [command.positional[0]] if command.positional else []
-        )
-        assert all(f"\n{macro} = " in text for macro in macros), name
+        defined = settings.read([command.base_gin_file or command.default_gin_file]).macros
+        macros = {macro for macro, _ in command.flags.values()} | {*(command.positional or ())[:1]}
+        assert macros <= defined.keys(), name
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

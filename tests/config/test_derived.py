@@ -92,10 +92,12 @@ def test_commands_read_the_derived_config(tmp_path, source, monkeypatch):
         assert given["data"].mixture_or_task_name == "a_task" and given["data"].pack is False
     else:
         assert given["data"].cache_dir == "here"
-    roots = {"convert.convert": [("OUTPUT_PATH", "out")]} | ({"loading.open_model": []} if source == "live" else {})
-    for root, bindings in roots.items():
-        files = [f"commands/{'convert' if bindings else 'infer'}.gin"]
-        resolved = config.load(f"t5x_like.{root}", files=files, bindings=bindings, run_directory=str(tmp_path))
+    options = {"files": ["commands/convert.gin"], "bindings": [("OUTPUT_PATH", "out")]}
+    resolved = config.load("t5x_like.convert.convert", **options, run_directory=str(tmp_path))
+    assert config.arguments(resolved.configured())["source"].model == T5
+    if source == "live":
+        options = {"files": ["commands/infer.gin"]}
+        resolved = config.load("t5x_like.loading.open_model", **options, run_directory=str(tmp_path))
         assert config.arguments(resolved.configured(), without=("partitioner", "data"))["model"] == T5
 
 
