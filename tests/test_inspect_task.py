@@ -1,6 +1,7 @@
 """The report of `t5x_like inspect`."""
 
 import importlib.abc
+import inspect
 import io
 import json
 import subprocess
@@ -33,7 +34,8 @@ def run(name, *, task_feature_lengths=(), batch_size=1, **kwargs):
     """Inspects a task, and returns the result and what was printed."""
     output = io.StringIO()
     fields = {"mixture_or_task_name": name, "task_feature_lengths": dict(task_feature_lengths)}
-    fields |= {key: kwargs.pop(key) for key in ("split", "continuous", "vocabulary_path") if key in kwargs}
+    own = inspect.signature(inspect_task.inspect).parameters
+    fields |= {key: kwargs.pop(key) for key in [*kwargs] if key not in own}
     data_source = seqio_feed.SeqIOSource(**fields, batch_size=batch_size, shuffle=False, pack=False)
     found = inspect_task.inspect(data_source, console=Console(file=output, width=100), sample=50, **kwargs)
     return found, output.getvalue()
