@@ -12,8 +12,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import bert
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, NEXT_SENTENCE, TENSORFLOW_HEADS
 from t5x_like.interop.config_map import ConfigMap
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
-from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, head_table, question_answering
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.albert import AlbertConfig
 from t5x_like.objectives import heads
@@ -78,13 +77,9 @@ def config_to_huggingface(config: AlbertConfig, heads: Iterable[str] = ()) -> di
 
 def table(config: AlbertConfig) -> list[TensorMapping]:
     """Returns the mapping of every tensor of the model and of the heads."""
-    embeddings, layer = "albert.embeddings", "model/encoder/layers"
-    hf_layer = "albert.encoder.albert_layer_groups.{i}.albert_layers.0"
+    layer, hf_layer = "model/encoder/layers", "albert.encoder.albert_layer_groups.{i}.albert_layers.0"
     return [
-        TensorMapping("model/embeddings/token_embedder/embedding", f"{embeddings}.word_embeddings.weight"),
-        TensorMapping("model/embeddings/position_embedder/embedding", f"{embeddings}.position_embeddings.weight"),
-        TensorMapping("model/embeddings/token_type_embedder/embedding", f"{embeddings}.token_type_embeddings.weight"),
-        *norm("model/embeddings/norm", f"{embeddings}.LayerNorm"),
+        *bert.embeddings("albert"),
         *dense("model/embedding_projection", "albert.encoder.embedding_hidden_mapping_in"),
         *dense(f"{layer}/attention/query", f"{hf_layer}.attention.query"),
         *dense(f"{layer}/attention/key", f"{hf_layer}.attention.key"),
@@ -109,25 +104,13 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
         return lambda hf_config: make(dropout_rate=dropout_rate(hf_config, 0.1, _DROPOUT_KEY))
 
     def pooled(head):
-        return tuple(dense(f"{OBJECTIVE}{head}/pooler", "albert.pooler")) + tuple(
-            dense(f"{OBJECTIVE}{head}/classifier", "classifier")
-        )
+        return head_table(head, pooler="albert.pooler", classifier="classifier")
 
-    key = {"dropout_key": _DROPOUT_KEY}
+    first, tagging, key = form(heads.PooledFirstToken), head_table(TOKENS, classifier="classifier"), _DROPOUT_KEY
     return (
-        HeadClass("AlbertForSequenceClassification", SEQUENCE, pooled(SEQUENCE), form(heads.PooledFirstToken), **key),
-        HeadClass(
-            "AlbertForTokenClassification",
-            TOKENS,
-            tuple(dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier")),
-            form(heads.EachToken),
-            **key,
-        ),
-        HeadClass(
-            *("AlbertForMultipleChoice", CHOICES, pooled(CHOICES), form(heads.PooledFirstToken)),
-            has_labels=False,
-            **key,
-        ),
+        HeadClass("AlbertForSequenceClassification", SEQUENCE, pooled(SEQUENCE), first, dropout_key=key),
+        HeadClass("AlbertForTokenClassification", TOKENS, tagging, form(heads.EachToken), dropout_key=key),
+        HeadClass("AlbertForMultipleChoice", CHOICES, pooled(CHOICES), first, has_labels=False, dropout_key=key),
         question_answering("AlbertForQuestionAnswering", heads.EachToken(dropout_rate=0.0)),
     )
 

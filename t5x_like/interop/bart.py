@@ -6,8 +6,7 @@ from typing import Any
 
 from t5x_like.interop import fields
 from t5x_like.interop.config_map import ConfigMap
-from t5x_like.interop.head_classes import SEQUENCE, dropout_rate, question_answering
-from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.head_classes import SEQUENCE, dropout_rate, head_table, question_answering
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.bart import BartConfig
 from t5x_like.objectives import heads
@@ -108,11 +107,11 @@ def _stack(stack: str, attentions: Mapping[str, tuple[str, str]]) -> list[Tensor
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
-    head, hf_head = f"{OBJECTIVE}{SEQUENCE}", "classification_head"
-    classifier = dense(f"{head}/dense", f"{hf_head}.dense") + dense(f"{head}/classifier", f"{hf_head}.out_proj")
+    hf_head = "classification_head"
+    classifier = head_table(SEQUENCE, dense=f"{hf_head}.dense", classifier=f"{hf_head}.out_proj")
     bos_id = fields.with_defaults(hf_config, _SPECIAL_TOKENS)["decoder_start_token_id"]
     return (
-        HeadClass("BartForSequenceClassification", SEQUENCE, tuple(classifier), _form),
+        HeadClass("BartForSequenceClassification", SEQUENCE, classifier, _form),
         question_answering("BartForQuestionAnswering", heads.EachShiftedToken(bos_id=bos_id, dropout_rate=0.0)),
     )
 

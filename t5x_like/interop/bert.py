@@ -12,7 +12,7 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.config_map import ConfigMap
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, head_table, question_answering
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.bert import BertConfig
@@ -207,20 +207,24 @@ def encoder(model_type: str) -> list[TensorMapping]:
     Args:
       model_type: `bert` or a model type with the same layers, such as `roberta`.
     """
-    embeddings, hf_layer, layer = (
-        f"{model_type}.embeddings",
-        f"{model_type}.encoder.layer.{{i}}",
-        "model/encoder/layers",
-    )
+    hf_layer, layer = f"{model_type}.encoder.layer.{{i}}", "model/encoder/layers"
     return [
-        TensorMapping("model/embeddings/token_embedder/embedding", f"{embeddings}.word_embeddings.weight"),
-        TensorMapping("model/embeddings/position_embedder/embedding", f"{embeddings}.position_embeddings.weight"),
-        TensorMapping("model/embeddings/token_type_embedder/embedding", f"{embeddings}.token_type_embeddings.weight"),
-        *norm("model/embeddings/norm", f"{embeddings}.LayerNorm"),
+        *embeddings(model_type),
         *attention(layer, hf_layer),
         *dense(f"{layer}/mlp/wi", f"{hf_layer}.intermediate.dense"),
         *dense(f"{layer}/mlp/wo", f"{hf_layer}.output.dense"),
         *norm(f"{layer}/mlp_norm", f"{hf_layer}.output.LayerNorm"),
+    ]
+
+
+def embeddings(model_type: str) -> list[TensorMapping]:
+    """Maps the embeddings; see `encoder`."""
+    name, hf_name = "model/embeddings", f"{model_type}.embeddings"
+    return [
+        TensorMapping(f"{name}/token_embedder/embedding", f"{hf_name}.word_embeddings.weight"),
+        TensorMapping(f"{name}/position_embedder/embedding", f"{hf_name}.position_embeddings.weight"),
+        TensorMapping(f"{name}/token_type_embedder/embedding", f"{hf_name}.token_type_embeddings.weight"),
+        *norm(f"{name}/norm", f"{hf_name}.LayerNorm"),
     ]
 
 
@@ -266,30 +270,25 @@ def roberta_heads() -> list[TensorMapping]:
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
-    sequence, tokens = f"{OBJECTIVE}{SEQUENCE}", f"{OBJECTIVE}{TOKENS}"
-    tagging = dense(f"{tokens}/classifier", "classifier")
-    choices = dense(f"{OBJECTIVE}{CHOICES}/pooler", f"{hf_config['model_type']}.pooler.dense")
-    choices += dense(f"{OBJECTIVE}{CHOICES}/classifier", "classifier")
+    tagging = head_table(TOKENS, classifier="classifier")
+    choices = head_table(CHOICES, pooler=f"{hf_config['model_type']}.pooler.dense", classifier="classifier")
     spans = heads.EachToken(dropout_rate=0.0)
     if hf_config["model_type"] == "bert":
-        pooled = dense(f"{sequence}/pooler", "bert.pooler.dense") + dense(f"{sequence}/classifier", "classifier")
+        pooled = head_table(SEQUENCE, pooler="bert.pooler.dense", classifier="classifier")
+        form = head_form(heads.PooledFirstToken)
         return (
-            HeadClass("BertForSequenceClassification", SEQUENCE, tuple(pooled), head_form(heads.PooledFirstToken)),
-            HeadClass("BertForTokenClassification", TOKENS, tuple(tagging), head_form(heads.EachToken)),
-            HeadClass(
-                "BertForMultipleChoice", CHOICES, tuple(choices), head_form(heads.PooledFirstToken), has_labels=False
-            ),
+            HeadClass("BertForSequenceClassification", SEQUENCE, pooled, form),
+            HeadClass("BertForTokenClassification", TOKENS, tagging, head_form(heads.EachToken)),
+            HeadClass("BertForMultipleChoice", CHOICES, choices, form, has_labels=False),
             question_answering("BertForQuestionAnswering", spans),
         )
-    classifier = dense(f"{sequence}/dense", "classifier.dense") + dense(f"{sequence}/classifier", "classifier.out_proj")
+    classifier = head_table(SEQUENCE, dense="classifier.dense", classifier="classifier.out_proj")
+    # Multiple choice always has the dropout rate of the model.
+    pooled_form = lambda hf_config: heads.PooledFirstToken()  # noqa: E731
     return (
-        HeadClass("RobertaForSequenceClassification", SEQUENCE, tuple(classifier), head_form(heads.DenseFirstToken)),
-        HeadClass("RobertaForTokenClassification", TOKENS, tuple(tagging), head_form(heads.EachToken)),
-        # It always has the dropout rate of the model.
-        HeadClass(
-            *("RobertaForMultipleChoice", CHOICES, tuple(choices), lambda hf_config: heads.PooledFirstToken()),
-            has_labels=False,
-        ),
+        HeadClass("RobertaForSequenceClassification", SEQUENCE, classifier, head_form(heads.DenseFirstToken)),
+        HeadClass("RobertaForTokenClassification", TOKENS, tagging, head_form(heads.EachToken)),
+        HeadClass("RobertaForMultipleChoice", CHOICES, choices, pooled_form, has_labels=False),
         question_answering("RobertaForQuestionAnswering", spans),
     )
 

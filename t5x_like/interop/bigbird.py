@@ -14,7 +14,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import bert, fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, NEXT_SENTENCE, TENSORFLOW_HEADS, head_form
 from t5x_like.interop.config_map import ConfigMap
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS, head_table
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.bigbird import BigBirdConfig
@@ -104,37 +104,22 @@ def table(config: BigBirdConfig) -> list[TensorMapping]:
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
-    sequence, tokens, choices = (f"{OBJECTIVE}{name}" for name in (SEQUENCE, TOKENS, CHOICES))
-    dense_first = dense(f"{sequence}/dense", "classifier.dense") + dense(
-        f"{sequence}/classifier", "classifier.out_proj"
-    )
-    pooled = dense(f"{choices}/pooler", "bert.pooler") + dense(f"{choices}/classifier", "classifier")
-    spans = [
-        *dense(f"{OBJECTIVE}{SPANS}/mlp/wi", "qa_classifier.intermediate.dense"),
-        *dense(f"{OBJECTIVE}{SPANS}/mlp/wo", "qa_classifier.output.dense"),
+    dense_first = head_table(SEQUENCE, dense="classifier.dense", classifier="classifier.out_proj")
+    tagging = head_table(TOKENS, classifier="classifier")
+    pooled = head_table(CHOICES, pooler="bert.pooler", classifier="classifier")
+    pooled_form = head_form(heads.PooledFirstToken)
+    answers = (
+        *head_table(SPANS, **{"mlp/wi": "qa_classifier.intermediate.dense", "mlp/wo": "qa_classifier.output.dense"}),
         *norm(f"{OBJECTIVE}{SPANS}/norm", "qa_classifier.output.LayerNorm"),
-        *dense(f"{OBJECTIVE}{SPANS}/classifier", "qa_classifier.qa_outputs"),
-    ]
-    prefix = "BigBirdFor"
+        *head_table(SPANS, classifier="qa_classifier.qa_outputs"),
+    )
+    # Question answering always has the dropout rate of the model.
+    answers_form = lambda hf_config: FeedForwardEachToken()  # noqa: E731
     return (
-        HeadClass(f"{prefix}SequenceClassification", SEQUENCE, tuple(dense_first), head_form(ActivatedFirstToken)),
-        HeadClass(
-            f"{prefix}TokenClassification",
-            TOKENS,
-            tuple(dense(f"{tokens}/classifier", "classifier")),
-            head_form(heads.EachToken),
-        ),
-        HeadClass(
-            f"{prefix}MultipleChoice", CHOICES, tuple(pooled), head_form(heads.PooledFirstToken), has_labels=False
-        ),
-        # It always has the dropout rate of the model.
-        HeadClass(
-            f"{prefix}QuestionAnswering",
-            SPANS,
-            tuple(spans),
-            lambda hf_config: FeedForwardEachToken(),
-            has_labels=False,
-        ),
+        HeadClass("BigBirdForSequenceClassification", SEQUENCE, dense_first, head_form(ActivatedFirstToken)),
+        HeadClass("BigBirdForTokenClassification", TOKENS, tagging, head_form(heads.EachToken)),
+        HeadClass("BigBirdForMultipleChoice", CHOICES, pooled, pooled_form, has_labels=False),
+        HeadClass("BigBirdForQuestionAnswering", SPANS, answers, answers_form, has_labels=False),
     )
 
 

@@ -16,8 +16,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, keys
 from t5x_like.interop.config_map import ConfigMap
-from t5x_like.interop.head_classes import SEQUENCE, TOKENS, dropout_rate, question_answering
-from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.head_classes import SEQUENCE, TOKENS, dropout_rate, head_table, question_answering
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.deberta import DebertaConfig
 from t5x_like.objectives import heads
@@ -182,7 +181,7 @@ def head_classes(prefix: str) -> Callable[[Mapping[str, Any]], tuple[HeadClass, 
     Args:
       prefix: beginning of the names of the classes.
     """
-    tagging = tuple(dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier"))
+    tagging = head_table(TOKENS, classifier="classifier")
     found = (
         pooled_class(f"{prefix}ForSequenceClassification", SEQUENCE),
         # It always has the dropout rate of the model.
@@ -207,7 +206,7 @@ def pooled_class(name: str, head: str, *, has_labels: bool = True) -> HeadClass:
         pooler_rate = dropout_rate(hf_config, 0.0, "pooler_dropout")
         return heads.GeluPooledFirstToken(dropout_rate=dropout_rate(hf_config, None, key), pooler_rate=pooler_rate)
 
-    table = *dense(f"{OBJECTIVE}{head}/pooler", "pooler.dense"), *dense(f"{OBJECTIVE}{head}/classifier", "classifier")
+    table = head_table(head, pooler="pooler.dense", classifier="classifier")
     return HeadClass(name, head, table, form, has_labels=has_labels, dropout_key=key)
 
 

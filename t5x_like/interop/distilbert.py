@@ -9,8 +9,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM
 from t5x_like.interop.config_map import ConfigMap
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS
-from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, SPANS, TOKENS, head_table
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.distilbert import DistilBertConfig
 from t5x_like.objectives import heads
@@ -81,9 +80,7 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
 
     def classifier(head):
-        return tuple(
-            dense(f"{OBJECTIVE}{head}/dense", "pre_classifier") + dense(f"{OBJECTIVE}{head}/classifier", "classifier")
-        )
+        return head_table(head, dense="pre_classifier", classifier="classifier")
 
     def rate(hf_config, key):
         return fields.number(_CONFIG.with_defaults(hf_config), key)
@@ -91,26 +88,17 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     def relu(hf_config):
         return heads.ReluFirstToken(dropout_rate=rate(hf_config, _CLASSIFIER_DROPOUT))
 
-    tagging = dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier")
-    spans = dense(f"{OBJECTIVE}{SPANS}/classifier", "qa_outputs")
+    def spans(hf_config):
+        return heads.EachToken(dropout_rate=rate(hf_config, _SPANS_DROPOUT))
+
+    tagging, key = head_table(TOKENS, classifier="classifier"), {"dropout_key": _CLASSIFIER_DROPOUT}
+    answers, spans_key = head_table(SPANS, classifier="qa_outputs"), {"dropout_key": _SPANS_DROPOUT}
     return (
-        HeadClass(
-            *("DistilBertForSequenceClassification", SEQUENCE, classifier(SEQUENCE), relu),
-            dropout_key=_CLASSIFIER_DROPOUT,
-        ),
-        HeadClass(
-            *("DistilBertForMultipleChoice", CHOICES, classifier(CHOICES), relu),
-            has_labels=False,
-            dropout_key=_CLASSIFIER_DROPOUT,
-        ),
+        HeadClass("DistilBertForSequenceClassification", SEQUENCE, classifier(SEQUENCE), relu, **key),
+        HeadClass("DistilBertForMultipleChoice", CHOICES, classifier(CHOICES), relu, has_labels=False, **key),
         # It always has the dropout rate of the model.
-        HeadClass("DistilBertForTokenClassification", TOKENS, tuple(tagging), lambda hf_config: heads.EachToken()),
-        HeadClass(
-            *("DistilBertForQuestionAnswering", SPANS, tuple(spans)),
-            lambda hf_config: heads.EachToken(dropout_rate=rate(hf_config, _SPANS_DROPOUT)),
-            has_labels=False,
-            dropout_key=_SPANS_DROPOUT,
-        ),
+        HeadClass("DistilBertForTokenClassification", TOKENS, tagging, lambda hf_config: heads.EachToken()),
+        HeadClass("DistilBertForQuestionAnswering", SPANS, answers, spans, has_labels=False, **spans_key),
     )
 
 

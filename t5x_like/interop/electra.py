@@ -11,7 +11,7 @@ from typing import Any
 from t5x_like.interop import bert, fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM, head_form
 from t5x_like.interop.config_map import ConfigMap
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, head_table, question_answering
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.electra import ElectraConfig
@@ -81,21 +81,15 @@ def table(config: ElectraConfig) -> list[TensorMapping]:
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
-    sequence = f"{OBJECTIVE}{SEQUENCE}"
-    pooled = dense(f"{sequence}/dense", "classifier.dense") + dense(f"{sequence}/classifier", "classifier.out_proj")
-    tagging = dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier")
-    choices = dense(f"{OBJECTIVE}{CHOICES}/pooler", "sequence_summary.summary")
-    choices += dense(f"{OBJECTIVE}{CHOICES}/classifier", "classifier")
+    pooled = head_table(SEQUENCE, dense="classifier.dense", classifier="classifier.out_proj")
+    tagging = head_table(TOKENS, classifier="classifier")
+    choices = head_table(CHOICES, pooler="sequence_summary.summary", classifier="classifier")
+    settings = {"dropout_key": _SUMMARY_DROPOUT, "settings": _SUMMARY}
     return (
-        HeadClass("ElectraForSequenceClassification", SEQUENCE, tuple(pooled), head_form(heads.GeluFirstToken)),
-        HeadClass("ElectraForTokenClassification", TOKENS, tuple(tagging), head_form(heads.EachToken)),
+        HeadClass("ElectraForSequenceClassification", SEQUENCE, pooled, head_form(heads.GeluFirstToken)),
+        HeadClass("ElectraForTokenClassification", TOKENS, tagging, head_form(heads.EachToken)),
         question_answering("ElectraForQuestionAnswering", heads.EachToken(dropout_rate=0.0)),
-        HeadClass(
-            *("ElectraForMultipleChoice", CHOICES, tuple(choices), _summary),
-            has_labels=False,
-            dropout_key=_SUMMARY_DROPOUT,
-            settings=_SUMMARY,
-        ),
+        HeadClass("ElectraForMultipleChoice", CHOICES, choices, _summary, has_labels=False, **settings),
     )
 
 

@@ -9,7 +9,7 @@ from absl import logging
 from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.tables import OBJECTIVE
-from t5x_like.interop.tensor_mapping import Family, HeadClass, dense
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense
 from t5x_like.objectives import heads, multiple_choice, sequence_prediction, span_extraction, token_classification
 from t5x_like.objectives.heads import HeadForm
 
@@ -192,6 +192,16 @@ def padding_to_json(head_class: HeadClass, hf_config: Mapping[str, Any], padding
     return {PADDING: padding_id}
 
 
+def head_table(head: str, **names: str) -> tuple[TensorMapping, ...]:
+    """Returns the tensor mappings of a head that consists of projections.
+
+    Args:
+      head: Name of the head.
+      **names: Name of the projection -> its name in transformers.
+    """
+    return tuple(each for name, hf_name in names.items() for each in dense(f"{OBJECTIVE}{head}/{name}", hf_name))
+
+
 def question_answering(name: str, form: HeadForm, **prefixes: str) -> HeadClass:
     """Returns a class for question answering, which is a linear classifier of each token without dropout.
 
@@ -200,8 +210,9 @@ def question_answering(name: str, form: HeadForm, **prefixes: str) -> HeadClass:
       form: what the head reads.
       **prefixes: see `HeadClass`.
     """
-    table = tuple(dense(f"{OBJECTIVE}{SPANS}/classifier", "qa_outputs"))
-    return HeadClass(name, SPANS, table, lambda hf_config: form, has_labels=False, **prefixes)
+    return HeadClass(
+        name, SPANS, head_table(SPANS, classifier="qa_outputs"), lambda hf_config: form, has_labels=False, **prefixes
+    )
 
 
 # Default of transformers for the head of decoders that label each token.

@@ -13,8 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import bert, fields
 from t5x_like.interop.bert import ACTIVATIONS, MASKED_LM
 from t5x_like.interop.config_map import ConfigMap
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, question_answering
-from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, head_table, question_answering
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense
 from t5x_like.models.longformer import AfterSeparators, BeforeSeparator, FirstToken, GlobalTokens, LongformerConfig
 from t5x_like.objectives import heads
@@ -109,16 +108,15 @@ def table(config: LongformerConfig) -> list[TensorMapping]:
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
-    sequence, choices = f"{OBJECTIVE}{SEQUENCE}", f"{OBJECTIVE}{CHOICES}"
-    classifier = dense(f"{sequence}/dense", "classifier.dense") + dense(f"{sequence}/classifier", "classifier.out_proj")
-    choice = dense(f"{choices}/pooler", f"{_PREFIX}pooler.dense") + dense(f"{choices}/classifier", "classifier")
-    tags = dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier")
+    classifier = head_table(SEQUENCE, dense="classifier.dense", classifier="classifier.out_proj")
+    choice = head_table(CHOICES, pooler=f"{_PREFIX}pooler.dense", classifier="classifier")
+    tags = head_table(TOKENS, classifier="classifier")
     first, pooled, each = heads.DenseFirstToken, heads.PooledFirstToken, heads.EachToken
     # The heads have the dropout rate of the model, except for question answering, which has no dropout.
     return (
-        HeadClass("LongformerForSequenceClassification", SEQUENCE, tuple(classifier), lambda hf_config: first()),
-        HeadClass("LongformerForTokenClassification", TOKENS, tuple(tags), lambda hf_config: each()),
-        HeadClass("LongformerForMultipleChoice", CHOICES, tuple(choice), lambda hf_config: pooled(), has_labels=False),
+        HeadClass("LongformerForSequenceClassification", SEQUENCE, classifier, lambda hf_config: first()),
+        HeadClass("LongformerForTokenClassification", TOKENS, tags, lambda hf_config: each()),
+        HeadClass("LongformerForMultipleChoice", CHOICES, choice, lambda hf_config: pooled(), has_labels=False),
         question_answering("LongformerForQuestionAnswering", each(dropout_rate=0.0)),
     )
 

@@ -13,8 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import bert, fields, nonorm_folding
 from t5x_like.interop.bert import MASKED_LM, NEXT_SENTENCE, attention, head_form, pretraining_heads
 from t5x_like.interop.config_map import ConfigMap
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, question_answering
-from t5x_like.interop.tables import OBJECTIVE
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, head_table, question_answering
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
 from t5x_like.models.mobilebert import MobileBertConfig
 from t5x_like.objectives import heads
@@ -144,29 +143,17 @@ def _normed(name: str, hf_name: str) -> list[TensorMapping]:
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
+    tagging = head_table(TOKENS, classifier="classifier")
     classes = [
-        HeadClass(
-            "MobileBertForTokenClassification",
-            TOKENS,
-            tuple(dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier")),
-            head_form(heads.EachToken),
-        ),
+        HeadClass("MobileBertForTokenClassification", TOKENS, tagging, head_form(heads.EachToken)),
         question_answering("MobileBertForQuestionAnswering", heads.EachToken(dropout_rate=0.0)),
     ]
-    for name, head, has_labels in (
-        ("MobileBertForSequenceClassification", SEQUENCE, True),
-        ("MobileBertForMultipleChoice", CHOICES, False),
-    ):
-        pooler = dense(f"{OBJECTIVE}{head}/pooler", "mobilebert.pooler.dense")
-        classifier = dense(f"{OBJECTIVE}{head}/classifier", "classifier")
-        for parts, form, pooled in (
-            ([*pooler, *classifier], heads.PooledFirstToken, True),
-            (classifier, heads.FirstToken, False),
-        ):
-            settings = {_POOLER_KEY: pooled}
-            classes.append(
-                HeadClass(name, head, tuple(parts), head_form(form), has_labels=has_labels, settings=settings)
-            )
+    pooler = {"pooler": "mobilebert.pooler.dense"}
+    for name, head in (("MobileBertForSequenceClassification", SEQUENCE), ("MobileBertForMultipleChoice", CHOICES)):
+        for pooled, form in ((pooler, heads.PooledFirstToken), ({}, heads.FirstToken)):
+            table = head_table(head, **pooled, classifier="classifier")
+            options = {"has_labels": head == SEQUENCE, "settings": {_POOLER_KEY: bool(pooled)}}
+            classes.append(HeadClass(name, head, table, head_form(form), **options))
     return tuple(classes)
 
 

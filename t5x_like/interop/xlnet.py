@@ -11,7 +11,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fields
 from t5x_like.interop.bert import ACTIVATIONS
 from t5x_like.interop.config_map import ConfigMap
-from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, question_answering
+from t5x_like.interop.head_classes import CHOICES, SEQUENCE, TOKENS, dropout_rate, head_table, question_answering
 from t5x_like.interop.tables import OBJECTIVE
 from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorFlowFormat, TensorMapping, dense, norm
 from t5x_like.models.xlnet import XLNetConfig
@@ -105,8 +105,7 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
         return heads.SummaryLastToken(dropout_rate=dropout_rate(hf_config, 0.1, _SUMMARY_DROPOUT))
 
     def summary(head):
-        pooler = dense(f"{OBJECTIVE}{head}/pooler", "sequence_summary.summary")
-        return (*pooler, *dense(f"{OBJECTIVE}{head}/classifier", "logits_proj"))
+        return head_table(head, pooler="sequence_summary.summary", classifier="logits_proj")
 
     def token_form(hf_config):
         return heads.EachToken(dropout_rate=0.0)
@@ -121,7 +120,7 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
         *dense(f"{spans}/no_answer/score", "answer_class.dense_1", bias=False),
     )
     key = {"dropout_key": _SUMMARY_DROPOUT}
-    tagging = tuple(dense(f"{OBJECTIVE}{TOKENS}/classifier", "classifier"))
+    tagging = head_table(TOKENS, classifier="classifier")
     return (
         HeadClass("XLNetForSequenceClassification", SEQUENCE, summary(SEQUENCE), summary_form, **key),
         HeadClass("XLNetForTokenClassification", TOKENS, tagging, token_form),
