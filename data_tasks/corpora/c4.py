@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 import seqio
 import tensorflow as tf
 
-from data_tasks import preprocessors
+from data_tasks.documents_task import add_task, text_features
 from data_tasks.downstream.classification import VOCABULARY_PATH, late_vocabulary
 from data_tasks.pretraining import denoising, language_model
 from data_tasks.pretraining.span_corruption import add_span_corruption_task
@@ -134,18 +134,8 @@ def corrupt(
 def _add_unsupervised(name: str, tfds_name: str, splits: Sequence[str] = ("train", "validation")) -> None:
     # The recipe that makes inputs and targets of a document, such as span_3_15_u_u or prefix_lm.
     arguments = _declare(name, tfds_name, recipe=RECIPE)
-    vocabulary = late_vocabulary(arguments)
-    seqio.TaskRegistry.add(
-        name,
-        source=LateTfdsSource(arguments, splits),
-        preprocessors=[
-            preprocessors.documents,
-            preprocessors.tokenize,
-            seqio.CacheDatasetPlaceholder(),
-            functools.partial(corrupt, arguments=arguments),
-        ],
-        output_features={feature: seqio.Feature(vocabulary) for feature in ("inputs", "targets")},
-    )
+    features = text_features(late_vocabulary(arguments), "inputs", "targets")
+    add_task(name, LateTfdsSource(arguments, splits), [functools.partial(corrupt, arguments=arguments)], features)
 
 
 def _add_with(add: Callable[..., seqio.Task], name: str, *recipe: str) -> None:

@@ -13,7 +13,7 @@ import fsspec
 import seqio
 import tensorflow as tf
 
-from data_tasks.corpora.documents import TRAIN, VALIDATION, Corpus
+from data_tasks.corpora.documents import TRAIN, VALIDATION, Corpus, DocumentSource
 from data_tasks.feature_checks import require_lengths
 from t5x_like import paths
 from t5x_like.data import task_arguments
@@ -84,7 +84,7 @@ class CharacterVocabulary(seqio.Vocabulary):
     __hash__ = None
 
 
-class ContiguousSource(seqio.DataSource):
+class ContiguousSource(DocumentSource):
     """A source whose splits are one text each. Its examples describe a pass over the text: seed, order and shard.
 
     The examples do not hold the text itself, so the state of an iterator stays small. `windows` cuts the text.
@@ -92,27 +92,6 @@ class ContiguousSource(seqio.DataSource):
     Args:
       read: returns the corpus, with one document per split. It is called often, so it should cache the corpus.
     """
-
-    def __init__(self, read: Callable[[], Corpus]):
-        self._read = read
-        super().__init__(splits=(TRAIN, VALIDATION))
-
-    @property
-    def supports_arbitrary_sharding(self) -> bool:
-        """True: `windows` can shard a text in any way."""
-        return True
-
-    def list_shards(self, split: str) -> Sequence[str]:
-        """Returns the split as the only shard."""
-        return [split]
-
-    def num_input_examples(self, split: str) -> int:
-        """Returns the number of texts of a split."""
-        return len(self._read().splits[split])
-
-    def describe(self) -> str:
-        """Returns one line about the text; reads it."""
-        return self._read().describe()
 
     def get_dataset(self, split=TRAIN, shuffle=True, seed=None, shard_info=None, **_) -> tf.data.Dataset:
         """Returns the passes over a split; see `seqio.DataSource`."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import t5x_like.data.seqio_feed.seqio_interface  # noqa: F401 (the vocabularies are SeqIO's)
 from data_tasks import preprocessors
+from data_tasks.documents_task import add_task, text_features
 from data_tasks.feature_checks import require_eos, require_lengths, require_shared_vocabulary
 from data_tasks.pretraining import bart_noise
 from data_tasks.pretraining.noise_masks import uniform_below
@@ -244,14 +245,6 @@ def add_bart_task(
     Returns:
       The registered task.
     """
-    return seqio.TaskRegistry.add(
-        name,
-        source=source,
-        preprocessors=[
-            functools.partial(preprocessors.documents, text_feature=text_feature),
-            preprocessors.tokenize,
-            seqio.CacheDatasetPlaceholder(),
-            functools.partial(bart, noise=noise, mask_id=mask_id, bos_id=bos_id),
-        ],
-        output_features={feature: seqio.Feature(vocabulary) for feature in ("inputs", "targets")},
-    )
+    preprocessor = functools.partial(bart, noise=noise, mask_id=mask_id, bos_id=bos_id)
+    features = text_features(vocabulary, "inputs", "targets")
+    return add_task(name, source, [preprocessor], features, text_feature=text_feature)

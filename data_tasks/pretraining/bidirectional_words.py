@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 import seqio
 import tensorflow as tf
 
-from data_tasks import preprocessors
 from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
+from data_tasks.documents_task import add_task, text_features
 from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining import word_characters_tasks
 from t5x_like.vocabularies import late_words, words
@@ -107,21 +107,10 @@ def separate_words(ds: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _add(name: str, source: seqio.DataSource, vocabulary: seqio.Vocabulary, *prepare: Callable) -> None:
-    text, characters = (
-        seqio.Feature(vocabulary, add_eos=False),
-        seqio.Feature(words.CharacterVocabulary(), add_eos=False, rank=2),
-    )
-    seqio.TaskRegistry.add(
-        name,
-        source=source,
-        preprocessors=[preprocessors.documents, *prepare, seqio.CacheDatasetPlaceholder(), bidirectional_words],
-        output_features={
-            "targets": text,
-            "backward_targets": text,
-            "characters": characters,
-            "backward_characters": characters,
-        },
-    )
+    characters = seqio.Feature(words.CharacterVocabulary(), add_eos=False, rank=2)
+    features = text_features(vocabulary, "targets", "backward_targets", ended=())
+    features |= {"characters": characters, "backward_characters": characters}
+    add_task(name, source, [bidirectional_words], features, prepare=prepare)
 
 
 _add(TASK, *text_files.declare(TASK, late_words.late))

@@ -1,7 +1,6 @@
 """BigBird's examples: a random span of each document, with masked words (`run_pretraining.py` of the released code)."""
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 import seqio
@@ -9,10 +8,9 @@ import tensorflow as tf
 from sentencepiece import sentencepiece_model_pb2
 
 from data_tasks.pretraining.masked_lm import ORDER_DRAW, BertMasking, Draw, RobertaMasking, Rows, number_words
-from data_tasks.pretraining.masked_lm_inputs import SPECIAL_TOKENS, add_special_tokens, row_length
-from t5x_like.vocabularies.special_tokens import SpecialTokens, special_tokens, word_starts
+from data_tasks.pretraining.row_maker import RowMaker, makes_rows
+from t5x_like.vocabularies.special_tokens import SpecialTokens, word_starts
 
-DOCUMENTS_PER_BATCH = 64
 # The released code never draws a span that ends in the last tokens of a long document.
 _UNREACHED_TOKENS = 2
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
@@ -37,56 +35,40 @@ def bigbird_word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
     return np.pad(begins, (0, len(starts) - len(begins)))
 
 
-@tf.autograph.experimental.do_not_convert
-def random_spans(
-    ds: tf.data.Dataset,
-    sequence_length: Mapping[str, int] | None,
-    output_features: Mapping[str, seqio.Feature],
-    *,
-    special: SpecialTokens | None = None,
-    documents_per_batch: int = DOCUMENTS_PER_BATCH,
-) -> tf.data.Dataset:
-    """Takes one span of each document, another one in each epoch: [CLS] span [SEP].
+@makes_rows(num_seeds=1, documents_per_batch=64)
+def random_spans(maker: RowMaker, batch: dict, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Takes one span of each document, another one in each epoch.
 
     The start is drawn uniformly; then tokens before the first word are removed, which leaves the end where it is. A
     document that fits is taken whole.
 
     Args:
-      ds: documents as token ids, `targets` `[length]`.
-      sequence_length: length of `inputs` in tokens, including special ones.
-      output_features: `inputs`, whose vocabulary has the special tokens.
-      special: the special tokens. Default: the tokens of the vocabulary.
-      documents_per_batch: number of documents processed together.
+      maker: Makes the rows.
+      batch: Documents as token ids, ragged `targets`.
+      seed: Stateless seed, `[2]`.
 
     Returns:
-      Examples with `inputs`, int32 `[length]`, 0 after the end.
+      `inputs`, int32 `[rows, length]`, 0 after the end.
 
     Raises:
-      UserError: the length of `inputs` is missing or too small, or the vocabulary lacks special tokens or words.
+      UserError: the vocabulary lacks words.
     """
-    length, vocabulary = row_length(sequence_length), output_features["inputs"].vocabulary
-    special = special or special_tokens(vocabulary)
-    begins = tf.constant(bigbird_word_starts(vocabulary))
-
-    def cut(batch, seed):
-        documents = batch["targets"]
-        counts = tf.cast(documents.row_lengths(), tf.int32)
-        text_length = length - SPECIAL_TOKENS
-        choices = tf.maximum(1, counts - length - _UNREACHED_TOKENS)
-        drawn = tf.random.stateless_uniform(tf.shape(counts), seed, dtype=tf.float64)
-        start = tf.cast(drawn * tf.cast(choices, tf.float64), tf.int32)
-        offsets = tf.range(text_length)[tf.newaxis]
-        is_text = start[:, tf.newaxis] + offsets < counts[:, tf.newaxis]
-        first = tf.cast(documents.row_starts(), tf.int32) + start
-        index = tf.where(is_text, first[:, tf.newaxis] + offsets, 0)
-        tokens = tf.gather(tf.pad(documents.flat_values, [[0, 1]]), index)
-        # A span without the beginning of a word is kept whole.
-        is_begin = is_text & tf.gather(begins, tokens)
-        skipped = tf.cast(tf.argmax(is_begin, axis=1), tf.int32)
-        kept = is_text & (offsets >= skipped[:, tf.newaxis])
-        return {"inputs": add_special_tokens(tf.ragged.boolean_mask(tokens, kept), special, length)}
-
-    return seqio.map_over_dataset(num_seeds=1)(cut)(ds.ragged_batch(documents_per_batch)).unbatch()
+    begins = tf.constant(bigbird_word_starts(maker.output_features["inputs"].vocabulary))
+    documents = batch["targets"]
+    counts = tf.cast(documents.row_lengths(), tf.int32)
+    choices = tf.maximum(1, counts - maker.length - _UNREACHED_TOKENS)
+    drawn = tf.random.stateless_uniform(tf.shape(counts), seed, dtype=tf.float64)
+    start = tf.cast(drawn * tf.cast(choices, tf.float64), tf.int32)
+    offsets = tf.range(maker.text_length)[tf.newaxis]
+    is_text = start[:, tf.newaxis] + offsets < counts[:, tf.newaxis]
+    first = tf.cast(documents.row_starts(), tf.int32) + start
+    index = tf.where(is_text, first[:, tf.newaxis] + offsets, 0)
+    tokens = tf.gather(tf.pad(documents.flat_values, [[0, 1]]), index)
+    # A span without the beginning of a word is kept whole.
+    is_begin = is_text & tf.gather(begins, tokens)
+    skipped = tf.cast(tf.argmax(is_begin, axis=1), tf.int32)
+    kept = is_text & (offsets >= skipped[:, tf.newaxis])
+    return {"inputs": maker.enclose(tf.ragged.boolean_mask(tokens, kept))}
 
 
 @dataclasses.dataclass(frozen=True)

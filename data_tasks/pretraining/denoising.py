@@ -13,6 +13,7 @@ import seqio
 import tensorflow as tf
 
 from data_tasks import preprocessors
+from data_tasks.documents_task import add_task, text_features
 from data_tasks.feature_checks import require_eos, require_lengths, require_shared_vocabulary
 from data_tasks.pretraining import language_model, token_encodings
 from data_tasks.pretraining.noise_patterns import AfterPrefix, Iid, Pattern, RandomSpans, RegularSpans
@@ -282,14 +283,7 @@ def add_denoising_task(
     """
     features = ("targets",) if recipe == "lm" else ("inputs", "targets")
     ended = ("targets",) if recipe == "prefix_lm" else features  # EOS ends a document, not the prefix of one
-    return seqio.TaskRegistry.add(
-        name,
-        source=source,
-        preprocessors=[
-            functools.partial(preprocessors.documents, text_feature=text_feature),
-            preprocessors.tokenize,
-            seqio.CacheDatasetPlaceholder(),
-            preprocessor_of(recipe, random_roll=random_roll),
-        ],
-        output_features={feature: seqio.Feature(vocabulary, add_eos=feature in ended) for feature in features},
+    preprocessor = preprocessor_of(recipe, random_roll=random_roll)
+    return add_task(
+        name, source, [preprocessor], text_features(vocabulary, *features, ended=ended), text_feature=text_feature
     )

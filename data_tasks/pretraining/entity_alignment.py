@@ -15,20 +15,17 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from data_tasks import preprocessors
 from data_tasks.corpora import mentions, python_docs_modules
 from data_tasks.corpora.documents import DocumentSource
+from data_tasks.documents_task import add_task, number_features
 from data_tasks.feature_checks import require_lengths
 from data_tasks.pretraining import sentences
 from data_tasks.pretraining.masked_lm import MASK_RATE, BertMasking
 from data_tasks.pretraining.masked_lm_tasks import output_features
 from data_tasks.pretraining.sentence_pairs import sentence_pairs
-from data_tasks.pretraining.sentence_tasks import PAIR_FEATURES, masked
+from data_tasks.pretraining.sentence_tasks import PAIR_FEATURES, late_vocabulary, masked, word_pieces
 from t5x_like.data import task_arguments
-from t5x_like.errors import UserError
 from t5x_like.vocabularies import shipped
-from t5x_like.vocabularies.late import LateVocabulary
-from t5x_like.vocabularies.wordpiece import WordPieceVocabulary
 
 # The released code drops pairs with fewer entities.
 MIN_ENTITIES = 5
@@ -156,23 +153,20 @@ def add_entity_alignment_task(
         least = min_entities()
         return ds.filter(lambda example: tf.math.count_nonzero(example["entities"], dtype=tf.int32) >= least)
 
-    numbers = dict.fromkeys(
-        (*PAIR_FEATURES, "entities", "entity_positions"), seqio.Feature(shipped.PASS_THROUGH, add_eos=False)
-    )
     real = seqio.Feature(shipped.PASS_THROUGH, add_eos=False, dtype=tf.float32, rank=2)
-    return seqio.TaskRegistry.add(
+    return add_task(
         name,
-        source=source,
-        preprocessors=[
-            preprocessors.documents,
-            tokenize_marked,
-            seqio.CacheDatasetPlaceholder(),
+        source,
+        [
             functools.partial(sentence_pairs, aligned=("entities",)),
             drop_pairs_with_few_entities,
             masked(lambda: BertMasking(mask_rate())),
             functools.partial(entity_features, vectors=vectors),
         ],
-        output_features=output_features(vocabulary) | numbers | {"entity_vectors": real},
+        output_features(vocabulary)
+        | number_features(*PAIR_FEATURES, "entities", "entity_positions")
+        | {"entity_vectors": real},
+        prepare=[tokenize_marked],
     )
 
 
@@ -198,18 +192,10 @@ def _add_tasks() -> None:
     name = "text_files_entity_alignment"
     arguments = task_arguments.declare(name, **_ARGUMENTS)
 
-    def vocabulary_path():
-        if arguments["vocabulary_path"] is None:
-            raise UserError(
-                f"{name} needs task_arguments {{'vocabulary_path': …}}: the vocabulary of the model, such as the "
-                "vocab.txt of a BERT (with 'lower_case': False for a cased one), or a Hugging Face directory"
-            )
-        return arguments["vocabulary_path"]
-
     add_entity_alignment_task(
         name,
         DocumentSource(lambda: _read_files(arguments)),
-        LateVocabulary(vocabulary_path, read_other=lambda path: WordPieceVocabulary(path, arguments["lower_case"])),
+        late_vocabulary(name, arguments, word_pieces),
         vectors=lambda: _read_vectors(arguments),
         min_entities=lambda: arguments["min_entities"],
         mask_rate=lambda: arguments["mask_rate"],

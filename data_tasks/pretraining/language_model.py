@@ -6,13 +6,13 @@ and in every other task with it. T5's task `c4_v220_prefix_lm` appends EOS to `i
 Chunks are made from many documents at once, because the cost of tf.data grows with the number of its elements.
 """
 
-import functools
 from collections.abc import Mapping
 
 import seqio
 import tensorflow as tf
 
 from data_tasks import preprocessors
+from data_tasks.documents_task import add_task, text_features
 from data_tasks.feature_checks import require_eos, require_lengths, require_shared_vocabulary
 from data_tasks.pretraining.noise_masks import random_prefix_lengths
 from t5x_like.errors import UserError
@@ -173,7 +173,7 @@ def add_causal_lm_task(
     Returns:
       The registered task.
     """
-    return _add(name, source, vocabulary, text_feature, full_lm, ("targets",))
+    return add_task(name, source, [full_lm], text_features(vocabulary, "targets"), text_feature=text_feature)
 
 
 def add_prefix_lm_task(
@@ -181,16 +181,10 @@ def add_prefix_lm_task(
 ) -> seqio.Task:
     """Registers a prefix LM task: `inputs` are the beginning of a text chunk, `targets` its rest; see `prefix_lm`.
 
-    Args:
-      name: the task name.
-      source: a source of documents.
-      vocabulary: a vocabulary with an EOS.
-      text_feature: the feature of the source that holds the text.
-
-    Returns:
-      The registered task.
+    The arguments are those of `add_causal_lm_task`.
     """
-    return _add(name, source, vocabulary, text_feature, prefix_lm, ("inputs", "targets"))
+    features = text_features(vocabulary, "inputs", "targets", ended=("targets",))
+    return add_task(name, source, [prefix_lm], features, text_feature=text_feature)
 
 
 def add_sequence_autoencoder_task(
@@ -198,27 +192,7 @@ def add_sequence_autoencoder_task(
 ) -> seqio.Task:
     """Registers a task of a sequence autoencoder: `inputs` and `targets` are the same; see `sequence_autoencoder`.
 
-    Args:
-      name: the task name.
-      source: a source of documents.
-      vocabulary: a vocabulary with an EOS.
-      text_feature: the feature of the source that holds the text.
-
-    Returns:
-      The registered task.
+    The arguments are those of `add_causal_lm_task`.
     """
-    return _add(name, source, vocabulary, text_feature, sequence_autoencoder, ("inputs", "targets"))
-
-
-def _add(name, source, vocabulary, text_feature, preprocessor, features) -> seqio.Task:
-    return seqio.TaskRegistry.add(
-        name,
-        source=source,
-        preprocessors=[
-            functools.partial(preprocessors.documents, text_feature=text_feature),
-            preprocessors.tokenize,
-            seqio.CacheDatasetPlaceholder(),
-            preprocessor,
-        ],
-        output_features={feature: seqio.Feature(vocabulary, add_eos=feature == "targets") for feature in features},
-    )
+    features = text_features(vocabulary, "inputs", "targets", ended=("targets",))
+    return add_task(name, source, [sequence_autoencoder], features, text_feature=text_feature)

@@ -8,6 +8,7 @@ import seqio
 from data_tasks import preprocessors
 from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
+from data_tasks.documents_task import add_task, number_features, text_features
 from data_tasks.pretraining.masked_lm import BERT_MASKING, BertMasking, Masking, RobertaMasking, mask_inputs
 from data_tasks.pretraining.masked_lm_inputs import DUPE_FACTOR, duplicate_documents, full_sentences, single_documents
 from t5x_like.vocabularies import shipped
@@ -15,11 +16,7 @@ from t5x_like.vocabularies import shipped
 
 def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
     """Returns the output features of every masked LM task."""
-    return {
-        "inputs": seqio.Feature(vocabulary, add_eos=False),
-        "targets": seqio.Feature(vocabulary, add_eos=False),
-        "masked_positions": seqio.Feature(shipped.PASS_THROUGH, add_eos=False),
-    }
+    return text_features(vocabulary, "inputs", "targets", ended=()) | number_features("masked_positions")
 
 
 def add_masked_lm_task(
@@ -48,18 +45,14 @@ def add_masked_lm_task(
       The registered task.
     """
     static = dupe_factor is not None
-    return seqio.TaskRegistry.add(
+    copies = [functools.partial(duplicate_documents, dupe_factor=dupe_factor)] if static else []
+    return add_task(
         name,
-        source=source,
-        preprocessors=[
-            functools.partial(preprocessors.documents, text_feature=text_feature),
-            preprocessors.tokenize,
-            *([functools.partial(duplicate_documents, dupe_factor=dupe_factor)] if static else []),
-            seqio.CacheDatasetPlaceholder(),
-            examples,
-            functools.partial(mask_inputs, masking=masking, static=static),
-        ],
-        output_features=output_features(vocabulary),
+        source,
+        [examples, functools.partial(mask_inputs, masking=masking, static=static)],
+        output_features(vocabulary),
+        prepare=[preprocessors.tokenize, *copies],
+        text_feature=text_feature,
     )
 
 

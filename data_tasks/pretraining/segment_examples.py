@@ -6,12 +6,11 @@ Examples are made from a batch of documents at once, because the cost of tf.data
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import seqio
 import tensorflow as tf
 
 from data_tasks.feature_checks import require_lengths
+from data_tasks.pretraining.row_maker import RowMaker, makes_rows
 from data_tasks.pretraining.sentence_pairs import (
-    DOCUMENTS_PER_BATCH,
     SPECIAL_TOKENS_PER_PAIR,
     Documents,
     Pairs,
@@ -19,7 +18,6 @@ from data_tasks.pretraining.sentence_pairs import (
     chunk_ends,
 )
 from t5x_like.errors import UserError
-from t5x_like.vocabularies.special_tokens import SpecialTokens, special_tokens
 
 SINGLE_SEGMENT_PROBABILITY = 0.1
 RANDOM_LENGTH_PROBABILITY = 0.05
@@ -30,54 +28,39 @@ OVERFLOW_PROBABILITY = 0.5
 _SPECIAL_TOKENS_OF_ONE_SEGMENT = 2  # of [CLS] A [SEP]
 
 
-@tf.autograph.experimental.do_not_convert
-def segment_examples(
-    ds: tf.data.Dataset,
-    sequence_length: Mapping[str, int] | None,
-    output_features: Mapping[str, seqio.Feature],
-    *,
-    special: SpecialTokens | None = None,
-    documents_per_batch: int = DOCUMENTS_PER_BATCH,
-) -> tf.data.Dataset:
-    """Makes examples [CLS] A [SEP] B [SEP] of consecutive sentences, a tenth of which have segment A alone.
-
-    An example takes sentences until they reach a target length, or until the document ends. The target is the length of
-    `inputs`; for 5 % of the examples, it is uniform between 5 and this length. The released code draws the target of an
-    example after the one before it, across documents, so that only its first target is not drawn.
-
-    Args:
-      ds: documents in the format of `data_tasks.pretraining.sentences`.
-      sequence_length: length of `inputs` in tokens, including special ones.
-      output_features: `inputs`, whose vocabulary has the special tokens.
-      special: the special tokens. Default: the tokens of the vocabulary.
-      documents_per_batch: number of documents processed together.
-
-    Returns:
-      Examples with `inputs` and `token_types` (0 up to the first [SEP], 1 after it), int32 `[length]`, 0 after the end
-      of the example.
-
-    Raises:
-      UserError: the length of `inputs` is missing or too small, or the vocabulary has no special tokens.
-    """
+def _length(sequence_length: Mapping[str, int] | None) -> int:
     length = require_lengths("a task of two segments", sequence_length, "inputs")["inputs"]
     if length < MIN_TARGET_LENGTH:
         raise UserError(
             f"TASK_FEATURE_LENGTHS={dict(sequence_length)}: an example has three special tokens and at least one token "
             f"per segment. Set 'inputs' to {MIN_TARGET_LENGTH} or more."
         )
-    special = special or special_tokens(output_features["inputs"].vocabulary)
+    return length
 
-    @seqio.map_over_dataset(num_seeds=2)
-    def make(batch, seeds):
-        documents = Documents.from_batch(batch)
-        starts = example_starts(documents, lambda step: _target_lengths(documents, length, seeds[0], step))
-        single, overflow = tf.unstack(tf.random.stateless_uniform([2, tf.size(starts.first)], seeds[1]))
-        goals = first_segment_goals(starts.target, single < SINGLE_SEGMENT_PROBABILITY)
-        tokens, pairs = divide(documents, starts.first, goals, overflow < OVERFLOW_PROBABILITY, length)
-        rows = assemble_pairs(tokens, pairs, special, length)
-        return {name: rows[name] for name in ("inputs", "token_types")}
 
-    return make(ds.ragged_batch(documents_per_batch)).unbatch()
+@makes_rows(num_seeds=2, length_of=_length)
+def segment_examples(maker: RowMaker, batch: dict, seeds: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Makes rows [CLS] A [SEP] B [SEP] of consecutive sentences, a tenth of which have segment A alone.
+
+    A row takes sentences until they reach a target length, or until the document ends. The target is the length of
+    `inputs`; for 5 % of the rows, it is uniform between 5 and this length. The released code draws the target of an
+    example after the one before it, across documents, so that only its first target is not drawn.
+
+    Args:
+      maker: Makes the rows.
+      batch: Documents in the format of `data_tasks.pretraining.sentences`.
+      seeds: Stateless seeds, `[2, 2]`.
+
+    Returns:
+      `inputs` and `token_types` (0 up to the first [SEP], 1 after it), int32 `[rows, length]`, 0 after the end.
+    """
+    documents, length = Documents.from_batch(batch), maker.length
+    starts = example_starts(documents, lambda step: _target_lengths(documents, length, seeds[0], step))
+    single, overflow = tf.unstack(tf.random.stateless_uniform([2, tf.size(starts.first)], seeds[1]))
+    goals = first_segment_goals(starts.target, single < SINGLE_SEGMENT_PROBABILITY)
+    tokens, pairs = divide(documents, starts.first, goals, overflow < OVERFLOW_PROBABILITY, length)
+    rows = assemble_pairs(tokens, pairs, maker.special, length)
+    return {name: rows[name] for name in ("inputs", "token_types")}
 
 
 class Starts(NamedTuple):

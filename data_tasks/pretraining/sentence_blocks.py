@@ -2,93 +2,56 @@
 
 from collections.abc import Mapping
 
-import seqio
 import tensorflow as tf
 
 from data_tasks.feature_checks import require_lengths
-from data_tasks.pretraining.masked_lm_inputs import DOCUMENTS_PER_BATCH, SPECIAL_TOKENS, add_special_tokens, row_length
+from data_tasks.pretraining.row_maker import RowMaker, makes_rows, row_length
 from data_tasks.pretraining.sentence_pairs import Documents
-from t5x_like.vocabularies.special_tokens import SpecialTokens, special_tokens
 
 
-@tf.autograph.experimental.do_not_convert
-def sentence_blocks(
-    ds: tf.data.Dataset,
-    sequence_length: Mapping[str, int] | None,
-    output_features: Mapping[str, seqio.Feature],
-    *,
-    special: SpecialTokens | None = None,
-    documents_per_batch: int = DOCUMENTS_PER_BATCH,
-) -> tf.data.Dataset:
-    """Fills each example with as many consecutive sentences of a document as fit: [CLS] sentences [SEP].
+@makes_rows()
+def sentence_blocks(maker: RowMaker, batch: dict) -> dict[str, tf.Tensor]:
+    """Fills each row with as many consecutive sentences of a document as fit.
 
-    A sentence that is longer than an example ends a block and is dropped.
+    A sentence that is longer than a row ends a block and is dropped.
 
     Args:
-      ds: documents in the format of `data_tasks.pretraining.sentences`.
-      sequence_length: length of `inputs` in tokens, including special ones.
-      output_features: `inputs`, whose vocabulary has the special tokens.
-      special: the special tokens. Default: the tokens of the vocabulary.
-      documents_per_batch: number of documents processed together.
+      maker: Makes the rows.
+      batch: Documents in the format of `data_tasks.pretraining.sentences`.
 
     Returns:
-      Examples with `inputs`, int32 `[length]`, 0 after the end.
-
-    Raises:
-      UserError: the length of `inputs` is missing or too small, or the vocabulary has no special tokens.
+      `inputs`, int32 `[rows, length]`, 0 after the end.
     """
+    return {"inputs": maker.enclose(blocks(Documents.from_batch(batch), maker.text_length))}
+
+
+def _with_sentences(sequence_length: Mapping[str, int] | None) -> int:
+    """Returns the length of `inputs`, and raises a UserError if it or the number of sentences is missing."""
     length = row_length(sequence_length)
-    special = special or special_tokens(output_features["inputs"].vocabulary)
-
-    def cut(batch):
-        text = blocks(Documents.from_batch(batch), length - SPECIAL_TOKENS)
-        return {"inputs": add_special_tokens(text, special, length)}
-
-    return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+    require_lengths("masked LM with sentences", sequence_length, "global_positions")
+    return length
 
 
-@tf.autograph.experimental.do_not_convert
-def marked_sentences(
-    ds: tf.data.Dataset,
-    sequence_length: Mapping[str, int] | None,
-    output_features: Mapping[str, seqio.Feature],
-    *,
-    special: SpecialTokens | None = None,
-    documents_per_batch: int = DOCUMENTS_PER_BATCH,
-) -> tf.data.Dataset:
-    """Makes the examples of `sentence_blocks`, with the position of the first token of each sentence.
+@makes_rows(length_of=_with_sentences)
+def marked_sentences(maker: RowMaker, batch: dict) -> dict[str, tf.Tensor]:
+    """Makes the rows of `sentence_blocks`, with the position of the first token of each sentence.
 
     Args:
-      ds: documents in the format of `data_tasks.pretraining.sentences`.
-      sequence_length: length of `inputs` in tokens, including special ones, and of `global_positions`. Sentences beyond
-        the latter belong to the last one.
-      output_features: `inputs`, whose vocabulary has the special tokens.
-      special: the special tokens. Default: the tokens of the vocabulary.
-      documents_per_batch: number of documents processed together.
+      maker: Makes the rows. Sentences beyond the length of `global_positions` belong to the last one.
+      batch: Documents in the format of `data_tasks.pretraining.sentences`.
 
     Returns:
-      Examples with `inputs`, int32 `[length]`, and `global_positions`, int32 `[sentences]`, both 0 after the end.
-
-    Raises:
-      UserError: a length is missing or too small, or the vocabulary has no special tokens.
+      `inputs`, int32 `[rows, length]`, and `global_positions`, int32 `[rows, sentences]`, both 0 after the end.
     """
-    length = row_length(sequence_length)
-    most = require_lengths("masked LM with sentences", sequence_length, "global_positions")["global_positions"]
-    special = special or special_tokens(output_features["inputs"].vocabulary)
-
-    def cut(batch):
-        documents = Documents.from_batch(batch)
-        cuts = block_cuts(documents, length - SPECIAL_TOKENS)
-        text = tf.RaggedTensor.from_row_splits(documents.tokens, cuts, validate=False)
-        firsts = documents.boundaries[:-1]
-        splits = tf.searchsorted(firsts, cuts)
-        positions = tf.RaggedTensor.from_row_splits(firsts, splits, validate=False) - cuts[:-1, tf.newaxis] + 1
-        fits = text.row_lengths() <= length - SPECIAL_TOKENS
-        text, positions = (tf.ragged.boolean_mask(each, fits) for each in (text, positions))
-        rows = {"inputs": add_special_tokens(text, special, length)}
-        return rows | {"global_positions": positions[:, :most].to_tensor(shape=[None, most])}
-
-    return ds.ragged_batch(documents_per_batch).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+    most, documents = maker.sequence_length["global_positions"], Documents.from_batch(batch)
+    cuts = block_cuts(documents, maker.text_length)
+    text = tf.RaggedTensor.from_row_splits(documents.tokens, cuts, validate=False)
+    firsts = documents.boundaries[:-1]
+    splits = tf.searchsorted(firsts, cuts)
+    positions = tf.RaggedTensor.from_row_splits(firsts, splits, validate=False) - cuts[:-1, tf.newaxis] + 1
+    fits = text.row_lengths() <= maker.text_length
+    text, positions = (tf.ragged.boolean_mask(each, fits) for each in (text, positions))
+    return {"inputs": maker.enclose(text), "global_positions": positions[:, :most].to_tensor(shape=[None, most])}
 
 
 def blocks(documents: Documents, length: int) -> tf.RaggedTensor:

@@ -13,9 +13,9 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
-from data_tasks import preprocessors
 from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
+from data_tasks.documents_task import add_task, number_features
 from data_tasks.pretraining import sentence_files, sentences
 from data_tasks.pretraining.masked_lm import MASK_RATE, BertMasking, Masking, mask_inputs
 from data_tasks.pretraining.masked_lm_tasks import output_features
@@ -81,18 +81,8 @@ def add_sentences_task(
     def tokenize_sentences(ds, output_features):
         return sentences.tokenize_sentences(ds, output_features, split=split())
 
-    return seqio.TaskRegistry.add(
-        name,
-        source=source,
-        preprocessors=[
-            functools.partial(preprocessors.documents, text_feature=text_feature),
-            tokenize_sentences,
-            seqio.CacheDatasetPlaceholder(),
-            *steps,
-        ],
-        output_features=outputs(vocabulary)
-        | {feature: seqio.Feature(shipped.PASS_THROUGH, add_eos=False) for feature in features},
-    )
+    found = {**outputs(vocabulary), **number_features(*features)}
+    return add_task(name, source, steps, found, prepare=[tokenize_sentences], text_feature=text_feature)
 
 
 def masked(masking: Callable[[], Masking]) -> Preprocessor:
@@ -107,13 +97,38 @@ def masked(masking: Callable[[], Masking]) -> Preprocessor:
 # ---- tasks -----------------------------------------------------------------------------------------------------------
 
 
-def _word_pieces(path: str, arguments: Mapping[str, Any]) -> seqio.Vocabulary:
+def word_pieces(path: str, arguments: Mapping[str, Any]) -> seqio.Vocabulary:
+    """Reads BERT's vocab.txt, with the task argument `lower_case`."""
     return WordPieceVocabulary(path, arguments["lower_case"])
 
 
 def _albert_pieces(path: str, arguments: Mapping[str, Any]) -> seqio.Vocabulary:
     file = sentencepiece_model(path, extra_ids=0).sentencepiece_model_file
     return AlbertVocabulary(file, text_rules.albert(arguments["lower_case"]))
+
+
+def late_vocabulary(
+    name: str,
+    arguments: Mapping[str, Any],
+    read: Callable[[str, Mapping[str, Any]], seqio.Vocabulary],
+) -> LateVocabulary:
+    """Returns the vocabulary at the task argument `vocabulary_path`, which is required when the data is read.
+
+    Args:
+      name: The task name.
+      arguments: The declared arguments of the task.
+      read: Reads the vocabulary at a path that is not a Hugging Face directory, with the arguments.
+    """
+
+    def path():
+        if arguments["vocabulary_path"] is None:
+            raise UserError(
+                f"{name} needs task_arguments {{'vocabulary_path': …}}: the vocabulary of the model, such as the "
+                "vocab.txt of a BERT (with 'lower_case': False for a cased one), or a Hugging Face directory"
+            )
+        return arguments["vocabulary_path"]
+
+    return LateVocabulary(path, read_other=lambda path: read(path, arguments))
 
 
 def add_tasks(
@@ -124,7 +139,7 @@ def add_tasks(
     further: Sequence[Preprocessor] = (),
     features: Sequence[str] = PAIR_FEATURES,
     lower_case: bool = True,
-    read_vocabulary: Callable[[str, Mapping[str, Any]], seqio.Vocabulary] = _word_pieces,
+    read_vocabulary: Callable[[str, Mapping[str, Any]], seqio.Vocabulary] = word_pieces,
 ) -> None:
     """Registers the tasks `python_docs_KIND` and `text_files_KIND`.
 
@@ -151,19 +166,11 @@ def add_tasks(
         lower_case=lower_case,
     )
 
-    def vocabulary_path():
-        if arguments["vocabulary_path"] is None:
-            raise UserError(
-                f"{name} needs task_arguments {{'vocabulary_path': …}}: the vocabulary of the model, such as the "
-                "vocab.txt of a BERT (with 'lower_case': False for a cased one), or a Hugging Face directory"
-            )
-        return arguments["vocabulary_path"]
-
     add(f"python_docs_{kind}", DocumentSource(python_docs.read), shipped.python_docs(), lambda: MASK_RATE)
     add(
         name,
         sentence_files.source(arguments),
-        LateVocabulary(vocabulary_path, read_other=lambda path: read_vocabulary(path, arguments)),
+        late_vocabulary(name, arguments, read_vocabulary),
         lambda: arguments["mask_rate"],
         split=lambda: sentence_files.split(arguments),
     )

@@ -5,6 +5,7 @@ import functools
 import seqio
 
 from data_tasks import preprocessors
+from data_tasks.documents_task import add_task, text_features
 
 
 def add_span_corruption_task(
@@ -27,14 +28,6 @@ def add_span_corruption_task(
     Returns:
       The registered task.
     """
-    return seqio.TaskRegistry.add(
-        name,
-        source=source,
-        preprocessors=[
-            functools.partial(preprocessors.documents, text_feature=text_feature),
-            preprocessors.tokenize,
-            seqio.CacheDatasetPlaceholder(),
-            functools.partial(preprocessors.span_corruption, **rates),
-        ],
-        output_features={"inputs": seqio.Feature(vocabulary), "targets": seqio.Feature(vocabulary)},
-    )
+    preprocessor = functools.partial(preprocessors.span_corruption, **rates)
+    features = text_features(vocabulary, "inputs", "targets")
+    return add_task(name, source, [preprocessor], features, text_feature=text_feature)

@@ -19,7 +19,7 @@ from data_tasks.pretraining.masked_lm import (
     mixed_replacements,
     number_words,
 )
-from data_tasks.pretraining.masked_lm_inputs import SPECIAL_TOKENS
+from data_tasks.pretraining.row_maker import SPECIAL_TOKENS
 from t5x_like.errors import UserError
 from t5x_like.vocabularies.special_tokens import word_starts
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import seqio
 
-from data_tasks import preprocessors
+from data_tasks.documents_task import add_task, text_features
 from data_tasks.pretraining.denoising import denoise, parse_recipe
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
@@ -85,17 +85,8 @@ def add_ul2_mixture(
                 prefix_ids=_prefix_ids(mode, mode_ids),
                 reserved_sentinels=0 if mode_ids else len(DENOISERS),
             )
-            seqio.TaskRegistry.add(
-                task,
-                source=source,
-                preprocessors=[
-                    functools.partial(preprocessors.documents, text_feature=text_feature),
-                    preprocessors.tokenize,
-                    seqio.CacheDatasetPlaceholder(),
-                    corrupt,
-                ],
-                output_features={feature: seqio.Feature(vocabulary) for feature in ("inputs", "targets")},
-            )
+            features = text_features(vocabulary, "inputs", "targets")
+            add_task(task, source, [corrupt], features, text_feature=text_feature)
             values = task_arguments.declare(task, **defaults)
             tasks.append((task, functools.partial(_rate, values, f"{mode}_rate")))
     return seqio.MixtureRegistry.add(name, tasks)

@@ -8,8 +8,8 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from data_tasks.pretraining.masked_lm import NGRAM_DRAW, ORDER_DRAW, BertMasking, Draw, Rows, fraction
-from t5x_like.errors import UserError
+from data_tasks.pretraining.masked_lm import NGRAM_DRAW, ORDER_DRAW, Draw, Rows, fraction
+from data_tasks.pretraining.ngram_masking import NgramMasking
 from t5x_like.vocabularies.special_tokens import word_starts
 
 # ASCII characters that are neither letters nor digits count as punctuation, as in BERT's tokenizer.
@@ -41,7 +41,7 @@ def deberta_word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class WindowMasking(BertMasking):
+class WindowMasking(NgramMasking):
     """Chooses one n-gram of whole words in each window of words, n with probability proportional to 1 / n.
 
     From left to right, a window has 6n words (one over the rate), or those that are left. The n-gram begins at any of
@@ -54,15 +54,6 @@ class WindowMasking(BertMasking):
       rate: the fraction of tokens to choose.
       max_words: the largest n. With 1, a window has tokens in place of words.
     """
-
-    max_words: int = 3
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.max_words < 1:
-            raise UserError(f"max_words={self.max_words}: not positive. Give the words of the longest n-gram.")
-        if self.whole_words:
-            raise UserError("whole_words=True: n-grams always consist of whole words. Leave it out.")
 
     def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
         """Chooses the tokens to predict; see `Masking.choose`."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import seqio
 import tensorflow as tf
 
-from data_tasks import preprocessors
+from data_tasks.documents_task import add_task
 from data_tasks.feature_checks import require_lengths
 from t5x_like.vocabularies import words
 from t5x_like.vocabularies.word_characters import EOS, MAX_CHARACTERS
@@ -87,17 +87,9 @@ def add_word_characters_task(
     Returns:
       The registered task.
     """
-    return seqio.TaskRegistry.add(
-        name,
-        source=source,
-        preprocessors=[
-            functools.partial(preprocessors.documents, text_feature=text_feature),
-            split_into_words,
-            seqio.CacheDatasetPlaceholder(),
-            functools.partial(word_characters, max_characters=max_characters),
-        ],
-        output_features={
-            "targets": seqio.Feature(vocabulary),
-            "characters": seqio.Feature(words.CharacterVocabulary(), add_eos=False, rank=2),
-        },
-    )
+    preprocessor = functools.partial(word_characters, max_characters=max_characters)
+    features = {
+        "targets": seqio.Feature(vocabulary),
+        "characters": seqio.Feature(words.CharacterVocabulary(), add_eos=False, rank=2),
+    }
+    return add_task(name, source, [preprocessor], features, prepare=[split_into_words], text_feature=text_feature)

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import seqio
 import tensorflow as tf
 
-from data_tasks import preprocessors
 from data_tasks.corpora import text_files
+from data_tasks.documents_task import add_task, text_features
 from data_tasks.feature_checks import require_lengths
 from t5x_like.vocabularies import late_words
 from t5x_like.vocabularies.word_counts import EOS
@@ -51,14 +51,5 @@ def word_streams(
     return ds.batch(_DOCUMENTS_PER_BATCH).map(cut, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
 
 
-def _add() -> None:
-    source, vocabulary = text_files.declare(TASK, late_words.late)
-    seqio.TaskRegistry.add(
-        TASK,
-        source=source,
-        preprocessors=[preprocessors.documents, seqio.CacheDatasetPlaceholder(), word_streams],
-        output_features={"targets": seqio.Feature(vocabulary, add_eos=False)},
-    )
-
-
-_add()
+_SOURCE, _VOCABULARY = text_files.declare(TASK, late_words.late)
+add_task(TASK, _SOURCE, [word_streams], text_features(_VOCABULARY, "targets", ended=()), prepare=())

@@ -11,6 +11,7 @@ import seqio
 
 from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
+from data_tasks.documents_task import text_features
 from data_tasks.pretraining import sentence_files, sentences
 from data_tasks.pretraining.permutation_rows import FEATURES, permutation_rows
 from data_tasks.pretraining.sentence_tasks import add_sentences_task
@@ -29,7 +30,7 @@ _ARGUMENTS = {
 
 def output_features(vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
     """Returns the output feature of text."""
-    return {"inputs": seqio.Feature(vocabulary, add_eos=False)}
+    return text_features(vocabulary, "inputs", ended=())
 
 
 def add(

@@ -4,17 +4,15 @@ import time
 from collections.abc import Mapping
 
 from absl import logging
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as Bar
 
-from t5x_like.metrics.progress import duration
+from t5x_like.metrics.progress import BarOnTerminal, duration
 from t5x_like.runtime import terminal
 
 # Seconds between two lines of progress without a terminal.
 _LOG_SECONDS = 30.0
 
 
-class Progress:
+class Progress(BarOnTerminal):
     """Counts records and tokens, and shows their speed and the remaining time. Use it as a context manager.
 
     Args:
@@ -28,25 +26,10 @@ class Progress:
     """
 
     def __init__(self, total: int, completed: int = 0, *, enabled: bool = True, noun: str = "records"):
-        self._total, self._first, self._completed, self._enabled = total, completed, completed, enabled
-        self._noun = noun
-        self._console = terminal.console(stderr=True, highlight=False)
-        self._bar: Bar | None = None
+        super().__init__(total, completed, enabled=enabled, console=terminal.console(stderr=True, highlight=False))
+        self._completed, self._noun = completed, noun
         self._started = self._logged = time.monotonic()
         self.tokens = 0
-
-    def __enter__(self) -> "Progress":
-        if self._enabled and self._console.is_terminal:
-            columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}"))
-            self._bar = Bar(*columns, console=self._console)
-            self._task = self._bar.add_task("", total=self._total, completed=self._completed)
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
 
     def advance(self, records: float, tokens: int) -> None:
         """Adds records, possibly a fraction of one, and tokens."""
@@ -61,7 +44,7 @@ class Progress:
     def describe(self) -> str:
         """Returns the speed and the remaining time, such as `records/s 71.2  tokens/s 9,123  eta 1:23`."""
         seconds = max(time.monotonic() - self._started, 1e-9)
-        done = self._completed - self._first
+        done = self._completed - self._start
         remaining = seconds / done * (self._total - self._completed) if done else float("inf")
         rate = f"{self._noun}/s {done / seconds:,.1f}  tokens/s {self.tokens / seconds:,.0f}"
         return f"{rate}  eta {duration(remaining)}"

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from absl import logging
 from rich.console import Console
@@ -82,23 +82,21 @@ def _drain(stream: TextIO) -> None:
         os.close(null_device)
 
 
-class Progress:
-    """Shows the steps of a run. Use it as a context manager around the loop.
+class BarOnTerminal:
+    """A context manager with a bar that counts to a total, if the console is a terminal.
 
     Args:
-      total_steps: the step at which the run ends.
-      start: the step at which it starts.
-      enabled: whether to show anything; True only in one process.
-      console: the console to write to; standard output by default.
+      total: The number at which the bar ends.
+      start: The number at which it starts.
+      enabled: Whether to show anything; True only in one process.
+      console: The console to write to.
     """
 
-    def __init__(self, total_steps: int, start: int = 0, *, enabled: bool = True, console: Console | None = None):
-        self._total, self._start, self._enabled = total_steps, start, enabled
-        self._console = console or terminal.console(file=_SafeStream(sys.stdout), highlight=False)
+    def __init__(self, total: int, start: int, *, enabled: bool, console: Console):
+        self._total, self._start, self._enabled, self._console = total, start, enabled, console
         self._bar: Bar | None = None
-        self._task = None
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         if self._enabled and self._console.is_terminal:
             columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}"))
             self._bar = Bar(*columns, console=self._console)
@@ -110,6 +108,21 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+class Progress(BarOnTerminal):
+    """Shows the steps of a run. Use it as a context manager around the loop.
+
+    Args:
+      total_steps: the step at which the run ends.
+      start: the step at which it starts.
+      enabled: whether to show anything; True only in one process.
+      console: the console to write to; standard output by default.
+    """
+
+    def __init__(self, total_steps: int, start: int = 0, *, enabled: bool = True, console: Console | None = None):
+        console = console or terminal.console(file=_SafeStream(sys.stdout), highlight=False)
+        super().__init__(total_steps, start, enabled=enabled, console=console)
 
     def update(self, step: int, row: Mapping[str, Any]) -> None:
         """Shows the current step.

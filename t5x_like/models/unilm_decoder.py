@@ -7,7 +7,7 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import stacks
@@ -23,7 +23,25 @@ from t5x_like.models.unilm import RANKS, Unilm
 
 # Token types of sequence to sequence: the source, and the target.
 SOURCE_TYPE, TARGET_TYPE = 4, 5
-_KEYS, _VALUES = "encoder/layers/attention/key", "encoder/layers/attention/value"
+# Captures of which `cache_of_encoder` makes a cache.
+KEYS_VALUES = ("encoder/layers/attention/key", "encoder/layers/attention/value")
+
+
+def cache_of_encoder(model: nnx.Module, outputs: Outputs, length: int, present: Bool[Array, "batch prompt"]) -> Cache:
+    """Returns the cache of an encoder that has read prompts.
+
+    Args:
+      model: The model.
+      outputs: Its outputs with the captures `KEYS_VALUES`.
+      length: Number of positions of the cache.
+      present: Which positions of the prompts, padded on the left, have a token.
+    """
+    cache = KeyValueCache.from_prompts(
+        *(outputs.captured[name] for name in KEYS_VALUES),
+        lengths=[length] * model.config.num_layers,
+        stacked=stacks.is_scanned(model.encoder.layers),
+    )
+    return Cache(self_attention=cache, first_slot=jnp.sum(~present, axis=1))
 
 
 class TokenHead(Protocol):
@@ -134,16 +152,8 @@ class UnilmDecoder(nnx.Module):
             RANKS: is_mask,
         }
         embedded = self._embed(*(rows[name] for name in ("encoder_input_tokens", "encoder_positions", "token_types")))
-        outputs = self.model.trunk({"encoder": embedded}, rows, capture=(_KEYS, _VALUES))
-        cache = Cache(
-            self_attention=KeyValueCache.from_prompts(
-                outputs.captured[_KEYS],
-                outputs.captured[_VALUES],
-                lengths=[cache_length + 1] * self.config.num_layers,
-                stacked=stacks.is_scanned(self.model.encoder.layers),
-            ),
-            first_slot=jnp.sum(~present, axis=1),
-        )
+        outputs = self.model.trunk({"encoder": embedded}, rows, capture=KEYS_VALUES)
+        cache = cache_of_encoder(self.model, outputs, cache_length + 1, present)
         return outputs.hidden[:, -1:], cache
 
     def decode_step(

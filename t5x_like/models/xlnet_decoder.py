@@ -7,17 +7,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t5x_like.layers import stacks
-from t5x_like.layers.cache import KeyValueCache, held_positions, step_mask
+from t5x_like.layers.cache import held_positions, step_mask
 from t5x_like.layers.captures import Edit
 from t5x_like.models import checks
 from t5x_like.models.base import Batch
 from t5x_like.models.decoder import Cache
 from t5x_like.models.outputs import Outputs
-from t5x_like.models.unilm_decoder import TokenHead
+from t5x_like.models.unilm_decoder import KEYS_VALUES, TokenHead, cache_of_encoder
 from t5x_like.models.xlnet import RANKS, TARGET_POSITIONS, XLNet
 
-_KEYS, _VALUES = "encoder/layers/attention/key", "encoder/layers/attention/value"
 # Rank of the tokens of a prompt, which see one another.
 _PROMPT = 1
 
@@ -86,16 +84,8 @@ class XLNetDecoder(nnx.Module):
         # The token that is not known yet is not padding, also after a prompt without tokens.
         extended["encoder_segment_ids"] = jnp.pad(present.astype(jnp.int32), ((0, 0), (0, 1)), constant_values=1)
         extended[TARGET_POSITIONS] = jnp.full((len(tokens), 1), tokens.shape[1])
-        outputs = self.model(extended, capture=(_KEYS, _VALUES))
-        cache = Cache(
-            self_attention=KeyValueCache.from_prompts(
-                outputs.captured[_KEYS],
-                outputs.captured[_VALUES],
-                lengths=[cache_length + 1] * self.config.num_layers,
-                stacked=stacks.is_scanned(self.model.encoder.layers),
-            ),
-            first_slot=jnp.sum(~present, axis=1),
-        )
+        outputs = self.model(extended, capture=KEYS_VALUES)
+        cache = cache_of_encoder(self.model, outputs, cache_length + 1, present)
         return outputs.hidden, cache
 
     def decode_step(
