@@ -1,22 +1,20 @@
 """Softmax attention: the dispatcher `attention` and its backends."""
 
+import dataclasses
 import functools
 from typing import Protocol
 
-import jax
 from absl import logging
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from t5x_like import partitioning
 from t5x_like.axis_rules import ATTENTION_HEADS, HEADS
 from t5x_like.kernels import cudnn_attention, gathered_attention, head_exchange
-from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
+from t5x_like.kernels.dropout import NO_DROPOUT
 from t5x_like.kernels.fused_attention import backend as tpu
-from t5x_like.kernels.masks import Mask
-from t5x_like.kernels.prefix_keys import Prefix
 from t5x_like.kernels.reference_attention import by_blocks, has_blocks, reference
-from t5x_like.kernels.score_bias import ScoreBias
+from t5x_like.kernels.scoring import Scoring
 
 
 class Backend(Protocol):
@@ -28,12 +26,10 @@ class Backend(Protocol):
 
     TITLE: str
 
-    def unsupported_reason(
-        self, mesh: Mesh, q, k, *, mask: Mask, bias: ScoreBias | None, dropout: Dropout
-    ) -> str | None:
+    def unsupported_reason(self, mesh: Mesh | None, q, k, scoring: Scoring) -> str | None:
         """Returns why it does not compute an attention on a mesh, or None if it does; see `backend_for`."""
 
-    def attention(self, q, k, v, *, mask, bias, scale, dropout, dropout_key) -> Array:
+    def attention(self, q, k, v, scoring: Scoring) -> Array:
         """Computes the attention, if it is supported; see `attention`."""
 
 
@@ -49,13 +45,9 @@ def backend_for(
     mesh: Mesh | None,
     q: Float[Array, "batch q_len heads kv"],
     k: Float[Array, "batch kv_len kv_heads kv"],
-    *,
-    mask: Mask,
-    bias: ScoreBias | None = None,
-    dropout: Dropout = NO_DROPOUT,
-    prefix: Prefix | None = None,
+    scoring: Scoring,
 ) -> str:
-    """Returns the name of the implementation for a mesh, a mask and a bias.
+    """Returns the name of the implementation for a mesh and a scoring, whose dropout counts without a key too.
 
     The choice depends on the mesh and never on JAX's default backend, because a program may be compiled on a host
     without the devices that it runs on. On TPUs and GPUs, it is logged; on other devices, if the mask is sparse.
@@ -68,7 +60,7 @@ def backend_for(
     """
     platform = None if mesh is None else mesh.devices.flat[0].platform
     names = BACKENDS_OF_PLATFORM.get(platform, OTHER_BACKENDS)
-    is_logged = platform in BACKENDS_OF_PLATFORM or not mask.conditions.isdisjoint(gathered_attention.SPARSE)
+    is_logged = platform in BACKENDS_OF_PLATFORM or not scoring.mask.conditions.isdisjoint(gathered_attention.SPARSE)
     partitioner = partitioning.bound_partitioner()
     if partitioner is not None and partitioner.attention == "xla":
         return "xla"
@@ -78,8 +70,8 @@ def backend_for(
     )
     reasons = []
     for name in names:
-        reason = _unsupported_shapes(q, k) or (None if prefix is None else "a prefix adds keys and values")
-        reason = reason or BACKENDS[name].unsupported_reason(mesh, q, k, mask=mask, bias=bias, dropout=dropout)
+        reason = _unsupported_shapes(q, k) or (None if scoring.prefix is None else "a prefix adds keys and values")
+        reason = reason or BACKENDS[name].unsupported_reason(mesh, q, k, scoring)
         if reason is None:
             if is_logged:
                 _log_once(f"{problem}: {BACKENDS[name].TITLE}{_because(reasons)}")
@@ -120,15 +112,7 @@ def attention(
     q: Float[Array, "batch q_len heads kv"],
     k: Float[Array, "batch kv_len kv_heads kv"],
     v: Float[Array, "batch kv_len kv_heads kv"],
-    *,
-    mask: Mask,
-    bias: ScoreBias | None = None,
-    scale: float = 1.0,
-    query_positions: Int[Array, "rows q_len"] | None = None,
-    key_positions: Int[Array, "rows kv_len"] | None = None,
-    dropout: Dropout = NO_DROPOUT,
-    dropout_key: jax.Array | None = None,
-    prefix: Prefix | None = None,
+    scoring: Scoring,
 ) -> Float[Array, "batch q_len heads kv"]:
     """Computes softmax attention (Vaswani et al. 2017, section 3.2.1) with the backend of the bound mesh.
 
@@ -136,15 +120,7 @@ def attention(
       q: queries.
       k: keys; `kv_heads` divides `heads`.
       v: values, with the shape of the keys.
-      mask: the keys that each query may attend to.
-      bias: added to the scaled scores.
-      scale: factor of the scores. It is 1 in T5, whose query initialization includes the scale.
-      query_positions: positions that the bias reads, of `batch` rows or 1; None for 0, 1, 2 … along each row.
-      key_positions: positions of the keys, in the same form.
-      dropout: dropout of the attention weights `[batch, kv_heads, group, q_len, kv_len]`.
-      dropout_key: random key for dropout; None disables dropout.
-      prefix: keys and values before `k` and `v`, which all queries see. Mask and positions do not have them, a bias
-        does, at positions from -1 back. No fused kernel computes them.
+      scoring: mask, bias, scale and dropout.
 
     Returns:
       Averages of the values, in the dtype of `v`. The softmax is computed in float32.
@@ -154,13 +130,12 @@ def attention(
     """
     if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1] or q.shape[2] % k.shape[2]:
         raise ValueError(f"queries {q.shape}, keys {k.shape} and values {v.shape} have inconsistent shapes")
-    dropout = NO_DROPOUT if dropout_key is None else dropout
+    if scoring.dropout_key is None:
+        scoring = dataclasses.replace(scoring, dropout=NO_DROPOUT)
     q, k, v = head_exchange.exchange(q, k, v)
-    name = backend_for(partitioning.bound_mesh(), q, k, mask=mask, bias=bias, dropout=dropout, prefix=prefix)
-    options = {"mask": mask, "bias": bias, "scale": scale, "dropout": dropout, "dropout_key": dropout_key}
-    if name == "xla":
-        positions = {"query_positions": query_positions, "key_positions": key_positions}
-        if not dropout.rate and has_blocks(q, k, mask):
-            return by_blocks(q, k, v, mask=mask, bias=bias, scale=scale, prefix=prefix, **positions)
-        return reference(q, k, v, **options, **positions, prefix=prefix).output
-    return BACKENDS[name].attention(q, k, v, **options)
+    name = backend_for(partitioning.bound_mesh(), q, k, scoring)
+    if name != "xla":
+        return BACKENDS[name].attention(q, k, v, scoring)
+    if not scoring.dropout.rate and has_blocks(q, k, scoring.mask):
+        return by_blocks(q, k, v, scoring)
+    return reference(q, k, v, scoring).output

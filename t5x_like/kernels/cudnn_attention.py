@@ -23,10 +23,9 @@ from jaxtyping import Array, Float
 
 from t5x_like import partitioning
 from t5x_like.kernels import gathered_attention
-from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.head_exchange import heads_axis
 from t5x_like.kernels.masks import Mask
-from t5x_like.kernels.score_bias import ScoreBias
+from t5x_like.kernels.scoring import Scoring
 
 TITLE = "cuDNN flash attention"
 
@@ -48,16 +47,13 @@ def unsupported_reason(
     mesh: Mesh,
     q: Float[Array, "batch q_len heads kv"],
     k: Float[Array, "batch kv_len kv_heads kv"],
-    *,
-    mask: Mask,
-    bias: ScoreBias | None = None,
-    dropout: Dropout = NO_DROPOUT,
+    scoring: Scoring,
 ) -> str | None:
     """Returns why cuDNN does not compute an attention, or None if it does.
 
     The program is compiled for `mesh`. `kernels.attention` describes the other arguments; `q` and `k` may be shapes.
     """
-    head_dim, lengths = q.shape[-1], (q.shape[1], k.shape[1])
+    mask, head_dim, lengths = scoring.mask, q.shape[-1], (q.shape[1], k.shape[1])
     capability = _compute_capability(mesh.devices.flat[0])
     if capability is None:
         return "the device is not a GPU of NVIDIA"
@@ -68,14 +64,14 @@ def unsupported_reason(
     largest = HOPPER_HEAD_DIM if capability[0] == HOPPER else HEAD_DIM
     if head_dim % 8 or head_dim > largest:
         return f"the size of its heads, {head_dim}, is not a multiple of 8 up to {largest}"
-    if bias is not None:
+    if scoring.bias is not None:
         return f"cuDNN would round the bias to {q.dtype} and read it as a matrix per head"
-    if dropout.rate:
+    if scoring.dropout.rate:
         return "cuDNN would drop the same attention weights in every step"
     if mask.blocks is not None:
         return "its mask has lists of blocks, whose matrix differs per head and may count a key several times"
     if mask.window is not None and not mask.causal and SKIPPED * gathered_attention.visited_keys(mask) <= lengths[1]:
-        if gathered_attention.unsupported_reason(mesh, q, k, mask=mask, bias=bias, dropout=dropout) is None:
+        if gathered_attention.unsupported_reason(mesh, q, k, scoring) is None:
             return "it would compute the scores of keys outside of the window"
     if _Split.of(mask, *lengths).has_matrix and any(length % 2 for length in lengths):
         return f"its mask becomes a matrix, whose sides cuDNN requires to be even, not {lengths[0]} x {lengths[1]}"
@@ -92,12 +88,7 @@ def attention(
     q: Float[Array, "batch q_len heads kv"],
     k: Float[Array, "batch kv_len kv_heads kv"],
     v: Float[Array, "batch kv_len kv_heads kv"],
-    *,
-    mask: Mask,
-    bias: None = None,
-    scale: float = 1.0,
-    dropout: Dropout = NO_DROPOUT,
-    dropout_key: jax.Array | None = None,
+    scoring: Scoring,
 ) -> Float[Array, "batch q_len heads kv"]:
     """Computes `kernels.attention.attention` without scores in memory.
 
@@ -105,18 +96,7 @@ def attention(
     values of all keys that the mask given to cuDNN leaves, which under a causal mask are those up to the query itself.
     Such queries are padding.
 
-    Args:
-      q: queries.
-      k: keys.
-      v: values.
-      mask: the keys that each query may attend to.
-      bias: None; see `unsupported_reason`.
-      scale: factor of the scores.
-      dropout: without effect: either its rate is 0, or there is no key; see `unsupported_reason`.
-      dropout_key: random key of other dropout layers.
-
-    Returns:
-      Averages of the values.
+    `unsupported_reason` says what a scoring may have. Dropout without a key has no effect.
     """
 
     def local(q, k, v, mask):
@@ -131,7 +111,7 @@ def attention(
             k,
             v,
             mask=matrix,
-            scale=scale,
+            scale=scoring.scale,
             is_causal=split.causal,
             local_window_size=None if split.window is None else (split.window - 1, 0),
             implementation="cudnn",
@@ -139,7 +119,7 @@ def attention(
 
     partitioner = partitioning.bound_partitioner()
     if partitioner is None or partitioner.mesh.size == 1:
-        return local(q, k, v, mask)
+        return local(q, k, v, scoring.mask)
     # Each device computes its own rows and heads.
     axis = heads_axis(q.shape, k.shape)
     rows, _, heads, _ = partitioner.spec(("batch", None, axis, None), q.shape, "queries")
@@ -150,7 +130,7 @@ def attention(
         in_specs=(by_heads, by_heads, by_heads, P(rows)),
         out_specs=by_heads,
         check_vma=False,
-    )(q, k, v, mask)
+    )(q, k, v, scoring.mask)
 
 
 @dataclasses.dataclass(frozen=True)

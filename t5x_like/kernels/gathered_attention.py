@@ -6,6 +6,7 @@ window (Longformer, Beltagy et al. 2020, arXiv:2004.05150, section 3.1), or the 
 not with its square.
 """
 
+import dataclasses
 import functools
 import itertools
 import operator
@@ -18,10 +19,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like.kernels import score_products
-from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import MASK_VALUE, Mask
 from t5x_like.kernels.reference_attention import reference
-from t5x_like.kernels.score_bias import ScoreBias
+from t5x_like.kernels.scoring import Scoring
 from t5x_like.kernels.softmax import softmax
 
 TITLE = "gathered blocks of keys"
@@ -68,16 +68,13 @@ def unsupported_reason(
     mesh: Mesh | None,
     q: Float[Array, "batch q_len heads kv"],
     k: Float[Array, "batch kv_len kv_heads kv"],
-    *,
-    mask: Mask,
-    bias: ScoreBias | None = None,
-    dropout: Dropout = NO_DROPOUT,
+    scoring: Scoring,
 ) -> str | None:
     """Returns why the gathered form does not compute an attention, or computes it no faster, or None.
 
     The form does not depend on `mesh`. `kernels.attention` describes the other arguments; `q` and `k` may be shapes.
     """
-    length, kv_len = q.shape[1], k.shape[1]
+    mask, dropout, length, kv_len = scoring.mask, scoring.dropout, q.shape[1], k.shape[1]
     if len(given := mask.conditions & SPARSE) != 1:
         return f"its mask has {'both' if given else 'neither'} a window {'and' if given else 'nor'} lists of blocks"
     if others := mask.conditions - MASKS:
@@ -86,7 +83,7 @@ def unsupported_reason(
         return "its mask is causal, with global keys or lists of blocks"
     if mask.global_keys is not None and mask.max_global_keys is None:
         return "the number of its global keys is not limited"
-    if bias is not None:
+    if scoring.bias is not None:
         return "it has a bias"
     if dropout.rate and dropout.broadcast_dims:
         return "its dropout shares decisions"
@@ -101,46 +98,30 @@ def attention(
     q: Float[Array, "batch length heads kv"],
     k: Float[Array, "batch length kv_heads kv"],
     v: Float[Array, "batch length kv_heads kv"],
-    *,
-    mask: Mask,
-    bias: None = None,
-    scale: float = 1.0,
-    dropout: Dropout = NO_DROPOUT,
-    dropout_key: jax.Array | None = None,
+    scoring: Scoring,
 ) -> Float[Array, "batch length heads kv"]:
     """Computes `kernels.attention.attention` for the visible blocks of keys.
 
     The result equals the reference up to rounding, with two exceptions. A query that sees no key averages the values of
     the keys that it visits; such queries are padding. Dropout has the same distribution and other random bits.
-
-    Args:
-      q: queries.
-      k: keys.
-      v: values.
-      mask: the keys that each query may attend to; see `unsupported_reason`.
-      bias: None; see `unsupported_reason`.
-      scale: factor of the scores.
-      dropout: dropout of the attention weights, without shared decisions.
-      dropout_key: random key for dropout; None disables dropout.
-
-    Returns:
-      Averages of the values.
+    `unsupported_reason` says what a scoring may have.
     """
-    length, gather = q.shape[1], _Gather(mask, q.shape[1])
-    options = {"scale": scale, "dropout": dropout}
-    output = _gathered(q, k, v, gather, dropout_key=dropout_key, **options)
+    mask, length = scoring.mask, q.shape[1]
+    gather = _Gather(mask, length)
+    output = _gathered(q, k, v, gather, scoring)
     if not gather.all_keys:
         return output[:, :length]
     positions = np.concatenate([gather.positions_of(block) for block in gather.all_keys])
     positions = positions[positions < length]
     segments = None if mask.query_segments is None else mask.query_segments[:, positions]
     rest = Mask(query_segments=segments, key_segments=mask.key_segments, key_valid=mask.key_valid)
-    second_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
-    others = reference(q[:, positions], k, v, mask=rest, dropout_key=second_key, **options).output
+    second_key = None if scoring.dropout_key is None else jax.random.fold_in(scoring.dropout_key, 1)
+    second = dataclasses.replace(scoring, mask=rest, dropout_key=second_key)
+    others = reference(q[:, positions], k, v, second).output
     return _interleave(output, others, gather)[:, :length]
 
 
-def _gathered(q, k, v, gather: "_Gather", *, scale: float, dropout: Dropout, dropout_key: jax.Array | None) -> Array:
+def _gathered(q, k, v, gather: "_Gather", scoring: Scoring) -> Array:
     """Computes the attention of the blocks of queries that see some keys only; see `attention`."""
     batch, _, heads, head_dim = q.shape
     blocks = gather.mask.blocks
@@ -152,11 +133,11 @@ def _gathered(q, k, v, gather: "_Gather", *, scale: float, dropout: Dropout, dro
     rows = gather.query_blocks(q).reshape(batch, kv_heads, group, number, size, head_dim)
     rows = jnp.swapaxes(rows, 2, 3).reshape(batch, kv_heads, number, group * size, head_dim)
     scores = lax.dot_general(rows, gather.keys(k), (((4,), (4,)), _BATCH), preferred_element_type=jnp.float32)
-    scores = scores if scale == 1.0 else scores * scale
+    scores = scores if scoring.scale == 1.0 else scores * scoring.scale
     hidden = jnp.where(gather.visible(), 0.0, MASK_VALUE)
     scores = scores.reshape(batch, kv_heads, number, group, size, -1) + hidden[:, :, :, None]
     weights = softmax(scores.reshape(batch, kv_heads, number, group * size, -1))
-    weights = dropout(weights, dropout_key).astype(v.dtype)
+    weights = scoring.dropout(weights, scoring.dropout_key).astype(v.dtype)
     output = score_products.average(weights, gather.keys(v)).reshape(batch, kv_heads, number, group, size, head_dim)
     return output.transpose(0, 2, 4, 1, 3, 5).reshape(batch, number * size, heads, head_dim)
 

@@ -17,6 +17,7 @@ from t5x_like.kernels import attention as kernels
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import MASK_VALUE, Mask
 from t5x_like.kernels.relative_scores import DistanceScores
+from t5x_like.kernels.scoring import Scoring
 from t5x_like.kernels.softmax import softmax
 
 
@@ -130,8 +131,7 @@ def is_fused(
     text = slice(inputs.number, None)
     segments = inputs.segments[:, text]
     mask = Mask(window=inputs.radius + 1, query_segments=segments, key_segments=segments)
-    options = {"mask": mask, "bias": within, "dropout": dropout}
-    found = kernels.backend_for(mesh, q[:, text], k[:, text], **options)
+    found = kernels.backend_for(mesh, q[:, text], k[:, text], Scoring(mask, within, dropout=dropout))
     return found == "fused" and not (dropout.rate and dropout.broadcast_dims)
 
 

@@ -1,18 +1,17 @@
 """Attention as plain products, with which all backends agree."""
 
+import dataclasses
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from t5x_like import partitioning
 from t5x_like.kernels import score_products
-from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import MASK_VALUE, Mask
-from t5x_like.kernels.prefix_keys import Prefix
-from t5x_like.kernels.score_bias import DenseBias, ScoreBias, bias_key, misfit
+from t5x_like.kernels.score_bias import DenseBias, bias_key, misfit
+from t5x_like.kernels.scoring import Scoring
 from t5x_like.kernels.softmax import softmax
 
 # Queries of a block and blocks of a row in `by_blocks`.
@@ -41,15 +40,8 @@ def reference(
     q: Float[Array, "batch q_len heads kv"],
     k: Float[Array, "batch kv_len kv_heads kv"],
     v: Float[Array, "batch kv_len kv_heads kv"],
+    scoring: Scoring,
     *,
-    mask: Mask,
-    bias: ScoreBias | None = None,
-    scale: float = 1.0,
-    query_positions: Int[Array, "rows q_len"] | None = None,
-    key_positions: Int[Array, "rows kv_len"] | None = None,
-    dropout: Dropout = NO_DROPOUT,
-    dropout_key: jax.Array | None = None,
-    prefix: Prefix | None = None,
     edit: Callable[[str, Array], Array] | None = None,
 ) -> AttentionOutput:
     """Computes attention with plain matrix products, on any device; see `attention`.
@@ -59,17 +51,16 @@ def reference(
     Returns:
       The output, the scores and the probabilities.
     """
+    mask, prefix = scoring.mask, scoring.prefix
     batch, q_len, heads, _ = q.shape
     kv_len, kv_heads = k.shape[1:3]
     # Each key head serves `heads / kv_heads` consecutive query heads (grouped-query attention, Ainslie et al. 2023).
     grouped = q.reshape(batch, q_len, kv_heads, heads // kv_heads, q.shape[-1])
     scores = score_products.scores(grouped, k) if prefix is None else prefix.scores(grouped, k)
-    if scale != 1.0:
-        scores = scores * scale
-    if bias is not None:
-        positions = {"query_positions": query_positions, "key_positions": key_positions}
-        options = {"scale": scale, "dropout_key": dropout_key, "mask": mask, "prefix": prefix}
-        added = _materialize(bias, q, k, **options, **positions)
+    if scoring.scale != 1.0:
+        scores = scores * scoring.scale
+    if scoring.bias is not None:
+        added = materialize(q, k, scoring)
         added = _grouped(added.astype(jnp.float32), kv_heads)
         scores = scores + (score_products.for_all_rows(added, batch) if len(added) == 1 else added)
     if mask.blocks is not None:
@@ -88,7 +79,7 @@ def reference(
     probabilities = softmax(scores)
     if edit is not None:
         probabilities = edit("probabilities", probabilities.reshape(ungrouped)).reshape(grouped)
-    weights = dropout(probabilities, dropout_key).astype(v.dtype)
+    weights = scoring.dropout(probabilities, scoring.dropout_key).astype(v.dtype)
     output = score_products.averages(weights, v) if prefix is None else prefix.averages(weights, v)
     output = output.reshape(batch, q_len, heads, v.shape[-1])
     return AttentionOutput(
@@ -102,39 +93,27 @@ def _grouped(x: Float[Array, "rows heads q_len kv_len"], kv_heads: int) -> Array
     return x[:, None] if heads == 1 else x.reshape(rows, kv_heads, heads // kv_heads, *x.shape[2:])
 
 
-def _materialize(bias: ScoreBias, q, k, *, mask: Mask, prefix: Prefix | None, **options) -> Array:
-    """Returns the bias of all pairs of queries and keys, the keys of a prefix included; see `materialize`."""
-    if prefix is not None:
-        given = options.pop("query_positions"), options.pop("key_positions")
-        queries, keys = prefix.positions(mask, *given, lengths=(q.shape[1], k.shape[1]))
-        k, options = prefix.prepend(k), options | {"query_positions": queries, "key_positions": keys}
-    return materialize(bias, q, k, **options)
-
-
 def materialize(
-    bias: ScoreBias,
-    q: Float[Array, "batch q_len heads kv"],
-    k: Float[Array, "batch kv_len kv_heads kv"],
-    *,
-    query_positions: Int[Array, "rows q_len"] | None,
-    key_positions: Int[Array, "rows kv_len"] | None,
-    scale: float,
-    dropout_key: jax.Array | None,
+    q: Float[Array, "batch q_len heads kv"], k: Float[Array, "batch kv_len kv_heads kv"], scoring: Scoring
 ) -> Float[Array, "rows heads q_len kv_len"]:
-    """Returns the bias of all pairs of queries and keys; see `ScoreBias.materialize` and `attention`.
+    """Returns the bias of all pairs of queries and keys, the keys of a prefix included; see `ScoreBias.materialize`.
 
     The bias's random key is derived from `dropout_key`, the key of the dropout of the attention weights.
 
     Raises:
       ValueError: the bias does not broadcast to the scores.
     """
-    added = bias.materialize(
+    queries, keys, prefix = scoring.query_positions, scoring.key_positions, scoring.prefix
+    if prefix is not None:
+        queries, keys = prefix.positions(scoring.mask, queries, keys, lengths=(q.shape[1], k.shape[1]))
+        k = prefix.prepend(k)
+    added = scoring.bias.materialize(
         q,
         k,
-        query_positions=jnp.arange(q.shape[1])[None] if query_positions is None else query_positions,
-        key_positions=jnp.arange(k.shape[1])[None] if key_positions is None else key_positions,
-        scale=scale,
-        dropout_key=bias_key(dropout_key),
+        query_positions=jnp.arange(q.shape[1])[None] if queries is None else queries,
+        key_positions=jnp.arange(k.shape[1])[None] if keys is None else keys,
+        scale=scoring.scale,
+        dropout_key=bias_key(scoring.dropout_key),
     )
     batch, q_len, heads, _ = q.shape
     sizes = ((1, batch), (heads,), (1, q_len), (1, k.shape[1]))
@@ -143,29 +122,26 @@ def materialize(
     return added
 
 
-def by_blocks(
-    q, k, v, *, mask: Mask, bias: ScoreBias | None, scale: float, prefix: Prefix | None, **positions
-) -> Array:
-    """Computes attention with a causal mask, without products of queries and the keys after their block.
+def by_blocks(q, k, v, scoring: Scoring) -> Array:
+    """Computes attention with a causal mask, without dropout and products of queries and the keys after their block.
 
     A block is at least `_SMALLEST_BLOCK` queries and a row at most `_MOST_BLOCKS` blocks: smaller products run at a
     lower rate.
     """
     length = q.shape[1]
     size = -(-length // (_MOST_BLOCKS * _SMALLEST_BLOCK)) * _SMALLEST_BLOCK
-    visible = mask.materialize(length, length)[:, 0]
-    before = 0 if prefix is None else prefix.length
-    if bias is not None:
-        added = _materialize(bias, q, k, scale=scale, dropout_key=None, mask=mask, prefix=prefix, **positions)
+    visible = scoring.mask.materialize(length, length)[:, 0]
+    before = 0 if scoring.prefix is None else scoring.prefix.length
+    if scoring.bias is not None:
+        added = materialize(q, k, dataclasses.replace(scoring, dropout_key=None))
         added = jnp.broadcast_to(added, (*added.shape[:2], length, before + length))
     blocks = []
     for start in range(0, length, size):
         end = min(start + size, length)
         queries, keys = slice(start, end), slice(0, end)
-        of_block = Mask(dense=visible[:, queries, keys])
-        bias_of_block = None if bias is None else DenseBias(added[:, :, queries, : before + end])
-        options = {"mask": of_block, "bias": bias_of_block, "scale": scale, "prefix": prefix}
-        blocks.append(reference(q[:, queries], k[:, keys], v[:, keys], **options))
+        bias = None if scoring.bias is None else DenseBias(added[:, :, queries, : before + end])
+        of_block = Scoring(Mask(dense=visible[:, queries, keys]), bias, scoring.scale, prefix=scoring.prefix)
+        blocks.append(reference(q[:, queries], k[:, keys], v[:, keys], of_block))
     return jnp.concatenate([block.output for block in blocks], axis=1)
 
 

@@ -14,6 +14,7 @@ from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.prefix_keys import Prefix
 from t5x_like.kernels.score_bias import ScoreBias
+from t5x_like.kernels.scoring import Scoring
 from t5x_like.layers.cache import KeyValueCache
 from t5x_like.layers.captures import NO_EDITS, LayerEdits
 from t5x_like.layers.embeddings import position_ids
@@ -226,11 +227,16 @@ class MultiHeadAttention(nnx.Module):
                 keys_values = self.keys_values(source, cross=True, dropout_key=dropout_key)
         key, value = keys_values
         rows, query = query.shape, query.reshape(len(key), -1, *query.shape[2:])
-        options = dict(mask=mask, bias=bias, scale=self.scale, dropout_key=dropout_key)
-        options["dropout"] = self.weights_dropout(mask)
-        positions = None if positions is None else jnp.reshape(positions, query.shape[:2])
-        options |= {"query_positions": positions, "key_positions": key_positions}
-        options["prefix"] = None if self.adapter is None else self.adapter.keys_values()
+        scoring = Scoring(
+            mask=mask,
+            bias=bias,
+            scale=self.scale,
+            query_positions=None if positions is None else jnp.reshape(positions, query.shape[:2]),
+            key_positions=key_positions,
+            dropout=self.weights_dropout(mask),
+            dropout_key=dropout_key,
+            prefix=None if self.adapter is None else self.adapter.keys_values(),
+        )
         copies = key.shape[2] // self.kv_heads
         query = edits("query", query)
         if {"key", "value"} & edits.edits.keys():
@@ -238,11 +244,11 @@ class MultiHeadAttention(nnx.Module):
             key, value = (jnp.repeat(x, copies, axis=2) for x in edited)
         available = {"query": query, "key": key[:, :, ::copies], "value": value[:, :, ::copies]}
         if (capture | edits.edits.keys()) & {"scores", "probabilities"}:
-            result = reference_attention.reference(query, key, value, **options, edit=edits)
+            result = reference_attention.reference(query, key, value, scoring, edit=edits)
             output = result.output
             available |= {"scores": result.scores, "probabilities": result.probabilities}
         else:
-            output = kernels.attention(query, key, value, **options)
+            output = kernels.attention(query, key, value, scoring)
         output = shard_activation(output.reshape(rows), "heads", "kv")
         return output, {name: available[name] for name in capture}
 

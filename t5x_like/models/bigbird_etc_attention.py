@@ -14,6 +14,7 @@ from t5x_like.kernels import local_global_attention
 from t5x_like.kernels.dropout import split_key
 from t5x_like.kernels.local_global_attention import GlobalKeys, Window
 from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.scoring import Scoring
 from t5x_like.layers import initializers
 from t5x_like.layers.attention import KeysValues, MultiHeadAttention
 from t5x_like.layers.blocks import Hidden
@@ -220,10 +221,7 @@ class EtcAttention(MultiHeadAttention):
         of_global_queries = kernels.attention(
             query[:, of_globals],
             *kv_for_globals,
-            mask=seen,
-            bias=self.relative_scores(ids, number),
-            dropout_key=global_key,
-            **options,
+            Scoring(seen, self.relative_scores(ids, number), dropout_key=global_key, **options),
         )
         return jnp.concatenate([of_global_queries, of_text_queries], axis=1)
 

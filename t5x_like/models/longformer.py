@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from t5x_like.adapters import prompt
 from t5x_like.kernels import attention as kernels
 from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.scoring import Scoring
 from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.projections import Projection, shard_activation
@@ -234,9 +235,9 @@ class LongformerAttention(MultiHeadAttention):
         query = self.query_global(queries.take(x), dropout_key=dropout_key)
         key, value = (project(x, dropout_key=dropout_key) for project in (self.key_global, self.value_global))
         key, value = (shard_activation(each, "kv_heads", "kv") for each in (key, value))
-        options = {"scale": self.scale, "dropout": self.dropout, "dropout_key": dropout_key}
-        options["prefix"] = None if self.adapter is None else self.adapter.keys_values()
-        return kernels.attention(query, key, value, mask=queries.mask, **options)
+        prefix = None if self.adapter is None else self.adapter.keys_values()
+        options = {"scale": self.scale, "dropout": self.dropout, "dropout_key": dropout_key, "prefix": prefix}
+        return kernels.attention(query, key, value, Scoring(queries.mask, **options))
 
 
 class Longformer(Bert):

@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scorings import attention, backend_for, reference
 
 from t5x_like.errors import UserError
 from t5x_like.kernels import attention as attention_module
-from t5x_like.kernels.attention import attention, backend_for
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import MASK_VALUE, BlockLists, Mask
 from t5x_like.kernels.prefix_keys import Prefix
-from t5x_like.kernels.reference_attention import reference
 from t5x_like.kernels.relative_bias import RelativeBias
 from t5x_like.kernels.score_bias import DenseBias
 from t5x_like.kernels.softmax import softmax

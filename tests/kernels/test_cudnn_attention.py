@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 from objective_cases import terms_of
+from scorings import backend_for, by_keywords, reference
 
 from t5x_like.kernels import attention as attention_module
 from t5x_like.kernels import cudnn_attention
-from t5x_like.kernels.attention import backend_for
 from t5x_like.kernels.cudnn_attention import FORWARD_PRIMITIVE
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import BlockLists, Mask
-from t5x_like.kernels.reference_attention import reference
 from t5x_like.kernels.relative_bias import RelativeBias
 from t5x_like.kernels.score_bias import DenseBias
+from t5x_like.kernels.scoring import Scoring
 from t5x_like.layers.stacks import REMAT_POLICIES
 from t5x_like.models.llama import LlamaConfig
 from t5x_like.models.t5 import T5Config
@@ -35,6 +35,7 @@ from t5x_like.objectives.keys import Keys
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
 
+attend = by_keywords(cudnn_attention.attention)
 ROWS, LENGTH, HEADS, DIM = 2, 24, 4, 16
 TOLERANCE = 2e-6  # of float32, relative to the largest element
 SEGMENTS = np.repeat([[1, 2, 3, 0], [1, 1, 2, 2]], LENGTH // 4, axis=1)
@@ -117,7 +118,7 @@ def assert_equal(found, wanted):
 def test_masks_equal_reference(name, calls):
     mask, causal, window, matrix = MASKS[name]
     options = {"mask": mask, "scale": 0.25}
-    assert_equal(run(cudnn_attention.attention, *arrays(), **options), expected(*arrays(), **options))
+    assert_equal(run(attend, *arrays(), **options), expected(*arrays(), **options))
     window = None if window is None else (window - 1, 0)
     shape = (ROWS, 1, LENGTH, LENGTH) if matrix else None
     assert calls == [{"causal": causal, "window": window, "mask": shape}]
@@ -126,13 +127,13 @@ def test_masks_equal_reference(name, calls):
 @pytest.mark.parametrize("kv_heads", [2, 1])
 def test_grouped_queries_equal_reference(kv_heads, calls):
     options = {"mask": packed(causal=True), "scale": 0.25}
-    found = run(cudnn_attention.attention, *arrays(kv_heads), **options)
+    found = run(attend, *arrays(kv_heads), **options)
     assert_equal(found, expected(*arrays(kv_heads), **options))
 
 
 def test_cross_attention_with_a_causal_mask_gives_the_mask_as_a_matrix(calls):
     mask = Mask(causal=True, window=9)
-    found = run(cudnn_attention.attention, *arrays(q_len=18), mask=mask)
+    found = run(attend, *arrays(q_len=18), mask=mask)
     assert_equal(found, expected(*arrays(q_len=18), mask=mask))
     assert calls[0] == {"causal": False, "window": None, "mask": (ROWS, 1, 18, LENGTH)}
 
@@ -141,9 +142,11 @@ def test_query_without_visible_keys_averages_the_values_that_a_causal_mask_leave
     queries = jnp.asarray(SEGMENTS).at[:, 5].set(9)
     bidirectional = Mask(query_segments=queries, key_segments=jnp.asarray(SEGMENTS))
     q, k, v, gradient = arrays()
-    found = run(cudnn_attention.attention, q, k, v, gradient, mask=bidirectional)
+    found = run(attend, q, k, v, gradient, mask=bidirectional)
     assert_equal(found, expected(q, k, v, gradient, mask=bidirectional))
-    causal = run(cudnn_attention.attention, q, k, v, gradient, mask=dataclasses.replace(bidirectional, causal=True))
+    causal = run(
+        by_keywords(cudnn_attention.attention), q, k, v, gradient, mask=dataclasses.replace(bidirectional, causal=True)
+    )
     np.testing.assert_allclose(causal[0][:, 5], v[:, :6].mean(1), atol=1e-6)
     assert all(np.isfinite(x).all() for x in causal)
 
@@ -151,7 +154,7 @@ def test_query_without_visible_keys_averages_the_values_that_a_causal_mask_leave
 def test_sharded_rows_and_heads_equal_reference(calls):
     options = {"mask": packed(causal=True), "scale": 0.25}
     with Partitioner(rules="fsdp_tp", ici={"data": 2, "tensor": 2}, devices=jax.devices()[:4]).bound():
-        found = jax.jit(lambda *xs: run(cudnn_attention.attention, *xs, **options))(*arrays(kv_heads=2))
+        found = jax.jit(lambda *xs: run(attend, *xs, **options))(*arrays(kv_heads=2))
     assert_equal(found, expected(*arrays(kv_heads=2), **options))
     assert {call["mask"] for call in calls} == {(1, 1, LENGTH, LENGTH)}
 
@@ -241,7 +244,7 @@ def cudnn(monkeypatch):
 
 def lowered_calls(mask, kv_heads=HEADS):
     """Returns the targets, the settings and the types of the calls of cuDNN, forward and backward, lowered for CUDA."""
-    function = lambda *xs: run(cudnn_attention.attention, *xs, mask=mask, scale=0.25)  # noqa: E731
+    function = lambda *xs: run(attend, *xs, mask=mask, scale=0.25)  # noqa: E731
     traced = jax.jit(function).trace(*arrays(kv_heads, dtype="bfloat16"))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     found = re.findall(r"custom_call @(__cudnn\S+?)\(.*?backend_config = (\".*?[^\\]\").*: (\(.*)", text)
@@ -274,7 +277,7 @@ def test_lowered_calls_read_grouped_keys_without_copies(cudnn):
 @pytest.mark.parametrize(("remat", "forward_passes"), [("none", 1), ("dots", 1), ("attention", 1), ("full", 2)])
 def test_rematerialization_that_saves_products_does_not_repeat_the_forward_pass(remat, forward_passes, cudnn):
     q, k, v, _ = arrays(dtype="bfloat16")
-    loss = lambda q: jnp.sum(jnp.sin(cudnn_attention.attention(q, k, v, mask=packed())))  # noqa: E731
+    loss = lambda q: jnp.sum(jnp.sin(cudnn_attention.attention(q, k, v, Scoring(packed()))))  # noqa: E731
     if remat != "none":
         loss = jax.checkpoint(loss, policy=REMAT_POLICIES[remat])
     program = jax.make_jaxpr(jax.grad(loss))(q).jaxpr

@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scorings import attention, backend_for, reference
 
-from t5x_like.kernels.attention import attention, backend_for
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import Mask
-from t5x_like.kernels.reference_attention import reference
 from t5x_like.kernels.relative_bias import RelativeBias
 from t5x_like.partitioning import Partitioner
 

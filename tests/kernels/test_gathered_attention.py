@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scorings import attention, backend_for, by_keywords, reference
 
 from t5x_like.kernels import gathered_attention
-from t5x_like.kernels.attention import attention, backend_for
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import BlockLists, Mask
-from t5x_like.kernels.reference_attention import reference
 from t5x_like.kernels.score_bias import DenseBias
 from t5x_like.partitioning import Partitioner
 
@@ -146,7 +145,7 @@ def test_other_attention_is_refused_with_a_reason(options, reason):
     q, k, v, _ = inputs(256)
     if kv_len := options.pop("kv_len", None):
         k = jnp.zeros((2, kv_len, KV_HEADS, DIM))
-    assert reason in gathered_attention.unsupported_reason(None, q, k, **options)
+    assert reason in by_keywords(gathered_attention.unsupported_reason)(None, q, k, **options)
 
 
 def test_lists_that_do_not_cover_the_queries_raise():

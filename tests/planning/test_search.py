@@ -12,6 +12,7 @@ import recipes
 from t5x_like import optimizers, parameters, partitioning
 from t5x_like.kernels.fused_attention.attention import fused_attention
 from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.scoring import Scoring
 from t5x_like.models.lstm import LSTMConfig
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.recurrent_lm import RecurrentLM
@@ -65,7 +66,7 @@ def test_flops_of_a_scan_count_every_iteration():
 
 def test_flops_of_a_kernel_are_those_of_its_estimate():
     q = jax.ShapeDtypeStruct((3, 256, 2, 64), jnp.bfloat16)
-    attend = functools.partial(fused_attention, mask=Mask(), interpret=True)
+    attend = functools.partial(fused_attention, scoring=Scoring(Mask()), interpret=True)
     jaxpr = jax.make_jaxpr(jax.grad(lambda q: attend(q, q, q).astype(jnp.float32).sum()))(q).jaxpr
     # Two products in the forward and five in the backward pass, per row and head.
     assert flops.jaxpr_flops(jaxpr) == (2 + 5) * 2 * 3 * 2 * 256 * 256 * 64

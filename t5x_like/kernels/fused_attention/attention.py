@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
-from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
+from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.dropout import dropout as apply_dropout
 from t5x_like.kernels.fused_attention import blocks, distance_tables, global_keys, streams
 from t5x_like.kernels.fused_attention.backward import backward
@@ -18,20 +18,16 @@ from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.layout import Layout
 from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, Operands, joined, pad, segments, separated
 from t5x_like.kernels.fused_outputs import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
-from t5x_like.kernels.masks import Mask
-from t5x_like.kernels.score_bias import ScoreBias, ScoreTerms, bias_key
+from t5x_like.kernels.score_bias import ScoreTerms, bias_key
+from t5x_like.kernels.scoring import Scoring
 
 
 def fused_attention(
     q: Float[Array, "batch q_len heads kv"],
     k: Float[Array, "batch kv_len kv_heads kv"],
     v: Float[Array, "batch kv_len kv_heads kv"],
+    scoring: Scoring,
     *,
-    mask: Mask,
-    bias: ScoreBias | None = None,
-    scale: float = 1.0,
-    dropout: Dropout = NO_DROPOUT,
-    dropout_key: jax.Array | None = None,
     interpret: bool = False,
     sizes: blocks.Sizes | None = None,
 ) -> Float[Array, "batch q_len heads kv"]:
@@ -45,28 +41,24 @@ def fused_attention(
       q: queries.
       k: keys.
       v: values.
-      mask: the keys that each query may attend to; see `backend.MASKS`.
-      bias: bias of the scores, with `terms`.
-      scale: factor of the scores.
-      dropout: dropout of the attention weights; see `backend.unsupported_reason` for what is supported.
-      dropout_key: random key for dropout; None disables dropout.
+      scoring: see `backend.unsupported_reason` for what is supported.
       interpret: whether to interpret the kernels, on any device.
       sizes: blocks and memory; by default the bound mesh's devices decide.
 
     Returns:
       Averages of the values.
     """
-    terms = ScoreTerms() if bias is None else bias.terms(q, k, scale=scale, dropout_key=bias_key(dropout_key))
-    options = {"scale": scale, "dropout": dropout, "interpret": interpret, "sizes": sizes}
+    mask, bias, key = scoring.mask, scoring.bias, scoring.dropout_key
+    terms = ScoreTerms() if bias is None else bias.terms(q, k, scale=scoring.scale, dropout_key=bias_key(key))
+    options = {"interpret": interpret, "sizes": sizes}
     if terms.further is None:
-        return _attention(*_problem(q, k, v, mask, terms, dropout_key=dropout_key, **options))
-    second_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
-    parts = [
-        _attention(*_problem(queries, k, v, *conditions, dropout_key=key, **options))
-        for (queries, *conditions), key in (
-            (streams.first(q, mask, terms), dropout_key), (streams.further(q, mask, terms), second_key)
-        )
-    ]  # fmt: skip
+        return _attention(*_problem(q, k, v, terms, scoring, **options))
+    keys = key, None if key is None else jax.random.fold_in(key, 1)
+    streamed = streams.first(q, mask, terms), streams.further(q, mask, terms)
+    parts = []
+    for (queries, of_stream, stream_terms), key in zip(streamed, keys, strict=True):
+        own = dataclasses.replace(scoring, mask=of_stream, dropout_key=key)
+        parts.append(_attention(*_problem(queries, k, v, stream_terms, own, **options)))
     return streams.join(*parts, terms.further)
 
 
@@ -74,12 +66,9 @@ def attention_and_log_sum_exp(
     q: Float[Array, "batch q_len heads kv"],
     k: Float[Array, "batch kv_len kv_heads kv"],
     v: Float[Array, "batch kv_len kv_heads kv"],
-    mask: Mask,
     terms: ScoreTerms,
+    scoring: Scoring,
     *,
-    scale: float,
-    dropout: Dropout = NO_DROPOUT,
-    dropout_key: jax.Array | None = None,
     interpret: bool = False,
     sizes: blocks.Sizes | None = None,
 ) -> tuple[Float[Array, "batch q_len heads kv"], Float[Array, "batch heads 1 q_len"]]:
@@ -91,29 +80,24 @@ def attention_and_log_sum_exp(
       q: queries.
       k: keys.
       v: values.
-      mask: see `fused_attention`.
       terms: terms of the bias, without further queries.
-      scale: factor of the scores.
-      dropout: see `fused_attention`.
-      dropout_key: random key for dropout; None disables dropout.
+      scoring: mask, scale and dropout.
       interpret: whether to interpret the kernels, on any device.
       sizes: see `fused_attention`.
 
     Returns:
       Averages of the values, and the log-sum-exps.
     """
-    options = {"scale": scale, "dropout": dropout, "dropout_key": dropout_key, "interpret": interpret, "sizes": sizes}
-    return _attention_and_lse(*_problem(q, k, v, mask, terms, **options))
+    return _attention_and_lse(*_problem(q, k, v, terms, scoring, interpret=interpret, sizes=sizes))
 
 
-def _problem(
-    q, k, v, mask: Mask, terms: ScoreTerms, *, scale, dropout, dropout_key, interpret, sizes
-) -> tuple[Inputs, "Static"]:
+def _problem(q, k, v, terms: ScoreTerms, scoring: Scoring, *, interpret, sizes) -> tuple[Inputs, "Static"]:
     """Returns the arrays of an attention with a bias that is given by its terms; see `fused_attention`."""
+    mask, dropout, dropout_key = scoring.mask, scoring.dropout, scoring.dropout_key
     static = Static(
         causal=mask.causal,
         window=mask.window,
-        scale=scale,
+        scale=scoring.scale,
         dropout_rate=0.0,
         sizes=blocks.within(sizes or blocks.sizes(partitioning.bound_mesh()), mask.window),
         interpret=interpret,

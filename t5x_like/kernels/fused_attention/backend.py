@@ -4,9 +4,9 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.score_bias import ScoreBias
+from t5x_like.kernels.scoring import Scoring
 
 TITLE = "fused kernel"
 
@@ -21,20 +21,17 @@ def unsupported_reason(
     mesh: Mesh,
     q: Float[Array, "batch q_len heads kv"],
     k: Float[Array, "batch kv_len kv_heads kv"],
-    *,
-    mask: Mask,
-    bias: ScoreBias | None = None,
-    dropout: Dropout = NO_DROPOUT,
+    scoring: Scoring,
 ) -> str | None:
     """Returns why the kernel does not compute an attention, or None if it does.
 
     The program is compiled for `mesh`. `kernels.attention` describes the other arguments; `q` and `k` may be shapes.
     """
-    head_dim = q.shape[-1]
+    mask, bias, dropout, head_dim = scoring.mask, scoring.bias, scoring.dropout, q.shape[-1]
     if head_dim % 16:
         return f"the size of its heads, {head_dim}, is not a multiple of 16"
     if mask.blocks is not None:
-        return _unsupported_lists(mesh, q, k, mask=mask, bias=bias, dropout=dropout)
+        return _unsupported_lists(mesh, q, k, scoring)
     if others := mask.conditions - MASKS:
         return f"the kernel does not read these conditions of the mask: {', '.join(sorted(others))}"
     is_plain = not mask.causal and mask.query_ranks is None and bias is None
@@ -49,14 +46,15 @@ def unsupported_reason(
     return None
 
 
-def _unsupported_lists(mesh: Mesh, q, k, *, mask: Mask, bias: ScoreBias | None, dropout: Dropout) -> str | None:
+def _unsupported_lists(mesh: Mesh, q, k, scoring: Scoring) -> str | None:
     """Returns why the kernel does not compute a mask of lists of blocks, or None; see `unsupported_reason`."""
+    mask, dropout = scoring.mask, scoring.dropout
     (_, length, heads, head_dim), (kv_len, kv_heads) = q.shape, k.shape[1:3]
     if others := mask.conditions - LIST_MASKS:
         return f"the kernel does not read these conditions beside lists of blocks: {', '.join(sorted(others))}"
     if mask.blocks.size not in LIST_SIZES or head_dim % 64:
         return f"blocks of {mask.blocks.size} positions or heads of {head_dim} do not fill registers"
-    if bias is not None or (dropout.rate and dropout.broadcast_dims):
+    if scoring.bias is not None or (dropout.rate and dropout.broadcast_dims):
         return "it has lists of blocks with a bias, or with dropout that shares decisions"
     if (length, heads) != (kv_len, kv_heads):
         return "it has lists of blocks, and other numbers of positions or heads of keys than of queries"
@@ -81,13 +79,13 @@ def _unsupported_bias(mesh: Mesh, q, k, mask: Mask, bias: ScoreBias) -> str | No
     return None
 
 
-def attention(q, k, v, *, mask: Mask, bias: ScoreBias | None, **options) -> Float[Array, "batch q_len heads kv"]:
+def attention(q, k, v, scoring: Scoring) -> Float[Array, "batch q_len heads kv"]:
     """Computes attention; see `fused_attention` and `block_list_attention`."""
     # Importing Pallas takes as long as importing Flax, and runs on other devices do not need it.
-    if mask.blocks is not None:
+    if scoring.mask.blocks is not None:
         from t5x_like.kernels.fused_attention.block_lists import block_list_attention
 
-        return block_list_attention(q, k, v, mask=mask, **options)
+        return block_list_attention(q, k, v, scoring)
     from t5x_like.kernels.fused_attention.attention import fused_attention
 
-    return fused_attention(q, k, v, mask=mask, bias=bias, **options)
+    return fused_attention(q, k, v, scoring)

@@ -14,14 +14,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from t5x_like import partitioning
-from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.fused_attention import block_list_kernels, blocks
 from t5x_like.kernels.fused_attention.block_list_kernels import ListOperands
 from t5x_like.kernels.fused_attention.geometry import ListGeometry
 from t5x_like.kernels.fused_attention.layout import Layout
 from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, joined, pad, segments, separated
 from t5x_like.kernels.fused_outputs import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
-from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.scoring import Scoring
 
 # Largest number of queries of a step.
 _LARGEST_CHUNK = 512
@@ -31,11 +30,8 @@ def block_list_attention(
     q: Float[Array, "batch length heads kv"],
     k: Float[Array, "batch length heads kv"],
     v: Float[Array, "batch length heads kv"],
+    scoring: Scoring,
     *,
-    mask: Mask,
-    scale: float = 1.0,
-    dropout: Dropout = NO_DROPOUT,
-    dropout_key: jax.Array | None = None,
     interpret: bool = False,
     sizes: blocks.Sizes | None = None,
 ) -> Float[Array, "batch length heads kv"]:
@@ -48,37 +44,34 @@ def block_list_attention(
       q: queries.
       k: keys.
       v: values.
-      mask: `blocks`, with or without segments and invalid keys.
-      scale: factor of the scores.
-      dropout: dropout of the attention weights, without shared decisions.
-      dropout_key: random key for dropout; None disables dropout.
+      scoring: a mask of `blocks`, with or without segments and invalid keys, and dropout without shared decisions.
       interpret: whether to interpret the kernels, on any device.
       sizes: memory of the core; by default the bound mesh's devices decide.
 
     Returns:
       Averages of the values.
     """
+    mask, rate = scoring.mask, scoring.dropout_rate
     batch, length, heads, _ = q.shape
     listed = mask.blocks
     listed.check(length)
     queries, keys = segments(mask, q.shape, length)
     if keys is None:
         queries = keys = jnp.zeros((batch, length), jnp.int32)
-    is_dropped = dropout_key is not None and dropout.rate > 0.0
     inputs = Inputs(
         q=q,
         k=k,
         v=v,
         query_segments=queries,
         key_segments=keys,
-        seeds=jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, (2,)), jnp.int32) if is_dropped else None,
+        seeds=jax.lax.bitcast_convert_type(jax.random.bits(scoring.dropout_key, (2,)), jnp.int32) if rate else None,
         block_lists=jnp.broadcast_to(listed.keys, (heads, *listed.keys.shape[1:])),
     )
     static = Static(
         size=listed.size,
         all_keys=tuple(sorted(set(listed.all_keys))),
-        scale=scale,
-        dropout_rate=dropout.rate if is_dropped else 0.0,
+        scale=scoring.scale,
+        dropout_rate=rate,
         vmem_bytes=(sizes or blocks.sizes(partitioning.bound_mesh())).vmem_bytes,
         interpret=interpret,
     )

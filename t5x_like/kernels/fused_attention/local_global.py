@@ -6,6 +6,7 @@ distances. Keys of the other input have a score of whether they belong to the sa
 averages of a query.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -19,6 +20,7 @@ from t5x_like.kernels.fused_attention.attention import attention_and_log_sum_exp
 from t5x_like.kernels.local_global_attention import BetweenScores, InputScores
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.score_bias import ScoreTerms
+from t5x_like.kernels.scoring import Scoring
 
 KeysValues = tuple[Float[Array, "batch globals+length heads kv"], Float[Array, "batch globals+length heads kv"]]
 # Averages of values, and log-sum-exps `[batch, heads, 1, q_len]`.
@@ -61,14 +63,15 @@ def attention(
     exchanged = [head_exchange.exchange(q, *kv) for kv in pairs]
     (q, *kv_for_text), (_, *kv_for_globals) = exchanged[0], exchanged[-1]
     number, segments, sentence = inputs.number, inputs.segments, inputs.sentence
-    options = {"scale": scale, "dropout": dropout, "interpret": interpret, "sizes": sizes}
+    scoring, options = Scoring(scale=scale, dropout=dropout), {"interpret": interpret, "sizes": sizes}
     keys = split_key(dropout_key, 4)
 
     def within(part: slice, kv, scores: InputScores, key, window: int | None = None) -> Average:
         of_part = tuple(each[:, part] for each in (q, *kv))
         mask = Mask(window=window, query_segments=segments[:, part], key_segments=segments[:, part])
         terms = scores.within.terms(*of_part[:2], scale=scale)
-        return attention_and_log_sum_exp(*of_part, mask, terms, dropout_key=key, **options)
+        own = dataclasses.replace(scoring, mask=mask, dropout_key=key)
+        return attention_and_log_sum_exp(*of_part, terms, own, **options)
 
     text, globals_ = slice(number, None), slice(0, number)
     local = within(text, kv_for_text, of_text, keys[0], inputs.radius + 1)
@@ -80,9 +83,8 @@ def attention(
         q[:, text],
         *(each[:, globals_] for each in kv_for_text),
         of_text.between,
-        of_both,
         (sentence, index),
-        keys[1],
+        dataclasses.replace(scoring, mask=of_both, dropout_key=keys[1]),
         options,
     )
     if inputs.is_hard:  # no global token has the index -1 of tokens without a sentence
@@ -90,7 +92,8 @@ def attention(
     else:
         seen, types = Mask(query_segments=segments[:, globals_], key_segments=segments[:, text]), (index, sentence)
     of_text_kv = (each[:, text] for each in kv_for_globals)
-    to_text = _between(q[:, globals_], *of_text_kv, of_globals.between, seen, types, keys[2], options)
+    seen = dataclasses.replace(scoring, mask=seen, dropout_key=keys[2])
+    to_text = _between(q[:, globals_], *of_text_kv, of_globals.between, types, seen, options)
     among_globals = within(globals_, kv_for_globals, of_globals, keys[3])
     return jnp.concatenate([_merge(among_globals, to_text), _merge(local, to_globals)], axis=1)
 
@@ -100,9 +103,8 @@ def _between(
     k: Float[Array, "batch kv_len heads kv"],
     v: Float[Array, "batch kv_len heads kv"],
     scores: BetweenScores,
-    mask: Mask,
     sentences: tuple[Int[Array, "batch q_len"], Int[Array, "batch kv_len"]] | None,
-    dropout_key: jax.Array | None,
+    scoring: Scoring,
     options: dict,
 ) -> Average:
     """Computes attention to keys of the other input.
@@ -115,9 +117,8 @@ def _between(
       k: keys.
       v: values.
       scores: scores of relative positions.
-      mask: which keys the queries see.
       sentences: sentences of queries and keys; None if queries see keys of their own sentence alone.
-      dropout_key: random key for dropout; None disables dropout.
+      scoring: mask, scale and dropout.
       options: options of `attention_and_log_sum_exp`.
     """
     if sentences is None:
@@ -129,8 +130,8 @@ def _between(
         same += (scores.own_score - score)[:, None]
         terms = ScoreTerms(same_type=same, query_types=sentences[0], key_types=sentences[1])
     k = k + vector.astype(k.dtype)
-    output, lse = attention_and_log_sum_exp(q, k, v, mask, terms, dropout_key=dropout_key, **options)
-    return output, lse + options["scale"] * score[:, None, None]
+    output, lse = attention_and_log_sum_exp(q, k, v, terms, scoring, **options)
+    return output, lse + scoring.scale * score[:, None, None]
 
 
 # Recomputed from the averages that the kernels save. The backward pass would read float32 copies of them otherwise.

@@ -9,17 +9,18 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scorings import by_keywords, reference
 
 from t5x_like.kernels.dropout import Dropout
+from t5x_like.kernels.fused_attention import attention as kernel
 from t5x_like.kernels.fused_attention import tiles
-from t5x_like.kernels.fused_attention.attention import fused_attention
 from t5x_like.kernels.fused_attention.blocks import Sizes
 from t5x_like.kernels.masks import Mask
-from t5x_like.kernels.reference_attention import reference
 from t5x_like.kernels.relative_bias import RelativeBias
 from t5x_like.layers.stacks import REMAT_POLICIES
 from t5x_like.partitioning import Partitioner
 
+fused_attention = by_keywords(kernel.fused_attention)
 MIB = 2**20
 BLOCKS = Sizes(128, 128, 16 * MIB)
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7}  # relative to the largest element

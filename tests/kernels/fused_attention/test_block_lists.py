@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scorings import by_keywords, reference
 
 from t5x_like.kernels import gathered_attention
 from t5x_like.kernels.dropout import Dropout
@@ -14,13 +15,12 @@ from t5x_like.kernels.fused_attention import backend, costs, tiles
 from t5x_like.kernels.fused_attention.block_lists import block_list_attention
 from t5x_like.kernels.fused_attention.geometry import ListGeometry
 from t5x_like.kernels.masks import BlockLists, Mask
-from t5x_like.kernels.reference_attention import reference
 from t5x_like.kernels.score_bias import DenseBias
 from t5x_like.models import bigbird_plan
 from t5x_like.partitioning import Partitioner
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7}  # relative to the largest element
-fused = functools.partial(block_list_attention, interpret=True)
+fused = functools.partial(by_keywords(block_list_attention), interpret=True)
 
 
 def plain(*qkv, **options):
@@ -122,7 +122,7 @@ def test_dropout_equals_that_of_gathered_keys_with_the_same_decisions():
             return jnp.where(decisions, weights / (1.0 - self.rate), 0.0)
 
     found = case.run(fused, dropout=Dropout(rate), dropout_key=key)
-    assert_equal(found, case.run(gathered_attention.attention, dropout=Kept(rate), dropout_key=key))
+    assert_equal(found, case.run(by_keywords(gathered_attention.attention), dropout=Kept(rate), dropout_key=key))
 
 
 def test_queries_without_visible_keys_are_zero():
@@ -157,7 +157,9 @@ def test_other_attention_is_refused_with_a_reason(given, options, reason):
     given = {"window": None, "size": 64, "kv_heads": 2, "length": 256, **given}
     lists = BlockLists(jnp.zeros((2, -(-given["length"] // given["size"]), 3), int), given["size"])
     q, k = (jax.ShapeDtypeStruct((2, given["length"], heads, 64), jnp.bfloat16) for heads in (2, given["kv_heads"]))
-    found = backend.unsupported_reason(None, q, k, mask=Mask(blocks=lists, window=given["window"]), **options)
+    found = by_keywords(backend.unsupported_reason)(
+        None, q, k, mask=Mask(blocks=lists, window=given["window"]), **options
+    )
     assert found is None if reason is None else reason in found
 
 

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from scorings import by_keywords, reference
 
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.fused_attention import blocks, distances
 from t5x_like.kernels.fused_attention.attention import fused_attention
 from t5x_like.kernels.fused_attention.blocks import Sizes
 from t5x_like.kernels.masks import Mask
-from t5x_like.kernels.reference_attention import reference
 from t5x_like.kernels.relative_scores import DistanceScores, RelativeScores
 from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
@@ -105,7 +105,7 @@ class Case:
 
     def fused(self, **options):
         sizes = Sizes(*self.sizes, 2**24, strided=False)  # strided rotations are slow when they are interpreted
-        return self.run(functools.partial(fused_attention, interpret=True, sizes=sizes), **options)
+        return self.run(functools.partial(by_keywords(fused_attention), interpret=True, sizes=sizes), **options)
 
     def reference(self, **options):
         keys = np.broadcast_to(np.arange(self.kv_len), (self.batch, self.kv_len))

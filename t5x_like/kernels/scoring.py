@@ -1,0 +1,42 @@
+"""What an attention does with the products of its queries and keys: the arguments that all backends share."""
+
+import dataclasses
+
+import jax
+from jaxtyping import Array, Int
+
+from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
+from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.prefix_keys import Prefix
+from t5x_like.kernels.score_bias import ScoreBias
+
+
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """How the products of queries and keys become the weights of values.
+
+    Attributes:
+      mask: The keys that each query may attend to.
+      bias: Added to the scaled scores.
+      scale: Factor of the scores. It is 1 in T5, whose query initialization includes the scale.
+      query_positions: Positions that the bias reads, of `batch` rows or 1; None for 0, 1, 2 … along each row.
+      key_positions: Positions of the keys, in the same form.
+      dropout: Dropout of the attention weights `[batch, kv_heads, group, q_len, kv_len]`.
+      dropout_key: Random key for dropout; None disables dropout.
+      prefix: Keys and values before the others, which all queries see. Mask and positions do not have them, a bias
+        does, at positions from -1 back. No fused kernel computes them.
+    """
+
+    mask: Mask = Mask()
+    bias: ScoreBias | None = None
+    scale: float = 1.0
+    query_positions: Int[Array, "rows q_len"] | None = None
+    key_positions: Int[Array, "rows kv_len"] | None = None
+    dropout: Dropout = NO_DROPOUT
+    dropout_key: jax.Array | None = None
+    prefix: Prefix | None = None
+
+    @property
+    def dropout_rate(self) -> float:
+        """Rate of the dropout, 0 without a key."""
+        return 0.0 if self.dropout_key is None else self.dropout.rate
