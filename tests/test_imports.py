@@ -173,6 +173,14 @@ def test_loops_import_only_interfaces_of_models_and_objectives():
     assert {f.imported for f in found} <= interfaces
 
 
+def test_models_and_decoding_name_no_adapter():
+    packages = ("t5x_like.models", "t5x_like.decoding", "t5x_like.training", "t5x_like.train")
+    found = {
+        f.imported for f in all_imports() if under(f.importer, packages) and under(f.imported, ("t5x_like.adapters",))
+    }
+    assert found <= {f"t5x_like.adapters.{each}" for each in ("base", "lifecycle", "model_adapters")}
+
+
 def test_models_and_layers_do_not_name_mesh_axes():
     packages = [f"t5x_like/{package}" for package in ("models", "layers", "kernels", "objectives", "decoding")]
     found = [

@@ -37,7 +37,9 @@ class Adapter(Protocol):
       target: class of these modules: `Projection`, `Embedder` or `TransformerLayer`.
 
     Optional attributes are `hooks`, what it needs of a run (`lifecycle.Hooks`), `float32`
-    (`lifecycle.kept_in_float32`), and `needs`, the name of what a family may lack (`models.base.BaseConfig.lacks`).
+    (`lifecycle.kept_in_float32`), `needs`, the name of what a family may lack (`models.base.BaseConfig.lacks`),
+    `check_merge(model)`, which raises an error if no parameters have its effect in the whole model, and
+    `is_quantizable`, whether integers can replace the kernels that its modules have been trained with.
     """
 
     pattern: str
@@ -55,6 +57,23 @@ class Adapter(Protocol):
         Raises:
           UserError: the adapter does not fit the module.
         """
+
+
+class WeightAdapter:
+    """Changes how modules hold their weights, in a slot beside their adapter: `quantization.Settings`."""
+
+    @staticmethod
+    def apply(model: nnx.Module, settings: "Sequence[WeightAdapter]") -> None:
+        """Changes the weights of a new model that has its other adapters already.
+
+        Args:
+          model: The model, which is changed.
+          settings: All of this kind. Of several whose pattern matches a module, the first one applies.
+
+        Raises:
+          UserError: A pattern matches no module.
+        """
+        raise NotImplementedError
 
 
 class AdapterModule(Protocol):
@@ -155,6 +174,20 @@ def merged_parameters(model: nnx.Module) -> dict[str, Float[Array, "..."]]:
 
 def _merged(module: Any) -> dict[str, Float[Array, "..."]]:
     return module.adapter.merged(module)
+
+
+def dense_parameters(model: nnx.Module) -> dict[str, Float[Array, "..."]]:
+    """Returns the name of each parameter that a weight adapter replaces or rounds -> the value that it stands for."""
+    found = {}
+    for name, module in named_modules(model, (Projection, Embedder)):
+        if module.quantization is not None:
+            weight = _dense_weight if stacked_layers(module) is None else jax.vmap(_dense_weight)
+            found[f"{name}/{'kernel' if isinstance(module, Projection) else 'embedding'}"] = weight(module)
+    return found
+
+
+def _dense_weight(module: Projection | Embedder) -> Float[Array, "..."]:
+    return module.quantization.weight(module)
 
 
 def modules_by_name(model: nnx.Module, kinds: tuple[type[N], ...]) -> dict[str, list[tuple[int | None, N]]]:

@@ -59,6 +59,7 @@ class LayerDrop:
     """
 
     target = TransformerLayer
+    is_quantizable = True  # it has no parameters
     # Regular expression of the names of the layers, such as encoder/layers.
     pattern: str = r"layers$"
     # Probability that a layer is dropped. Published: 0.2 for pruning to half of the layers and less.

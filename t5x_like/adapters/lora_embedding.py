@@ -8,8 +8,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t5x_like.adapters.lora import LowRankSettings
+from t5x_like.errors import UserError
 from t5x_like.kernels.contraction import contract
-from t5x_like.layers.embeddings import Embedder
+from t5x_like.layers.embeddings import Embedder, Unembedding
 from t5x_like.recorded import recorded
 
 
@@ -67,6 +68,19 @@ class EmbeddingLoRA(LowRankSettings):
     # Whether logits of tied embeddings have the update as well, as with peft's `ensure_weight_tying`. Without it, they
     # are computed from the table alone, as peft does by default, and a decoder with tied embeddings cannot be merged.
     tied_logits: bool = False
+
+    def check_merge(self, model: nnx.Module) -> None:
+        """Checks that a table has the effect of the update in a model; see `base.Adapter`.
+
+        Raises:
+          UserError: The logits of a decoder are computed from the table without the update.
+        """
+        is_tied = not any(isinstance(module, Unembedding) for _, module in nnx.iter_modules(model))
+        if is_tied and not self.tied_logits and "decoder" in model.config.stacks:
+            raise UserError(
+                "EmbeddingLoRA.tied_logits=False: the logits are computed from the embeddings without the update, so "
+                "no table has the effect of the adapter. Train with tied_logits=True, or use the run itself."
+            )
 
     def make(self, embedder: Embedder, key: jax.Array, name: str) -> LowRankRows:
         """Makes the update of a table; see `base.Adapter`."""

@@ -10,7 +10,7 @@ import dataclasses
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,18 +23,20 @@ from t5x_like import optimizers, parameters
 from t5x_like.adapters import prefix_activations
 from t5x_like.adapters.base import ADAPTER, named_modules
 from t5x_like.adapters.lifecycle import AdaptedConfig, Hooks, Start, TextData
+from t5x_like.adapters.model_adapters import AdaptedModel, ModelAdapter
 from t5x_like.errors import UserError
 from t5x_like.kernels.prefix_keys import Prefix as Keys
 from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.embeddings import Embedder
 from t5x_like.layers.positions import RelativePositionBias
-from t5x_like.layers.stacks import Layers, Stack, is_scanned
+from t5x_like.layers.stacks import Layers, is_scanned
 from t5x_like.recorded import recorded
 
-M = TypeVar("M")
 # Name of the attention to the encoder, whose keys have no positions.
 _CROSS = "cross_attention"
 _POSITIONS = "position_embedder"
+# Index of the key of a prefix among the keys derived from the key of the adapters.
+_KEY = 2**31 + 1
 _PRECISION = jax.lax.Precision.HIGHEST
 
 
@@ -79,13 +81,13 @@ class StartFromTokens(Hooks):
 
 @recorded
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Prefix:
+class Prefix(ModelAdapter):
     """Trained keys and values before those of attentions. Freeze all other parameters: `adapters/prefix.gin` does so.
 
     A comment above each field documents it.
     """
 
-    needs = "prefix"
+    needs, plural = "prefix", "prefixes"
     # Number of keys and values.
     length: int = 10
     # Regular expression of the names of the attentions, such as decoder/layers/self_attention. Each has its own prefix.
@@ -113,6 +115,28 @@ class Prefix:
     def hooks(self) -> StartFromTokens:
         """What the initial values need of a run; see `lifecycle.Hooks`."""
         return StartFromTokens(self.token_ids, self.text)
+
+    def add(self, model: nnx.Module, key: jax.Array) -> None:
+        """Adds the prefix to the attentions of a new model, as `ATTENTION/adapter`, and `STACK/adapter` with MLPs.
+
+        Args:
+          model: the model, which is changed.
+          key: random key of its adapters. Initial values are those of scanned layers where layers are unrolled. Keys
+            and values are drawn from a standard normal distribution, as in peft.
+
+        Raises:
+          UserError: the pattern matches no attention.
+        """
+        _add(model, self, jax.random.fold_in(key, _KEY))
+
+    def count_positions(self, config: AdaptedModel) -> int:
+        """Returns the number of keys; see `ModelAdapter.count_positions`."""
+        del config
+        return self.length
+
+    def collapsed(self) -> "Prefix":
+        """Returns the prefix without MLPs; see `ModelAdapter.collapsed`."""
+        return dataclasses.replace(self, hidden_size=None)
 
     def ids(self, token_ids: Iterable[int]) -> Int[np.ndarray, " length"]:
         """Returns token ids, repeated or cut to the length of the prefix."""
@@ -248,35 +272,12 @@ class AfterPrefix(nnx.Module):
         return embedder.lookup(ids + self.length)
 
 
-class PrefixedConfig(Protocol):
-    """The attributes of the configuration of a model that this module reads; see `models.base.ModelConfig`."""
-
-    adapters: Iterable[Any]
-    stacks: Mapping[str, Any]
-
-
-def find(config: PrefixedConfig) -> Prefix | None:
+def find(config: AdaptedModel) -> Prefix | None:
     """Returns the prefix of a model, or None."""
     return next((adapter for adapter in config.adapters if isinstance(adapter, Prefix)), None)
 
 
-def length(config: PrefixedConfig) -> int:
-    """Returns the number of keys of the prefix of a model; 0 without a prefix."""
-    return prefix.length if (prefix := find(config)) is not None else 0
-
-
-def add(model: nnx.Module, prefix: Prefix, key: jax.Array) -> None:
-    """Adds a prefix to the attentions of a new model, as `ATTENTION/adapter`, and `STACK/adapter` with MLPs.
-
-    Args:
-      model: the model, which is changed.
-      prefix: the settings.
-      key: random key for the initial values, which are those of scanned layers where layers are unrolled. Keys and
-        values are drawn from a standard normal distribution, as in peft.
-
-    Raises:
-      UserError: the pattern matches no attention.
-    """
+def _add(model: nnx.Module, prefix: Prefix, key: jax.Array) -> None:
     known = dict(_attentions(model))
     chosen = {name: layers for name, layers in known.items() if re.search(prefix.pattern, name)}
     if not chosen:
@@ -332,21 +333,6 @@ def _attentions(model: nnx.Module) -> Iterator[tuple[str, list[MultiHeadAttentio
             found.setdefault(stored[:-1], {})[index or 0] = attention
     for name, layers in found.items():
         yield name, [layers[index] for index in sorted(layers)]
-
-
-def computed(model: M) -> M:
-    """Returns a model whose MLPs are replaced by the keys and values that they compute; see `Prefix.hidden_size`.
-
-    Its outputs are the same. `models.construct.collapse` also changes the configuration.
-    """
-    paths = [path for path, module in nnx.iter_modules(model) if isinstance(module, Stack) and module.adapter]
-    if not paths:
-        return model
-    model = jax.tree.map(lambda leaf: leaf, model)
-    for path, module in list(nnx.iter_modules(model)):
-        if path in paths:
-            module.layers, module.adapter = nnx.data(module.run_layers), None
-    return model
 
 
 def _uniform(key: jax.Array, shape: tuple[int, ...], inputs: int) -> Array:

@@ -5,8 +5,8 @@ so that positions, token types, norms, dropout and masks apply to the prompt as 
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_like.adapters.base import ADAPTER
 from t5x_like.adapters.lifecycle import AdaptedConfig, Hooks
+from t5x_like.adapters.model_adapters import AdaptedModel, ModelAdapter
 from t5x_like.errors import UserError
 from t5x_like.layers.embeddings import Embedder
 from t5x_like.recorded import recorded
@@ -27,6 +28,8 @@ BOUND = 0.5
 # Feature `[batch]` that chooses the prompt of a row by its index in `Prompt.names`.
 INDEX = "prompt_index"
 _EMBEDDER = "token_embedder"
+# Index of the key of a prompt among the keys derived from the key of the adapters.
+_KEY = 2**31
 # Feature of a stack -> its value in the prompt: every token may attend to the prompt.
 _VALUES = {"segment_ids": 1, "prefix": 1, "ranks": 0, "global_tokens": 0}
 # Features that hold positions of encoder tokens.
@@ -52,13 +55,13 @@ class OneExamplePerRow(Hooks):
 
 @recorded
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Prompt:
+class Prompt(ModelAdapter):
     """Trained vectors before the tokens of the encoder, or of a model without encoder. `adapters/prompt.gin` uses it.
 
     A comment above each field documents it.
     """
 
-    needs = "prompt"
+    needs, plural, features = "prompt", "prompts", (INDEX,)
     hooks = OneExamplePerRow()
     # Number of vectors.
     length: int = 100
@@ -122,6 +125,54 @@ class Prompt:
         others = jnp.zeros((rest, table.shape[1]), means.dtype) if ids is None else jnp.asarray(table)[ids[:rest]]
         return jnp.concatenate([means, others])
 
+    def add(self, model: nnx.Module, key: jax.Array) -> None:
+        """Adds the prompt to the token embeddings of a model, as `…/token_embedder/adapter/rows`."""
+        (embedder,) = (module for path, module in nnx.iter_modules(model) if path and path[-1] == _EMBEDDER)
+        setattr(embedder, ADAPTER, nnx.data(Rows(embedder, self, key=jax.random.fold_in(key, _KEY))))
+
+    def count_positions(self, config: AdaptedModel) -> int:
+        """Returns the number of vectors if a decoder reads them; see `ModelAdapter.count_positions`."""
+        return self.length if stack(config) == "decoder" else 0
+
+    def count_tokens(self) -> int:
+        """Returns the number of vectors; see `ModelAdapter.count_tokens`."""
+        return self.length
+
+    def extend(
+        self, config: AdaptedModel, batch: Mapping[str, Array], padding: Int[Array, " batch"] | None
+    ) -> Mapping[str, Array]:
+        """Returns a batch with the ids of the prompt before the tokens of the stack that reads it.
+
+        Positions are shifted by the length of the prompt.
+
+        Args:
+          config: configuration of the model.
+          batch: features by name, of rows with one segment.
+          padding: number of padding tokens at the start of each row, which then come before the prompt; None: no
+            padding.
+
+        Raises:
+          UserError: prompt and rows together are longer than `max_length`, or the batch does not choose one of several
+            prompts.
+        """
+        first = jnp.zeros((1,), jnp.int32)
+        if self.names:
+            if INDEX not in batch:
+                shown = ", ".join(self.names)
+                raise UserError(f"missing feature {INDEX!r}, which chooses one of the prompts {shown} for each row.")
+            first = batch[INDEX] * self.length
+        return _prepend(config, batch, self.length, config.vocab_size + first, padding)
+
+    def remove(
+        self, config: AdaptedModel, hidden: Float[Array, "batch length embed"]
+    ) -> Float[Array, "batch tokens embed"]:
+        """Returns hidden states of the last stack without those of the prompt.
+
+        The decoder of an encoder-decoder has none.
+        """
+        is_of_decoder = "decoder" in config.stacks and stack(config) == "encoder"
+        return hidden if is_of_decoder else hidden[:, self.length :]
+
 
 class Rows(nnx.Module):
     """Additional rows of an embedding table, whose ids follow the ids of the table.
@@ -168,59 +219,24 @@ def vectors(
     return rows + jax.lax.stop_gradient(prompt.start(table))
 
 
-class PromptedConfig(Protocol):
-    """The attributes of the configuration of a model that this module reads; see `models.base.ModelConfig`."""
-
-    vocab_size: int
-    adapters: Iterable[Any]
-    stacks: Mapping[str, Any]
-
-
-def find(config: PromptedConfig) -> Prompt | None:
+def find(config: AdaptedModel) -> Prompt | None:
     """Returns the prompt of a model, or None."""
     return next((adapter for adapter in config.adapters if isinstance(adapter, Prompt)), None)
 
 
-def length(config: PromptedConfig) -> int:
-    """Returns the number of vectors of the prompt of a model; 0 without a prompt."""
-    return prompt.length if (prompt := find(config)) is not None else 0
-
-
-def stack(config: PromptedConfig) -> str:
+def stack(config: AdaptedModel) -> str:
     """Returns the stack that reads the prompt: `encoder`, or `decoder` for a decoder-only model."""
     return next(name for name in ("encoder", "decoder") if name in config.stacks)
 
 
-def add(model: nnx.Module, prompt: Prompt, key: jax.Array) -> None:
-    """Adds a prompt to the token embeddings of a new model, as `…/token_embedder/adapter/rows`."""
-    (embedder,) = (module for path, module in nnx.iter_modules(model) if path and path[-1] == _EMBEDDER)
-    setattr(embedder, ADAPTER, nnx.data(Rows(embedder, prompt, key=key)))
-
-
-def extend(
-    config: PromptedConfig, batch: Mapping[str, Array], padding: Int[Array, " batch"] | None = None
+def _prepend(
+    config: AdaptedModel,
+    batch: Mapping[str, Array],
+    count: int,
+    first: Int[Array, " batch"],
+    padding: Int[Array, " batch"] | None,
 ) -> Mapping[str, Array]:
-    """Returns a batch with the ids of the prompt before the tokens of the stack that reads it.
-
-    Positions are shifted by the length of the prompt. Without a prompt, the batch is returned as it is.
-
-    Args:
-      config: configuration of the model.
-      batch: features by name, of rows with one segment.
-      padding: number of padding tokens at the start of each row, which then come before the prompt; None: no padding.
-
-    Raises:
-      UserError: prompt and rows together are longer than `max_length`, or the batch does not choose one of several
-        prompts.
-    """
-    if not (count := length(config)):
-        return batch
-    first = jnp.zeros((1,), jnp.int32)
-    if found := find(config).names:
-        if INDEX not in batch:
-            shown = ", ".join(found)
-            raise UserError(f"missing feature {INDEX!r}, which chooses one of the prompts {shown} for each row.")
-        first = batch[INDEX] * count
+    """Returns a batch with `count` consecutive ids from `first` before the tokens of each row; see `Prompt.extend`."""
     name = stack(config)
     rows, row_length = batch[f"{name}_input_tokens"].shape
     limit = getattr(config, "max_length", None)
@@ -240,7 +256,7 @@ def extend(
         return joined if padding is None else jnp.take_along_axis(joined, order, axis=1)
 
     tokens, positions = f"{name}_input_tokens", f"{name}_positions"
-    extended = {tokens: prepend(config.vocab_size + first[:, None] + np.arange(count), batch[tokens])}
+    extended = {tokens: prepend(first[:, None] + np.arange(count), batch[tokens])}
     if positions in batch:
         extended[positions] = prepend(np.arange(count), batch[positions] + count)
     others = {f"{name}_{feature}": value for feature, value in _VALUES.items()}
@@ -248,11 +264,3 @@ def extend(
     extended |= {each: prepend(value, batch[each]) for each, value in others.items() if each in batch}
     extended |= {each: batch[each] + count for each in _NUMBERS if each in batch}
     return {**batch, **extended}
-
-
-def remove(config: PromptedConfig, hidden: Float[Array, "batch length embed"]) -> Float[Array, "batch tokens embed"]:
-    """Returns hidden states of the last stack without those of the prompt.
-
-    The decoder of an encoder-decoder has none.
-    """
-    return hidden if "decoder" in config.stacks and stack(config) == "encoder" else hidden[:, length(config) :]

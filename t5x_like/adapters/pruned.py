@@ -106,6 +106,7 @@ class Pruning:
 
     target = Projection
     hooks = Thresholds()
+    is_quantizable = True  # its kernels are rounded after they are pruned
     # Regular expression of the names of the projections, such as encoder/layers/attention/query. The default matches
     # all projections in layers.
     pattern: str = "/layers/"

@@ -21,7 +21,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t5x_like import parameters
-from t5x_like.adapters.base import modules_by_name, named_modules, stacked_layers
+from t5x_like.adapters.base import WeightAdapter, modules_by_name, stacked_layers
 from t5x_like.adapters.pruned import Pruned
 from t5x_like.adapters.ranges import RANGE, MovingRanges
 from t5x_like.errors import UserError
@@ -216,7 +216,7 @@ def _parameter(module: Projection | Embedder) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(WeightAdapter):
     """The fields of both forms of quantization. A comment above each field documents it."""
 
     known = ()  # the types of weights
@@ -246,6 +246,11 @@ class Settings:
             )
         if self.dtype not in CASTS:
             numerics.qwix()
+
+    @staticmethod
+    def apply(model: nnx.Module, settings: Sequence["Settings"]) -> None:
+        """Quantizes modules of a model; see the function `apply`."""
+        apply(model, settings)
 
 
 @recorded
@@ -338,17 +343,3 @@ def apply(model: nnx.Module, settings: Sequence[Settings]) -> nnx.Module:
             f"of {type(model).__name__}. They are {', '.join(sorted(found)) or 'none'}."
         )
     return model
-
-
-def dense_parameters(model: nnx.Module) -> dict[str, Float[Array, "..."]]:
-    """Returns the name of each parameter that a quantization replaces or rounds -> the value that it stands for."""
-    found = {}
-    for name, module in named_modules(model, (Projection, Embedder)):
-        if module.quantization is not None:
-            weight = _dense_weight if stacked_layers(module) is None else jax.vmap(_dense_weight)
-            found[f"{name}/{_parameter(module)}"] = weight(module)
-    return found
-
-
-def _dense_weight(module: Projection | Embedder) -> Float[Array, "..."]:
-    return module.quantization.weight(module)

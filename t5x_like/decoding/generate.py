@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from t5x_like.adapters import prefix
+from t5x_like.adapters import model_adapters
 from t5x_like.decoding.beam import beam_search
 from t5x_like.decoding.generated import Generated
 from t5x_like.decoding.parameters import for_decoding
@@ -55,7 +55,7 @@ def generate(
             raise UserError(f"temperature={decoding.temperature}: sampling needs a random key. Give `key`.")
         ids = jnp.arange(len(next(iter(batch.values())))) if example_ids is None else example_ids
         keys = keys_of_samples(key, ids, decoding.samples)
-    model = for_decoding(prefix.computed(model))
+    model = for_decoding(model_adapters.computed(model))
     start = Start.of(model, batch, max_length=decoding.max_length, bos_id=decoding.bos_id)
 
     def step(tokens, cache, count):

@@ -1,6 +1,6 @@
 """The state of generation before the first step: an encoded input, or a prompt in the cache."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_like.adapters import prefix
-from t5x_like.adapters import prompt as tuned_prompt
+from t5x_like.adapters import model_adapters
 from t5x_like.decoding.logits_rules import History
 
 # step(tokens [rows], cache, count) -> (logits [rows vocab], cache): reads the last of the prompt and `count` generated
@@ -80,11 +79,11 @@ class Start:
 
     @classmethod
     def _of_prompts(cls, model, batch, max_length) -> "Start":
-        prompts = left_pad(batch)
+        prompts = left_pad(batch, model_adapters.features(model.config))
         tokens, present = prompts["decoder_input_tokens"], prompts["decoder_segment_ids"] > 0
         limit = jnp.full(tokens.shape[:1], max_length)
         if (positions := getattr(model.config, "max_length", None)) is not None:
-            positions -= tuned_prompt.length(model.config) + prefix.length(model.config)
+            positions -= model_adapters.count_positions(model.config)
             limit = jnp.minimum(limit, positions - jnp.sum(present, axis=1) + 1)
         # The last generated token is never read, so it needs no cache slot.
         hidden, cache = model.prefill(prompts, tokens.shape[1] + max_length - 1)
@@ -98,7 +97,9 @@ class Start:
         )
 
 
-def left_pad(batch: Mapping[str, Int[Array, "batch length"]]) -> dict[str, Int[Array, "batch length"]]:
+def left_pad(
+    batch: Mapping[str, Int[Array, "batch length"]], of_rows: Collection[str] = ()
+) -> dict[str, Int[Array, "batch length"]]:
     """Moves the padding of prompts to the front, so that the next token of all rows has the same position.
 
     `[a b c 0 0]` becomes `[0 0 a b c]` with positions `[0 0 0 1 2]`.
@@ -108,10 +109,11 @@ def left_pad(batch: Mapping[str, Int[Array, "batch length"]]) -> dict[str, Int[A
         `decoder_segment_ids` is 0 for padding, and only the first segment of a packed row is read. A prompt ends with
         the first token whose `decoder_loss_weights` is positive. `decoder_prefix` marks the tokens that all positions
         may attend to.
+      of_rows: further features to return, such as those of adapters, which have a value per row.
 
     Returns:
-      `decoder_input_tokens`, `decoder_segment_ids`, `decoder_positions` and, if given, `decoder_prefix` and
-      `prompt_index`, with the shapes of the inputs. An empty row becomes a row with a single token 0.
+      `decoder_input_tokens`, `decoder_segment_ids`, `decoder_positions` and, if given, `decoder_prefix` and the
+      features of rows, with the shapes of the inputs. An empty row becomes a row with a single token 0.
     """
     tokens = batch["decoder_input_tokens"]
     rows, length = tokens.shape
@@ -130,7 +132,7 @@ def left_pad(batch: Mapping[str, Int[Array, "batch length"]]) -> dict[str, Int[A
 
     return {
         **{name: move(batch[name]) for name in ("decoder_input_tokens", "decoder_prefix") if name in batch},
-        **{name: batch[name] for name in (tuned_prompt.INDEX,) if name in batch},
+        **{name: batch[name] for name in of_rows if name in batch},
         "decoder_segment_ids": real.astype(jnp.int32),
         "decoder_positions": jnp.maximum(positions, 0).astype(jnp.int32),
     }

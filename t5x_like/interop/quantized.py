@@ -10,16 +10,12 @@ import numpy as np
 from t5x_like import parameters
 from t5x_like.adapters import quantization, ranges
 from t5x_like.adapters.base import merged_parameters
-from t5x_like.adapters.layer_drop import LayerDrop
-from t5x_like.adapters.pruned import Pruning
 from t5x_like.adapters.quantization import Quantized
 from t5x_like.errors import UserError
 from t5x_like.models import build, construct
 from t5x_like.models.base import ModelConfig
 
 _MODEL = "model/"
-# Adapters whose models FakeQuantized rounds as a whole: they prune kernels or have no parameters.
-_ROUNDED = (Pruning, LayerDrop)
 
 
 def quantize(
@@ -53,7 +49,7 @@ def quantize(
     if found and activations is not None:
         raise UserError(f"QUANTIZED_INPUTS={activations!r}: the training has set them. Omit the setting.")
     rest = [each for each in config.adapters if each not in found]
-    if found and (unknown := [type(each).__name__ for each in rest if not isinstance(each, _ROUNDED)]):
+    if found and (unknown := [type(each).__name__ for each in rest if not getattr(each, "is_quantizable", False)]):
         raise UserError(
             f"QUANTIZATION={dtype!r}: the model has the adapter {unknown[0]} beside FakeQuantized, whose update is not "
             "rounded. Use the run itself."

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t5x_like.adapters import prefix
+from t5x_like.adapters import model_adapters
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import initializers
@@ -247,7 +247,7 @@ class Bart(EncoderDecoder):
         Raises:
           UserError: `cache_length` is larger than `max_length`.
         """
-        checks.row_length(self.config, cache_length + prefix.length(self.config))
+        checks.row_length(self.config, cache_length + model_adapters.count_positions(self.config))
         return super().init_cache(batch_size, cache_length, encoded)
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:

@@ -8,8 +8,9 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t5x_like.adapters import prefix, prompt, quantization
-from t5x_like.adapters.base import Adapter
+from t5x_like.adapters import model_adapters
+from t5x_like.adapters.base import Adapter, WeightAdapter
+from t5x_like.adapters.model_adapters import ModelAdapter
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.captures import Edit
 from t5x_like.models import checks
@@ -192,7 +193,7 @@ class ModelConfig(Protocol):
     remat: str
     dtype: str | None
     scan_layers: bool | None
-    adapters: Sequence[Adapter | prompt.Prompt | prefix.Prefix | quantization.Settings]
+    adapters: Sequence[Adapter | ModelAdapter | WeightAdapter]
 
     @property
     def compute_dtype(self) -> str:
@@ -252,7 +253,7 @@ class BaseConfig:
     # Whether layers are stacked and scanned. None: `for_platform` sets it, and without it layers are unrolled.
     scan_layers: bool | None = None
     # What is added to projections, such as (@lora.LoRA(),), a prompt, @prompt.Prompt(), and a prefix, @prefix.Prefix().
-    adapters: tuple[Adapter | prompt.Prompt | prefix.Prefix | quantization.Settings, ...] = ()
+    adapters: tuple[Adapter | ModelAdapter | WeightAdapter, ...] = ()
 
     # What adapters need (their attribute `needs`) and the family does not have -> why.
     lacks: ClassVar[Mapping[str, str]] = {}
@@ -309,9 +310,9 @@ class BaseModel(nnx.Module):
         edits: Sequence[Edit] = (),
     ) -> Outputs:
         """Returns `trunk(embed(batch), batch)`."""
-        batch = prompt.extend(self.config, batch)
+        batch = model_adapters.extend(self.config, batch)
         outputs = self.trunk(self.embed(batch), batch, dropout_key=dropout_key, capture=capture, edits=edits)
-        return outputs.replace(hidden=prompt.remove(self.config, outputs.hidden))
+        return outputs.replace(hidden=model_adapters.remove(self.config, outputs.hidden))
 
 
 # Defaults of model configurations per platform. Stacks are unrolled on CPU, where a scan over layers costs 20 to 25 %.

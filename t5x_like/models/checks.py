@@ -3,10 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
-from t5x_like.adapters.base import Adapter
-from t5x_like.adapters.prefix import Prefix
-from t5x_like.adapters.prompt import Prompt
-from t5x_like.adapters.quantization import Settings as Quantization
+from t5x_like.adapters.base import Adapter, WeightAdapter
+from t5x_like.adapters.model_adapters import ModelAdapter
 from t5x_like.errors import UserError
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.stacks import REMAT_POLICIES
@@ -132,14 +130,14 @@ def remat_and_dtype(config: object) -> None:
 
 
 def adapters(config: object) -> None:
-    """Checks that `adapters` is a tuple of adapters, at most one of which is a prompt, and one a prefix.
+    """Checks that `adapters` is a tuple of adapters, with at most one of each class of `ModelAdapter`.
 
     Raises:
       UserError: it is not.
     """
     given = config.adapters
     if not isinstance(given, tuple | list) or not all(
-        isinstance(each, Adapter | Prompt | Prefix | Quantization) for each in given
+        isinstance(each, Adapter | ModelAdapter | WeightAdapter) for each in given
     ):
         raise UserError(
             f"{_field(config, 'adapters')}: not a tuple of adapters. Give one, such as (@lora.LoRA(),); an adapter has "
@@ -147,9 +145,12 @@ def adapters(config: object) -> None:
         )
     for need, reason in config.lacks.items():
         no_adapter_needs(config, need, reason)
-    for kind, several in ((Prompt, "several prompts"), (Prefix, "several prefixes")):
-        if sum(isinstance(each, kind) for each in given) > 1:
-            raise UserError(f"{_field(config, 'adapters')}: {several}. Give one that is as long as all of them.")
+    kinds = [type(each) for each in given if isinstance(each, ModelAdapter)]
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise UserError(
+                f"{_field(config, 'adapters')}: several {kind.plural}. Give one that is as long as all of them."
+            )
 
 
 def no_adapter_needs(config: object, need: str, reason: str) -> None:

@@ -3,20 +3,15 @@
 import dataclasses
 
 import jax
-from flax import nnx
 
 from t5x_like import parameters
-from t5x_like.adapters import prefix, prompt, quantization
-from t5x_like.adapters.base import adapt, merged_parameters
-from t5x_like.adapters.lora_embedding import EmbeddingLoRA
-from t5x_like.errors import UserError
-from t5x_like.layers.embeddings import Unembedding
+from t5x_like.adapters import model_adapters
+from t5x_like.adapters.base import WeightAdapter, adapt, dense_parameters, merged_parameters
+from t5x_like.adapters.model_adapters import ModelAdapter
 from t5x_like.models.base import Model, ModelConfig
 
 # Index of the adapters' key among the keys derived from the key of a model, which splits its own.
 _ADAPTERS = 2**31
-# Indices of the keys of a prompt and of a prefix among the keys derived from the adapters' key.
-_PROMPT, _PREFIX = 2**31, 2**31 + 1
 
 
 def make(config: ModelConfig, key: jax.Array) -> Model:
@@ -27,18 +22,19 @@ def make(config: ModelConfig, key: jax.Array) -> Model:
       key: random key of the initialization.
 
     Raises:
-      UserError: an adapter or a quantization matches no module of the model, or a prompt does not fit it.
+      UserError: an adapter matches no module of the model, or does not fit it.
     """
     model = config.make(key)
     if not config.adapters:
         return model
-    own, whole = jax.random.fold_in(key, _ADAPTERS), (prompt.find(config), prefix.find(config))
-    for each, add, index in zip(whole, (prompt.add, prefix.add), (_PROMPT, _PREFIX), strict=True):
-        if each is not None:
-            add(model, each, jax.random.fold_in(own, index))
-    quantizations = quantization.find(config.adapters)
-    adapt(model, [each for each in config.adapters if each not in (*whole, *quantizations)], own)
-    return quantization.apply(model, quantizations)
+    own = jax.random.fold_in(key, _ADAPTERS)
+    for each in model_adapters.find(config):
+        each.add(model, own)
+    adapt(model, [each for each in config.adapters if not isinstance(each, ModelAdapter | WeightAdapter)], own)
+    of_weights = [each for each in config.adapters if isinstance(each, WeightAdapter)]
+    for apply in dict.fromkeys(each.apply for each in of_weights):
+        apply(model, [each for each in of_weights if each.apply is apply])
+    return model
 
 
 def without_adapters(config: ModelConfig) -> ModelConfig:
@@ -60,40 +56,26 @@ def merge(model: Model) -> Model:
     Raises:
       UserError: no parameters have the effect of an adapter.
     """
-    for kind in (prompt, prefix):
-        if (found := kind.find(model.config)) is not None:
-            name = type(found).__name__
-            raise UserError(
-                f"{type(found).__module__.removeprefix('t5x_like.')}.{name}: a {name.lower()} cannot be merged into "
-                "the parameters. Write it alone (MERGE=False), or use the run itself: `eval`, `infer` and `open_model` "
-                f"read its {name.lower()}."
-            )
-    is_tied = not any(isinstance(module, Unembedding) for _, module in nnx.iter_modules(model))
-    if is_tied and "decoder" in model.config.stacks:
-        for adapter in model.config.adapters:
-            if isinstance(adapter, EmbeddingLoRA) and not adapter.tied_logits:
-                raise UserError(
-                    "EmbeddingLoRA.tied_logits=False: the logits are computed from the embeddings without the update, "
-                    "so no table has the effect of the adapter. Train with tied_logits=True, or use the run itself."
-                )
-    leaves = parameters.named_leaves(model) | quantization.dense_parameters(model) | merged_parameters(model)
+    for each in model.config.adapters:
+        if (check_merge := getattr(each, "check_merge", None)) is not None:
+            check_merge(model)
+    leaves = parameters.named_leaves(model) | dense_parameters(model) | merged_parameters(model)
     bare = jax.eval_shape(without_adapters(model.config).make, jax.random.key(0))
     return parameters.rebuild(bare, {name: leaves[name] for name in parameters.named_leaves(bare)})
 
 
 def collapse(model: Model) -> Model:
-    """Returns the model with the keys and values of its prefix in place of the MLPs that compute them.
+    """Returns the model with what its adapters compute from parameters alone in place of these parameters.
 
-    Outputs are the same; see `Prefix.hidden_size`. Other models are returned as they are.
+    These are the MLPs of a prefix; see `Prefix.hidden_size`. Outputs are the same. Other models are returned as they
+    are.
 
     Example:
       `collapse(open_model("runs/prefix").read_model())` has the keys and values in `ATTENTION/adapter`.
     """
-    found = prefix.find(model.config)
-    if found is None or found.hidden_size is None:
+    adapters = tuple(each.collapsed() if isinstance(each, ModelAdapter) else each for each in model.config.adapters)
+    if adapters == tuple(model.config.adapters):
         return model
-    plain = dataclasses.replace(found, hidden_size=None)
-    adapters = tuple(plain if each is found else each for each in model.config.adapters)
     config = dataclasses.replace(model.config, adapters=adapters)
     made = jax.eval_shape(lambda: make(config, jax.random.key(0)))
-    return parameters.rebuild(made, parameters.named_leaves(prefix.computed(model)))
+    return parameters.rebuild(made, parameters.named_leaves(model_adapters.computed(model)))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from t5x_like.adapters import prompt
+from t5x_like.adapters import model_adapters
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout, split_key
 from t5x_like.kernels.masks import Mask
@@ -184,10 +184,10 @@ class Decoder(BaseModel):
           The hidden states of the last tokens, and the cache with the keys and values of the prompts.
         """
         first_slot = jnp.sum(batch["decoder_segment_ids"] == 0, axis=1)
-        batch = prompt.extend(self.config, batch, padding=first_slot)
+        batch = model_adapters.extend(self.config, batch, padding=first_slot)
         outputs = self.trunk(self.embed(batch), batch, capture=(_KEYS, _VALUES))
         captured = outputs.captured
-        windows, cache_length = self.attention_windows, cache_length + prompt.length(self.config)
+        windows, cache_length = self.attention_windows, cache_length + model_adapters.count_tokens(self.config)
         lengths = [min(window + num_positions - 1 if window else cache_length, cache_length) for window in windows]
         cache = Cache(
             self_attention=KeyValueCache.from_prompts(
@@ -214,7 +214,7 @@ class Decoder(BaseModel):
         Returns:
           The hidden states from which `unembed` predicts the next tokens, and the updated cache.
         """
-        index += prompt.length(self.config)
+        index += model_adapters.count_tokens(self.config)
         first_slot = jnp.repeat(cache.first_slot, len(tokens) // len(cache.first_slot))[:, None]
         slots = index + jnp.arange(tokens.shape[1])
         positions = slots - first_slot

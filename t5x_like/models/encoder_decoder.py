@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_like.adapters import prompt
+from t5x_like.adapters import model_adapters
 from t5x_like.kernels.dropout import split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
@@ -221,7 +221,7 @@ class EncoderDecoder(BaseModel):
         Returns:
           The encoder's hidden states, those of a prompt included, and the positions to which the decoder may attend.
         """
-        batch = prompt.extend(self.config, batch)
+        batch = model_adapters.extend(self.config, batch)
         tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
         hidden, _ = self.run_encoder(self.embed_encoder(batch), mask=_encoder_mask(batch))
         return Encoded(hidden=hidden, valid=tokens != PADDING_ID if segments is None else segments == FIRST_SEGMENT)

@@ -15,7 +15,7 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_like.adapters import prompt
+from t5x_like.adapters import model_adapters
 from t5x_like.kernels import attention as kernels
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.scoring import Scoring
@@ -254,7 +254,7 @@ class Longformer(Bert):
             return {"mask": mask}
         if given is None:
             positions = batch.get("encoder_positions", jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
-            count = prompt.length(config)  # whose vectors are before the text
+            count = model_adapters.count_tokens(config)  # whose vectors are before the text
             chosen = config.global_tokens.choose(tokens[:, count:], positions[:, count:] - count)
             chosen = jnp.pad(chosen, ((0, 0), (count, 0)))
         else:

@@ -20,7 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t5x_like import partitioning
-from t5x_like.adapters import prompt
+from t5x_like.adapters import model_adapters
 from t5x_like.axis_rules import EMBED_VECTOR
 from t5x_like.data.specs import TOKENS_PER_TARGET
 from t5x_like.errors import UserError
@@ -286,10 +286,10 @@ class XLNet(nnx.Module):
             checks.no_adapter_needs(
                 self.config, "prompt", "a prompt is not supported in pretraining, where rows have targets"
             )
-        batch = prompt.extend(self.config, batch)
+        batch = model_adapters.extend(self.config, batch)
         options = {"dropout_key": dropout_key, "capture": capture, "edits": edits, "carry": carry}
         outputs = self.trunk(self.embed(batch), batch, **options)
-        return outputs.replace(hidden=prompt.remove(self.config, outputs.hidden))
+        return outputs.replace(hidden=model_adapters.remove(self.config, outputs.hidden))
 
     def _attention_inputs(
         self, batch: Batch, targets: Int[Array, "batch targets"] | None, memory_length: int

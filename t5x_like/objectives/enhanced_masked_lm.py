@@ -6,7 +6,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t5x_like.adapters import prompt
+from t5x_like.adapters import model_adapters
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import split_key
 from t5x_like.layers.captures import Edit
@@ -122,7 +122,7 @@ def enhanced_outputs(
       edits: interventions in the same arrays.
     """
     model_key, decoder_key = split_key(dropout_key, 2)
-    rows = prompt.extend(model.config, rows)
+    rows = model_adapters.extend(model.config, rows)
     last, embedded = model.config.num_layers - 1, model.embed(rows)
     captured: dict[str, Array] = {}
     if capture or edits:
@@ -135,4 +135,4 @@ def enhanced_outputs(
     positions = position_ids(*hidden.shape[:2], rows.get("encoder_positions"))
     queries: Float[Array, "batch length embed"] = hidden + head.position_embedder(positions)
     decoded = model.decode_masked(queries, hidden, rows, dropout_key=decoder_key)
-    return Outputs(hidden=prompt.remove(model.config, decoded), captured=captured)
+    return Outputs(hidden=model_adapters.remove(model.config, decoded), captured=captured)

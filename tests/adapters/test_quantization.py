@@ -12,7 +12,8 @@ from families import CONFIGS, FAMILIES, eight_rows, example_batch, loss, scanned
 from flax import nnx
 
 from t5x_like import optimizers, parameters
-from t5x_like.adapters import quantization, ranges
+from t5x_like.adapters import ranges
+from t5x_like.adapters.base import dense_parameters
 from t5x_like.adapters.layer_drop import LayerDrop
 from t5x_like.adapters.lora import LoRA
 from t5x_like.adapters.pruned import MagnitudePruning
@@ -177,7 +178,7 @@ def test_gradients_of_lora_equal_those_over_the_dequantized_base():
         model,
     )
     dense = dataclasses.replace(config, adapters=(LORA,))
-    leaves = parameters.named_leaves(model) | quantization.dense_parameters(model)
+    leaves = parameters.named_leaves(model) | dense_parameters(model)
     over_dense = construct.make(dense, jax.random.key(0))
     over_dense = parameters.rebuild(over_dense, {n: leaves[n] for n in parameters.named_leaves(over_dense)})
     groups = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
