@@ -11,11 +11,10 @@ from absl import logging
 
 from t5x_like import metrics, optimizers, parameters, paths
 from t5x_like.benchmarking import matrix_products, memory, parts, report, synthetic, timing
-from t5x_like.data import batches, cached
-from t5x_like.data.source import DataSource
+from t5x_like.data import batches
+from t5x_like.data.source import DataSource, stores_rows
 from t5x_like.errors import UserError
 from t5x_like.inference.progress import Progress
-from t5x_like.objectives.row_updates import RowObjective
 from t5x_like.runtime import console_log, distributed
 from t5x_like.stored.loaded_teachers import LoadedTeacher
 from t5x_like.training.program import Program, make_program
@@ -74,7 +73,7 @@ def bench(
     # Reported before other programs run, because the devices report a maximum since the start.
     device_peak = metrics.peak_memory(partitioner.mesh.devices.flat)
     measured: dict[str, Callable[[], Any]] = {parts.STEP: running}
-    if measure_parts and not isinstance(objective, RowObjective):  # it updates rows without a backward pass
+    if measure_parts and not objective.updates_rows:  # it updates rows without a backward pass
         loss = parts.LossOfRun(
             objective,
             update.microbatches,
@@ -126,7 +125,7 @@ def bench(
 def _host_batch(program: Program, objective: Any, data: DataSource) -> Mapping[str, np.ndarray]:
     """Returns the rows of this process: the first ones of a cache, or random ones."""
     index, count = program.partitioner.feed_shard
-    if isinstance(data, cached.CachedSource | cached.CachedMixture):
+    if stores_rows(data):
         return next(data.host_iterator(objective.features, process_index=index, process_count=count))
     made = synthetic.make_batch(objective.features, program.batch_shapes, program.config.vocab_size)
     rows = batches.rows_of_process(next(iter(made.values())).shape[0], index, count)
@@ -134,7 +133,7 @@ def _host_batch(program: Program, objective: Any, data: DataSource) -> Mapping[s
 
 
 def _name(data: DataSource) -> str:
-    return data.name if isinstance(data, cached.CachedSource | cached.CachedMixture) else "synthetic"
+    return data.name if stores_rows(data) else "synthetic"
 
 
 def _with_progress(steps: int, tokens: int, enabled: bool):

@@ -122,6 +122,10 @@ class CooccurrenceSource:
         """Returns lines that describe the text and the counts."""
         return [*self.text.describe(), f"counts of words together: window {self.window}, symmetric {self.symmetric}"]
 
+    def provenance(self) -> list[dict[str, Any]]:
+        """Returns the provenance of the text; see `DataSource`."""
+        return self.text.provenance()
+
     def check(self, spec: FeatureSpec) -> None:
         """Checks the text, and that the objective reads counts; see `DataSource`."""
         if spec != SPEC:

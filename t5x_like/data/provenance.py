@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from t5x_like import paths
-from t5x_like.data.cached import CachedMixture, CachedSource
 from t5x_like.data.source import DataSource, TaskSource
 from t5x_like.errors import UserError
 from t5x_like.runtime import distributed
@@ -25,35 +24,10 @@ _FILES = 10_000
 _HASH = re.compile(r"\bhash( of names and sizes)? ([0-9a-f]{8,})\b")
 
 
-def of_source(source: DataSource) -> list[dict[str, Any]]:
-    """Describes the data of a source.
-
-    Args:
-      source: Its caches or files exist.
-
-    Returns:
-      An entry of JSON values per task: `task` and `split`, and what is known of
-
-      - `examples`: the number of examples before preprocessing;
-      - `cache`, `fingerprint`, `rows`, `passes`: of a cache that `t5x_like cache` has written;
-      - `cache`: the directory of SeqIO's offline cache;
-      - `source`: how the source describes itself, with a hash of its contents if it has read them; `digest` and
-        `digest_of`, what it is computed from, if it knows them per split;
-      - `files` (their number), `first_file`, `bytes`, `digest`, `digest_of`: of files that the task reads itself.
-    """
-    if isinstance(source, CachedMixture):
-        return [_of_cache(each) for each in source.sources.values()]
-    if isinstance(source, CachedSource):
-        return [_of_cache(source)]
-    if isinstance(source, TaskSource):
-        return [_of_task(task, source) for task in source.tasks if source.split in task.splits]
-    return [{"name": source.name}]
-
-
 def describe(source: DataSource) -> list[dict[str, Any]]:
-    """Describes the data of a source as `of_source` does, or the error that a source of the user raises."""
+    """Returns `source.provenance()`, or the error that a source of the user raises."""
     try:
-        return of_source(source)
+        return source.provenance()
     except Exception as error:  # the run has checked what it reads
         return [{"name": source.name, "error": f"{type(error).__name__}: {error}".splitlines()[0]}]
 
@@ -62,7 +36,7 @@ def identity(entry: Mapping[str, Any]) -> str | None:
     """Returns what identifies the contents of data, wherever they are: a hash of a cache, of files, or of a source.
 
     Args:
-      entry: An entry of `of_source`.
+      entry: An entry of `DataSource.provenance`.
 
     Returns:
       The hash, with what it is computed from unless it is the contents; None if no hash is known.
@@ -107,20 +81,8 @@ def _difference(found: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[s
     return f"{len(found)} tasks instead of {len(expected)}"
 
 
-def _of_cache(source: CachedSource) -> dict[str, Any]:
-    manifest = source.manifest
-    return {
-        "task": manifest.settings["task"],
-        "split": source.split,
-        "cache": source.directory,
-        "fingerprint": manifest.fingerprint,
-        "rows": sum(manifest.rows_of_passes),
-        "passes": len(manifest.rows_of_passes),
-        "examples": sum(shard.examples for shard in manifest.shards if shard.number_of_pass == 0),
-    }
-
-
-def _of_task(task: "seqio.Task", source: TaskSource) -> dict[str, Any]:
+def of_task(task: "seqio.Task", source: TaskSource) -> dict[str, Any]:
+    """Describes the data of a task of a source; see `DataSource.provenance`."""
     found: dict[str, Any] = {"task": task.name, "split": source.split}
     if getattr(source, "use_cached", False):
         return found | {"cache": task.cache_dir, "examples": task.get_cached_stats(source.split).get("examples")}

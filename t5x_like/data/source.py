@@ -1,7 +1,7 @@
 """The interface between data and the commands: a source of training and evaluation batches."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.feed import HostBatch, HostIterator
@@ -19,7 +19,8 @@ class DataSource(Protocol):
     A source is constructed from a configuration without reading data; only its methods read.
 
     A source whose row i of a batch continues row i of the batch before has an attribute `continuous` that is True, so
-    that networks may carry state; see `is_continuous`.
+    that networks may carry state; see `is_continuous`. A source that reads stored rows, for which no preprocessor runs,
+    has an attribute `stores_rows` that is True.
     """
 
     @property
@@ -28,6 +29,22 @@ class DataSource(Protocol):
 
     def describe(self) -> list[str]:
         """Returns lines for the log that describe the data."""
+
+    def provenance(self) -> list[dict[str, Any]]:
+        """Describes which data the source reads, without reading it.
+
+        Returns:
+          An entry of JSON values per task: `task` and `split`, or the `name` of data that is not a task's; and what is
+          known of
+
+          - `examples`: the number of examples before preprocessing;
+          - `cache`, `fingerprint`, `rows`, `passes`: of a cache that `t5x_like cache` has written;
+          - `cache`: the directory of SeqIO's offline cache;
+          - `source`: how the source describes itself, with a hash of its contents if it has read them; `digest` and
+            `digest_of`, what it is computed from, if it knows them per split;
+          - `files` (their number), `first_file`, `bytes`, `digest`, `digest_of`: of files that the task reads itself.
+        """
+        return [{"name": self.name}]
 
     def check(self, spec: FeatureSpec) -> None:
         """Checks that the data can be read as `spec` requires. At most one example of each task is read.
@@ -142,6 +159,11 @@ class TaskSource(DataSource, Protocol):
 def is_continuous(source: DataSource) -> bool:
     """Returns whether row i of a batch continues row i of the batch before."""
     return getattr(source, "continuous", False)
+
+
+def stores_rows(source: DataSource) -> bool:
+    """Returns whether a source reads stored rows, so that its first batch takes no preprocessing."""
+    return getattr(source, "stores_rows", False)
 
 
 def is_packed(source: DataSource) -> bool:

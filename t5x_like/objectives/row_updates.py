@@ -6,7 +6,7 @@ the updates of a step by itself, one after the other, and the optimizer changes 
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,9 +17,6 @@ from t5x_like.models.base import Batch
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.prediction import Scalar
 from t5x_like.optimizers.rows import Apply
-
-TABLE = "model/token_embedder/embedding"
-"""Name of the table of word vectors."""
 
 
 @jax.tree_util.register_dataclass
@@ -70,15 +67,7 @@ class RowObjective(Objective):
     """An objective that makes the updates of a step by itself. `read` is its loss at evaluation."""
 
     draws = True
-
-    def vectors(self, tables: Mapping[str, Array], words: Sequence[str]) -> Float[Array, "ids embed"]:
-        """Returns the vectors of the ids of a vocabulary that a run gives: the table of the model.
-
-        Args:
-          tables: All parameters by name.
-          words: The words of the vocabulary, without special ones.
-        """
-        return tables[TABLE]
+    updates_rows = True
 
     def update(self, tables: Tables, rows: Batch, apply: Apply, *, rate: Scalar, key: jax.Array) -> Updated:
         """Makes the updates of a step.

@@ -18,7 +18,6 @@ from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives import carry as carrying
 from t5x_like.objectives import gathering, gradients
 from t5x_like.objectives.base import Objective
-from t5x_like.objectives.row_updates import RowObjective
 from t5x_like.objectives.variables import Frozen, copy
 from t5x_like.runtime import hardware_files
 from t5x_like.training import flops, row_step, step
@@ -217,7 +216,7 @@ def _train_step(
 ) -> Callable:
     """Returns the function of a training step."""
     count_tokens = objective.features.segment_features
-    if isinstance(objective, RowObjective):
+    if objective.updates_rows:
         row_step.check(objective, optimizer, update)
         return row_step.make_train_step(objective, optimizer, count_tokens=count_tokens)
     return step.make_train_step(objective, optimizer, update, count_tokens=count_tokens, lifecycle=lifecycle)

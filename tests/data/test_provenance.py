@@ -37,7 +37,7 @@ def test_cache_has_fingerprint_and_rows(tmp_path, write_cache):
         write_cache(tmp_path / task / "train", lengths=LENGTHS, shards=((0, 3), (1, 3)), task=task, examples_per_row=2)
     source = CachedSource(cache_dir=str(tmp_path / "one"), batch_size=2)
     known = {"rows": 6, "passes": 2, "examples": 6}
-    assert provenance.of_source(source) == [
+    assert source.provenance() == [
         {
             "task": "one",
             "split": "train",
@@ -47,14 +47,14 @@ def test_cache_has_fingerprint_and_rows(tmp_path, write_cache):
         | known
     ]
     mixture = CachedMixture(cache_dir=[str(tmp_path / "one"), str(tmp_path / "two")], batch_size=2)
-    assert [each["task"] for each in provenance.of_source(mixture)] == ["one", "two"]
+    assert [each["task"] for each in mixture.provenance()] == ["one", "two"]
 
 
 def test_files_of_a_task_have_sizes_and_a_digest(tmp_path, source_of, monkeypatch):
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(f"{name}\n")
     source = source_of(seqio.TextLineDataSource({"train": str(tmp_path / "*.txt")}, num_input_examples={"train": 2}))
-    (found,) = provenance.of_source(source)
+    (found,) = source.provenance()
     digest = hashlib.blake2b(b"a.txt 2\na\nb.txt 2\nb\n", digest_size=16).hexdigest()
     assert found == {
         "task": source.name,
@@ -67,7 +67,7 @@ def test_files_of_a_task_have_sizes_and_a_digest(tmp_path, source_of, monkeypatc
         "digest_of": "names and contents",
     }
     monkeypatch.setattr(provenance, "_HASHED_BYTES", 3)
-    (large,) = provenance.of_source(source)
+    (large,) = source.provenance()
     assert large["digest"] != digest and large["digest_of"] == "names and sizes"
 
 
@@ -84,10 +84,10 @@ def test_source_that_describes_itself_is_not_read_again(source_of):
 
     described = source_of(Described(_read, splits=["train"], num_input_examples={"train": 3}))
     plain = source_of(seqio.FunctionDataSource(_read, splits=["train"]))
-    assert provenance.of_source(described)[0] | {"task": ""} == {
+    assert described.provenance()[0] | {"task": ""} == {
         "task": "", "split": "train", "examples": 3, "source": "corpus, hash 12"
     }  # fmt: skip
-    assert provenance.of_source(plain) == [{"task": plain.name, "split": "train"}]
+    assert plain.provenance() == [{"task": plain.name, "split": "train"}]
 
 
 def test_files_of_a_split_have_a_digest(tmp_path, monkeypatch):

@@ -26,6 +26,9 @@ class Rows:
     def describe(self):
         return [self.name]
 
+    def provenance(self):
+        return [{"name": self.name}]
+
     def batch_shapes(self, spec):
         lengths = spec.model_lengths({"inputs": self.length, "targets": self.length})
         return {name: (self.batch_size, length) for name, length in lengths.items()}

@@ -46,6 +46,8 @@ class CachedMixture:
       continuous: As in `CachedSource`. True raises an error: the rows of several caches do not continue one another.
     """
 
+    stores_rows = True
+
     cache_dir: str | Sequence[str]
     batch_size: int
     split: str = "train"
@@ -158,6 +160,10 @@ class CachedMixture:
             given = self._stored.rates if rates is None else rates
             by_task = {task: given.get(task, 0.0) for task in self.sources}
         return mixing.fractions(by_task, self.name)
+
+    def provenance(self) -> list[dict[str, Any]]:
+        """Returns the provenance of each cache; see `DataSource`."""
+        return [entry for each in self.sources.values() for entry in each.provenance()]
 
     def describe(self) -> list[str]:
         """Returns a line for the mixture, one for its rates, and one for each cache."""

@@ -50,6 +50,8 @@ class CachedSource:
         continuous rows.
     """
 
+    stores_rows = True
+
     cache_dir: str
     batch_size: int
     split: str = "train"
@@ -113,6 +115,21 @@ class CachedSource:
             f"{sum(passes):,} rows in {len(passes)} {'pass' if len(passes) == 1 else 'passes'}, "
             f"{sum(passes) / self.batch_size:,.1f} batches of {self.batch_size} before rows repeat, seed {self.seed}, "
             f"{ids:,} token ids"
+        ]
+
+    def provenance(self) -> list[dict[str, Any]]:
+        """Returns the fingerprint and the sizes of the cache; see `DataSource`."""
+        manifest = self.manifest
+        return [
+            {
+                "task": manifest.settings["task"],
+                "split": self.split,
+                "cache": self.directory,
+                "fingerprint": manifest.fingerprint,
+                "rows": sum(manifest.rows_of_passes),
+                "passes": len(manifest.rows_of_passes),
+                "examples": sum(shard.examples for shard in manifest.shards if shard.number_of_pass == 0),
+            }
         ]
 
     def text_problems(self, spec: FeatureSpec) -> list[str]:

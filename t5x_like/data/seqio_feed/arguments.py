@@ -13,6 +13,30 @@ from t5x_like.errors import UserError
 from t5x_like.vocabularies import vocabulary_digest
 
 
+def set_all(
+    tasks: Sequence[seqio.Task],
+    values: Mapping[str, Any],
+    *,
+    files: Mapping[str, str],
+    row_lengths: Mapping[str, int],
+    vocabulary_path: str | None,
+) -> None:
+    """Sets all arguments of the tasks of a source.
+
+    Args:
+      tasks: The tasks.
+      values: Argument name -> value.
+      files: See `with_files`.
+      row_lengths: See `with_row_length`.
+      vocabulary_path: See `update`.
+
+    Raises:
+      UserError: An argument is unknown or has the wrong type.
+    """
+    values = with_row_length(tasks, with_files(tasks, values, files), row_lengths)
+    update(tasks, values, vocabulary_path)
+
+
 def update(tasks: Sequence[seqio.Task], values: Mapping[str, Any], vocabulary_path: str | None) -> None:
     """Sets arguments of tasks; see `task_arguments.update`.
 

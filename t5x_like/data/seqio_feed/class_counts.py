@@ -2,17 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from t5x_like.data.seqio_feed.task_access import TaskAccess
 from t5x_like.vocabularies import vocabulary_kind
 
-if TYPE_CHECKING:
-    from t5x_like.data.seqio_feed.source import SeqIOSource
 
-
-def label_names(source: "SeqIOSource") -> dict[str, tuple[str, ...]]:
+def label_names(source: TaskAccess) -> dict[str, tuple[str, ...]]:
     """Returns task feature -> names of its labels in the order of their indices, for the features that are labels."""
     features = source.provider.output_features.items()
     names = {name: vocabulary_kind.label_names(each.vocabulary) for name, each in features if each.dtype.is_integer}

@@ -1,24 +1,21 @@
 """Finds tasks without text before a run waits for it: a split without examples, or whose examples have only padding."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from t5x_like.data import prompts
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed import inner_sizes
+from t5x_like.data.seqio_feed.task_access import TaskAccess
 from t5x_like.errors import UserError
-
-if TYPE_CHECKING:
-    from t5x_like.data.seqio_feed.source import SeqIOSource
 
 # Examples that are read in search of one with a token.
 SEARCHED_EXAMPLES = 1000
 _SHOWN_ITEMS = 8
 
 
-def check_not_empty(source: "SeqIOSource", spec: FeatureSpec) -> None:
+def check_not_empty(source: TaskAccess, spec: FeatureSpec) -> None:
     """Checks that one of the first examples of a task has an item that is not padding.
 
     Args:

@@ -3,17 +3,16 @@
 import contextlib
 import hashlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import seqio
 import tensorflow as tf
 
-if TYPE_CHECKING:
-    from t5x_like.data.seqio_feed.source import SeqIOSource
+from t5x_like.data.seqio_feed.task_access import TaskAccess
 
 
-def equal_splits(source: "SeqIOSource", sample: int) -> Iterator[tuple[str, str, int]]:
+def equal_splits(source: TaskAccess, sample: int) -> Iterator[tuple[str, str, int]]:
     """Yields the other splits of each task whose first examples, before any preprocessor, equal the split's.
 
     Args:

@@ -1,19 +1,15 @@
 """Rows of the examples of a task: packed or padded examples, or windows of documents in continuous data."""
 
-from typing import TYPE_CHECKING
-
 import tensorflow as tf
 
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed import continuous, inner_sizes
 from t5x_like.data.seqio_feed.converter import SpecConverter
-
-if TYPE_CHECKING:
-    from t5x_like.data.seqio_feed.source import SeqIOSource
+from t5x_like.data.seqio_feed.task_access import TaskAccess
 
 
 def make(
-    source: "SeqIOSource",
+    source: TaskAccess,
     examples: tf.data.Dataset,
     spec: FeatureSpec,
     *,
@@ -54,3 +50,10 @@ def make(
         padding_ids = dict.fromkeys(lengths)  # windows have no padding
     converter = SpecConverter(converted or spec, pack=source.pack, padding_ids=padding_ids, data=source.name)
     return converter.convert(examples, lengths)
+
+
+def deterministic(ds: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset whose elements come in the same order each time."""
+    options = tf.data.Options()
+    options.deterministic = True
+    return ds.with_options(options)

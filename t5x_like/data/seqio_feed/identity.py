@@ -1,18 +1,16 @@
 """What a position in a SeqIO pipeline belongs to: the settings that must be equal on restoring, and the versions."""
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import seqio
 import tensorflow as tf
 
 from t5x_like.data.features import FeatureSpec
-
-if TYPE_CHECKING:
-    from t5x_like.data.seqio_feed.source import SeqIOSource
+from t5x_like.data.seqio_feed.task_access import TaskAccess
 
 
-def of_pipeline(source: "SeqIOSource", spec: FeatureSpec, *, process_index: int, process_count: int) -> dict[str, Any]:
+def of_pipeline(source: TaskAccess, spec: FeatureSpec, *, process_index: int, process_count: int) -> dict[str, Any]:
     """Returns the settings that must be equal for a position to have the same meaning.
 
     Args:
@@ -41,7 +39,7 @@ def of_pipeline(source: "SeqIOSource", spec: FeatureSpec, *, process_index: int,
     return identity | ({"continuous": True} if source.continuous else {})
 
 
-def versions(source: "SeqIOSource") -> dict[str, str]:
+def versions(source: TaskAccess) -> dict[str, str]:
     """Returns the versions of the libraries, and a hash of the descriptions of the corpora, with their contents."""
     lines = [task.source.describe() for task in source.tasks if hasattr(task.source, "describe")]
     corpus = hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()

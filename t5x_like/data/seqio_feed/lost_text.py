@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import seqio
@@ -11,9 +11,7 @@ import tensorflow as tf
 from t5x_like.data import task_arguments
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed import task_errors
-
-if TYPE_CHECKING:
-    from t5x_like.data.seqio_feed.source import SeqIOSource
+from t5x_like.data.seqio_feed.task_access import TaskAccess
 
 # Documents and bytes of text that are read, which take less than a second.
 DOCUMENTS = 128
@@ -61,7 +59,7 @@ class KeptText:
         ]
 
 
-def measure(source: "SeqIOSource", spec: FeatureSpec) -> list[KeptText]:
+def measure(source: TaskAccess, spec: FeatureSpec) -> list[KeptText]:
     """Measures the tasks whose source has one text per example, such as the documents of files.
 
     Args:
@@ -75,7 +73,7 @@ def measure(source: "SeqIOSource", spec: FeatureSpec) -> list[KeptText]:
     return [kept for kept in measured if kept is not None]
 
 
-def _of_task(task: seqio.Task, source: "SeqIOSource", spec: FeatureSpec) -> KeptText | None:
+def _of_task(task: seqio.Task, source: TaskAccess, spec: FeatureSpec) -> KeptText | None:
     features = {
         name: feature.vocabulary
         for name, feature in task.output_features.items()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from t5x_like.data import continuous, endless, mixing, specs, task_arguments, text_vocabulary
+from t5x_like.data import continuous, endless, mixing, provenance, specs, task_arguments, text_vocabulary
 from t5x_like.data.attached import refuse_attached
 from t5x_like.data.batches import pad_rows, rows_of_process
 from t5x_like.data.features import FeatureSpec
@@ -105,10 +105,13 @@ class SeqIOSource:
         if self.task_arguments or self.vocabulary_path or self.file_arguments or self.continuous:
             from t5x_like.data.seqio_feed import arguments
 
-            values = arguments.with_files(self._tasks(provider), self.task_arguments or {}, self.file_arguments)
-            lengths = self.task_feature_lengths if self.continuous else {}
-            values = arguments.with_row_length(self._tasks(provider), values, lengths)
-            arguments.update(self._tasks(provider), values, self.vocabulary_path)
+            arguments.set_all(
+                self._tasks(provider),
+                self.task_arguments or {},
+                files=self.file_arguments,
+                row_lengths=self.task_feature_lengths if self.continuous else {},
+                vocabulary_path=self.vocabulary_path,
+            )
         return provider
 
     @property
@@ -231,6 +234,10 @@ class SeqIOSource:
             *(task.source.describe() for task in self.tasks if hasattr(task.source, "describe")),
         ]
 
+    def provenance(self) -> list[dict[str, Any]]:
+        """Returns what is known of the data of each task that has the split; see `DataSource`."""
+        return [provenance.of_task(task, self) for task in self.tasks if self.split in task.splits]
+
     def batch_shapes(self, spec: FeatureSpec) -> dict[str, tuple[int, ...]]:
         """Returns model feature -> shape of the global batch, `(batch, *choices, length, *inner)`."""
         refuse_attached(spec.attached, self.name)
@@ -291,7 +298,7 @@ class SeqIOSource:
         import seqio
         import tensorflow as tf
 
-        from t5x_like.data.seqio_feed import identity, task_errors
+        from t5x_like.data.seqio_feed import example_rows, identity, task_errors
         from t5x_like.data.seqio_feed.iterator import SeqIOIterator
 
         def make_dataset():
@@ -301,7 +308,7 @@ class SeqIOSource:
             ds = self._dataset(
                 provider, spec, rows=rows, shuffle=self.shuffle, num_epochs=self.num_epochs, shard_info=shard
             )
-            return _options(ds.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE))
+            return example_rows.deterministic(ds.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE))
 
         return SeqIOIterator(
             make_dataset,
@@ -328,11 +335,13 @@ class SeqIOSource:
           process_index: Index of this process.
           process_count: Number of processes.
         """
-        from t5x_like.data.seqio_feed import task_errors
+        from t5x_like.data.seqio_feed import example_rows, task_errors
 
         mine = rows_of_process(self.batch_size, process_index, process_count)
         ds = self._dataset(self.provider, spec, to_the_end=True, shuffle=False, num_epochs=1, shard_info=None)
-        ds = _options(ds.batch(self.batch_size).take(-1 if num_batches is None else num_batches).prefetch(2))
+        ds = example_rows.deterministic(
+            ds.batch(self.batch_size).take(-1 if num_batches is None else num_batches).prefetch(2)
+        )
         limits = self.id_limits(spec)
         for batch in task_errors.explain_each(ds.as_numpy_iterator(), self):
             check_ids(batch, limits, data=self.mixture_or_task_name, holder="its vocabulary")
@@ -406,11 +415,3 @@ class SeqIOSource:
         from t5x_like.data.seqio_feed import mixtures
 
         return mixtures.tasks_with_split(provider, self.split)
-
-
-def _options(ds: "tf.data.Dataset") -> "tf.data.Dataset":
-    import tensorflow as tf
-
-    options = tf.data.Options()
-    options.deterministic = True
-    return ds.with_options(options)

@@ -1,12 +1,10 @@
 """Counts bytes that are not UTF-8 and carriage returns in a task's source, before any preprocessor."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-if TYPE_CHECKING:
-    from t5x_like.data.seqio_feed.source import SeqIOSource
+from t5x_like.data.seqio_feed.task_access import TaskAccess
 
 
 @dataclasses.dataclass
@@ -40,7 +38,7 @@ class ByteCounts:
         return found
 
 
-def count_bytes(source: "SeqIOSource", sample: int) -> ByteCounts:
+def count_bytes(source: TaskAccess, sample: int) -> ByteCounts:
     """Counts bytes in the text features of the first examples of each task's source.
 
     Args:

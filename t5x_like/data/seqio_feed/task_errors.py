@@ -9,17 +9,15 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import seqio
 import tensorflow as tf
 
 from t5x_like.data import blocked
 from t5x_like.data.seqio_feed import inner_sizes
+from t5x_like.data.seqio_feed.task_access import TaskAccess
 from t5x_like.errors import RunFailed, UserError
-
-if TYPE_CHECKING:
-    from t5x_like.data.seqio_feed.source import SeqIOSource
 
 SEARCH_SECONDS = 60.0
 _SHOWN = 160
@@ -27,7 +25,7 @@ _GRAPH_NAMES = re.compile(r"\{\{[^{}]*\}\}\s*|\s*\[Op:.*|Error in user-defined f
 
 
 @contextlib.contextmanager
-def explain_errors(source: "SeqIOSource") -> Iterator[None]:
+def explain_errors(source: TaskAccess) -> Iterator[None]:
     """Converts TensorFlow errors of reading a task into errors that name the example.
 
     Raises:
@@ -52,19 +50,19 @@ def explain_errors(source: "SeqIOSource") -> Iterator[None]:
         raise UserError(f"{found}. Correct the example, or skip such examples in the preprocessor.") from error
 
 
-def _of_source(source: "SeqIOSource") -> Exception | None:
+def _of_source(source: TaskAccess) -> Exception | None:
     """Returns the error that Python code of a task's source has raised, of which TensorFlow only has the text."""
     found = [task.source.take_error() for task in source.tasks if hasattr(task.source, "take_error")]
     return next((error for error in found if error is not None), None)
 
 
-def explain_each(batches: Iterator[Any], source: "SeqIOSource") -> Iterator[Any]:
+def explain_each(batches: Iterator[Any], source: TaskAccess) -> Iterator[Any]:
     """Yields the batches of a task under `explain_errors`, and reports one that is waited for."""
     with explain_errors(source):
         yield from blocked.report(batches, f"{source.name}, split {source.split!r}")
 
 
-def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
+def build(source: TaskAccess, make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
     """Builds the dataset of a task or mixture.
 
     Args:
@@ -86,7 +84,7 @@ def build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data
         ) from error
 
 
-def _build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
+def _build(source: TaskAccess, make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
     try:
         return make()
     except UserError:
@@ -113,7 +111,7 @@ def _build(source: "SeqIOSource", make: Callable[[], tf.data.Dataset]) -> tf.dat
         raise
 
 
-def _check_outputs(task: seqio.Task, source: "SeqIOSource", error: Exception) -> None:
+def _check_outputs(task: seqio.Task, source: TaskAccess, error: Exception) -> None:
     """Raises the error of SeqIO's check of the features that the preprocessors of a task produce, if any."""
     try:
         task.get_dataset(source.preprocessing_lengths, source.split, use_cached=source.use_cached, shuffle=False)
@@ -146,7 +144,7 @@ def rates(provider: seqio.Mixture, tasks: Sequence[seqio.Task]) -> dict[str, flo
     return found
 
 
-def _find(task: seqio.Task, source: "SeqIOSource") -> str | None:
+def _find(task: seqio.Task, source: TaskAccess) -> str | None:
     """Describes the first failing example of a task, or returns None if none is found in time."""
     if source.split not in task.splits or source.use_cached:
         return None
@@ -185,7 +183,7 @@ def _stages(task: seqio.Task) -> list[Callable]:
     return [stage for stage in task.preprocessors if not isinstance(stage, seqio.CacheDatasetPlaceholder)]
 
 
-def _applied(task: seqio.Task, ds: tf.data.Dataset, stages: Sequence[Callable], source: "SeqIOSource"):
+def _applied(task: seqio.Task, ds: tf.data.Dataset, stages: Sequence[Callable], source: TaskAccess):
     with seqio.utils.map_seed_manager(source.seed):
         for stage in stages:
             stage = seqio.utils.add_kwargs_to_transform(

@@ -24,7 +24,7 @@ from t5x_like.objectives.base import Batch, HeadConfig, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.labels import LABEL_METRICS
 from t5x_like.objectives.prediction import Prediction, Scalar, identity
-from t5x_like.objectives.row_updates import TABLE, RowObjective, Tables, Updated
+from t5x_like.objectives.row_updates import RowObjective, Tables, Updated
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_prediction import NAME
 from t5x_like.objectives.word_vectors.fasttext import mean_vectors
@@ -179,6 +179,7 @@ class FastTextClassification(RowObjective, SequenceClassification):
     """
 
     draws = False
+    makes_vectors = True
 
     def __init__(
         self,
