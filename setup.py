@@ -10,7 +10,7 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 
 ROOT = Path(__file__).parent
-VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "t5x_like" / "__init__.py").read_text(), re.MULTILINE).group(1)
+VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "t5x_like" / "version.py").read_text(), re.MULTILINE).group(1)
 
 # Dependencies of pretraining from a cache, inference from token ids and conversion, without TensorFlow.
 # constraints-notf.txt has tested versions of these packages.

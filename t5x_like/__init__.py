@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from t5x_like.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from t5x_like.loading import open_model as open_model
-
-__version__ = "0.2.0"
 
 
 def __getattr__(name: str):

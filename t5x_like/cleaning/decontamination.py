@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from t5x_like.cleaning.duplicates import Rank, rank
-from t5x_like.cleaning.pages import Page, Record, word_pattern
-from t5x_like.cleaning.step import Stage
+from t5x_like.cleaning.pages import Page, Record, Stage, word_pattern
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:

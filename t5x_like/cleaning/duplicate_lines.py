@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from t5x_like.cleaning import sentences
-from t5x_like.cleaning.pages import Page, Record, text_hash
-from t5x_like.cleaning.step import Stage
+from t5x_like.cleaning.pages import Page, Record, Stage, text_hash
 
 if TYPE_CHECKING:
     import apache_beam as beam

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from t5x_like.cleaning.packages import require
-from t5x_like.cleaning.pages import Page, Record, text_hash, word_pattern
-from t5x_like.cleaning.step import Stage
+from t5x_like.cleaning.pages import Page, Record, Stage, text_hash, word_pattern
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:

@@ -8,7 +8,10 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import apache_beam as beam
 
 # Characters of a removed line or page that the report may show.
 EXAMPLE_CHARACTERS = 300
@@ -149,3 +152,15 @@ class Record:
     def tally(self) -> Tally:
         """The counts and examples."""
         return Tally({(self.namespace, name): number for name, number in self.counts.items()}, self.examples)
+
+
+class Stage(NamedTuple):
+    """What a step returns.
+
+    Attributes:
+      pages: the pages that are left, a collection of `Page`.
+      tallies: counts and examples of what was removed, collections of `Tally`.
+    """
+
+    pages: "beam.PCollection"
+    tallies: "list[beam.PCollection]"

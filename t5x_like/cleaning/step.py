@@ -1,24 +1,12 @@
 """The interface of a step of cleaning."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from t5x_like.cleaning.pages import Page, Record
+from t5x_like.cleaning.pages import Page, Record, Stage
 
 if TYPE_CHECKING:
     import apache_beam as beam
-
-
-class Stage(NamedTuple):
-    """What a step returns.
-
-    Attributes:
-      pages: the pages that are left, a collection of `Page`.
-      tallies: counts and examples of what was removed, collections of `Tally`.
-    """
-
-    pages: "beam.PCollection"
-    tallies: "list[beam.PCollection]"
 
 
 class Step(Protocol):
@@ -62,4 +50,4 @@ class PageStep:
         """Applies `process` to each page; see `Step`."""
         from t5x_like.cleaning import transforms
 
-        return transforms.per_page(pages, self)
+        return transforms.apply(pages, self.namespace, self.process, self.namespace)

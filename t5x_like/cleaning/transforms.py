@@ -12,8 +12,7 @@ from typing import Any
 
 import apache_beam as beam
 
-from t5x_like.cleaning.pages import Example, Page, Record, Tally
-from t5x_like.cleaning.step import PageStep, Stage
+from t5x_like.cleaning.pages import Example, Page, Record, Stage, Tally
 from t5x_like.runtime import quiet_imports
 
 EXAMPLES_PER_RULE = 5
@@ -50,11 +49,6 @@ def apply(
     both = elements | label >> beam.ParDo(_PerElement(function, namespace))
     pages = both | f"pages of {label}" >> beam.Filter(lambda element: not isinstance(element, Tally))
     return Stage(pages, [both | f"tallies of {label}" >> beam.Filter(lambda element: isinstance(element, Tally))])
-
-
-def per_page(pages: beam.PCollection, step: PageStep) -> Stage:
-    """Applies a `PageStep`."""
-    return apply(pages, step.namespace, step.process, step.namespace)
 
 
 class Best(beam.CombineFn):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from t5x_like import paths
 from t5x_like.cleaning.packages import require
-from t5x_like.cleaning.pages import Page, Record, normalize_url, text_hash
-from t5x_like.cleaning.step import PageStep, Stage
+from t5x_like.cleaning.pages import Page, Record, Stage, normalize_url, text_hash
+from t5x_like.cleaning.step import PageStep
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Sequence
 
-import t5x_like
 from t5x_like.cli import execute, recipes
 from t5x_like.cli.arguments import RECIPES, Arguments, help_text, overview, parse
 from t5x_like.cli.startup import log, rare_garbage_collection
 from t5x_like.errors import RunFailed, RunStopped, UserError
 from t5x_like.runtime import background, console_log, malloc, protocol, standard_streams, stop_signals, terminal
+from t5x_like.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +61,7 @@ def _run(argv: list[str], *, may_restart: bool) -> int:
             print(overview())
             return protocol.SUCCESS if argv else protocol.USER_ERROR
         if argv[0] == "--version":
-            print(f"t5x_like {t5x_like.__version__}")
+            print(f"t5x_like {__version__}")
             return protocol.SUCCESS
         if argv[0] == RECIPES:
             print(recipes.run(argv[1:]), end="")

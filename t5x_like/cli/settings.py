@@ -15,9 +15,7 @@ import re
 import tokenize
 from collections.abc import Iterator, Sequence
 
-import t5x_like
-
-SOURCE_ROOT = pathlib.Path(t5x_like.__file__).resolve().parents[1]
+SOURCE_ROOT = pathlib.Path(__file__).resolve().parents[2]
 GIN_ROOT = SOURCE_ROOT / "gin_configs"
 REQUIRED = "%gin.REQUIRED"
 

@@ -5,12 +5,11 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-import t5x_like
 from t5x_like import paths
 from t5x_like.config.values import ConfigError, nearest
 
 # Next to the package, both in a checkout and in an installed wheel.
-SHIPPED_ROOT = pathlib.Path(t5x_like.__file__).resolve().parents[1] / "gin_configs"
+SHIPPED_ROOT = pathlib.Path(__file__).resolve().parents[2] / "gin_configs"
 # Earlier name of a folder of shipped files -> its name. Command lines, grids and files of users may have the old one.
 _MOVED_FOLDERS = {"runs/study/": "studies/"}
 

@@ -1,7 +1,7 @@
 """ETC's attention of a text and its global tokens, with relative positions (Ainslie et al. 2020, section 3)."""
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +23,34 @@ from t5x_like.layers.projections import Projection, shard_activation
 from t5x_like.models import bert, bigbird_etc_inputs
 from t5x_like.models.bigbird_etc_inputs import GlobalInput, TableScores
 
-if TYPE_CHECKING:
-    from t5x_like.models.bigbird_etc import EtcConfig
-
 # Standard deviation of new vectors of relative positions, in the released code.
 _RELATIVE_STDDEV = 0.5
 # Projections that exist if they are not shared.
 _SEPARATE = ("global_query", "global_key", "global_value", "l2g_key", "l2g_value", "g2l_key", "g2l_value")
 # Number of blocks of keys that a block of queries is multiplied with. Texts without more blocks have dense scores.
 _WINDOWS = 3
+
+
+class AttentionConfig(Protocol):
+    """The fields of the configuration of a model that the attention reads; see `bigbird_etc.EtcConfig`."""
+
+    embed_dim: int
+    num_heads: int
+    head_dim: int
+    attention_dropout_rate: float
+    relative_vocab_size: int
+    max_distance: int
+    local_radius: int
+    shared_projections: bool
+    hard_global_mask: bool
+
+    @property
+    def initializer(self) -> initializers.Initializer:
+        """Initial values of kernels."""
+
+    @property
+    def compute_dtype(self) -> str:
+        """Dtype of activations."""
 
 
 class RelativeTable(nnx.Module):
@@ -46,7 +65,7 @@ class RelativeTable(nnx.Module):
       bias: `[rows heads]`.
     """
 
-    def __init__(self, config: "EtcConfig", *, key: jax.Array):
+    def __init__(self, config: AttentionConfig, *, key: jax.Array):
         shape, axes = (config.relative_vocab_size, config.num_heads, config.head_dim), ("relpos_buckets", "heads", "kv")
         self.embedding = nnx.Param(initializers.truncated_normal(_RELATIVE_STDDEV)(key, shape, 1), axes=axes)
         self.bias = nnx.Param(jnp.zeros(shape[:2], jnp.float32), axes=axes[:2])
@@ -70,7 +89,7 @@ class EtcAttention(MultiHeadAttention):
       global_relative: table of relative positions of queries of global tokens.
     """
 
-    def __init__(self, config: "EtcConfig", *, key: jax.Array):
+    def __init__(self, config: AttentionConfig, *, key: jax.Array):
         base_key, out_key, *table_keys = jax.random.split(key, 4)
         super().__init__(key=base_key, scale=config.head_dim**-0.5, **bert.attention_options(config))
         of_heads, options = (config.num_heads, config.head_dim), {"init": config.initializer, "bias": True}

@@ -1,6 +1,6 @@
 """XLNet's attention, with scores of distances and of token types (Yang et al. 2019, sections 2.4 and 2.5)."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,25 @@ from t5x_like.kernels.relative_scores import RelativeScores
 from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.cache import KeyValueCache
+from t5x_like.layers.initializers import Initializer
 from t5x_like.layers.projections import Projection
 
-if TYPE_CHECKING:
-    from t5x_like.models.xlnet import XLNetConfig
+
+class AttentionConfig(Protocol):
+    """The fields of the configuration of a model that the attention reads; see `xlnet.XLNetConfig`."""
+
+    embed_dim: int
+    num_heads: int
+    head_dim: int
+    attention_dropout_rate: float
+
+    @property
+    def initializer(self) -> Initializer:
+        """Initial values of kernels and biases."""
+
+    @property
+    def compute_dtype(self) -> str:
+        """Dtype of activations."""
 
 
 class RelativeAttention(MultiHeadAttention):
@@ -33,7 +48,7 @@ class RelativeAttention(MultiHeadAttention):
       types: float32 `[2, heads, kv]`, keys for the same token type and for another one.
     """
 
-    def __init__(self, config: "XLNetConfig", *, key: jax.Array):
+    def __init__(self, config: AttentionConfig, *, key: jax.Array):
         content_key, relative_key, *keys = jax.random.split(key, 6)
         heads, init, dtype = (config.num_heads, config.head_dim), config.initializer, config.compute_dtype
         super().__init__(

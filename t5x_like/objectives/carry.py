@@ -6,18 +6,15 @@ Row i of a batch continues row i of the batch before. In a batch, the arrays of 
 
 import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from jaxtyping import Array
 
 from t5x_like.axis_rules import CARRY
 from t5x_like.errors import UserError
+from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import MODEL
 from t5x_like.models.outputs import Outputs
-
-if TYPE_CHECKING:
-    from t5x_like.models.base import ModelConfig
-    from t5x_like.objectives.base import Objective
 
 # Network -> name -> array `[batch, …]`.
 Carry = Mapping[str, Mapping[str, Array]]
@@ -26,7 +23,16 @@ NO_CARRY: Carry = types.MappingProxyType({})
 TEACHER = "teachers/"
 
 
-def initial(objective: "Objective", config: "ModelConfig", batch_size: int) -> dict[str, Array]:
+class CarryingObjective(Protocol):
+    """What `initial` reads of an objective; see `objectives.base.Objective`."""
+
+    prepare: Any
+
+    def initial_carry(self, config: ModelConfig, batch_size: int) -> Carry:
+        """Returns the state of the networks before the first batch."""
+
+
+def initial(objective: CarryingObjective, config: ModelConfig, batch_size: int) -> dict[str, Array]:
     """Returns what networks carry into the first batch of continuous data, as features of a batch.
 
     Args:

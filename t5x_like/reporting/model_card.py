@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from absl import logging
 
-import t5x_like
 from t5x_like import paths
 from t5x_like.config.stored import StoredSettings
 from t5x_like.config.values import Reference, is_literal
@@ -20,6 +19,7 @@ from t5x_like.metrics.checkpoint_evaluations import CheckpointEvaluations
 from t5x_like.metrics.starts import changes
 from t5x_like.models.base import ModelConfig
 from t5x_like.reporting.markdown import code, table
+from t5x_like.version import __version__
 
 README = "README.md"
 Row = Mapping[str, Any]
@@ -215,8 +215,8 @@ def _front_matter(hf_config: Mapping[str, Any]) -> list[str]:
 def _introduction(run: ExportedRun, hf_config: Mapping[str, Any]) -> list[str]:
     lines = [f"# {_class(hf_config)} of the run {code(run.name)}", ""]
     if run.source:
-        return [*lines, f"Converted from {code(run.source)} by t5x_like {t5x_like.__version__}, without training."]
-    return [*lines, f"Trained and exported with t5x_like {t5x_like.__version__}. The facts below describe the run."]
+        return [*lines, f"Converted from {code(run.source)} by t5x_like {__version__}, without training."]
+    return [*lines, f"Trained and exported with t5x_like {__version__}. The facts below describe the run."]
 
 
 def _model(

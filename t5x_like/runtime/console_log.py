@@ -7,7 +7,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 
-import t5x_like
 from t5x_like.runtime import terminal
 
 # SeqIO's evaluator warns about lengths and loggers, which this project's settings choose, and raises what it logs.
@@ -49,7 +48,7 @@ def handler(*, everything: bool = False) -> logging.Handler:
 
 def make_filter() -> Callable[[logging.LogRecord], bool]:
     """Returns a filter for lines of this project and the user's modules, and for warnings of other packages."""
-    here = os.path.dirname(os.path.abspath(t5x_like.__file__))
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     own = (here + os.sep, os.path.join(os.path.dirname(here), "data_tasks") + os.sep)
     standard_library = sysconfig.get_path("stdlib") + os.sep
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import t5x_like
+from t5x_like.version import __version__
 
 # Packages that determine the numbers of a run, by the names of their distributions.
 PACKAGES = (
@@ -34,7 +34,7 @@ def command_line(words: Sequence[str] | None = None) -> str:
 
 def versions() -> dict[str, str]:
     """Returns package -> version of those in `PACKAGES` that are installed, of Python and of this package."""
-    found = {"python": platform.python_version(), "t5x_like": t5x_like.__version__}
+    found = {"python": platform.python_version(), "t5x_like": __version__}
     for name in PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
@@ -47,7 +47,7 @@ def code_directories() -> list[str]:
     """Returns the directories of the user's code and of this package: the working directory, the script, `t5x_like`."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     found = [os.getcwd(), *([os.path.dirname(os.path.abspath(script))] if script else [])]
-    return list(dict.fromkeys([*found, os.path.dirname(os.path.abspath(t5x_like.__file__))]))
+    return list(dict.fromkeys([*found, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]))
 
 
 def repositories(directories: Iterable[str]) -> list[Mapping[str, Any]]:

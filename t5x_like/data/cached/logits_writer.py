@@ -10,7 +10,6 @@ import jax
 from absl import logging
 from array_record.python.array_record_module import ArrayRecordWriter
 
-import t5x_like
 from t5x_like import paths
 from t5x_like.data.cached import logits, shard_files, unfinished
 from t5x_like.data.cached import manifest as manifests
@@ -18,6 +17,7 @@ from t5x_like.data.cached.logits import LogitsManifest
 from t5x_like.data.cached.logits_rows import Stored
 from t5x_like.data.cached.manifest import MANIFEST, Manifest, StoredFile
 from t5x_like.errors import RunFailed, UserError
+from t5x_like.version import __version__
 
 # A record is read alone, as a row of the cache is.
 WRITER_OPTIONS = "group_size:1,uncompressed"
@@ -153,7 +153,7 @@ class LogitsPlan:
             predictions=dict(self.predictions),
             shards=tuple(StoredFile(**done[unit]) for unit in self.units()),
             teacher_path=self.teacher_path,
-            versions={"t5x_like": t5x_like.__version__, "jax": jax.__version__},
+            versions={"t5x_like": __version__, "jax": jax.__version__},
         )
         with self._explained():
             manifest.write(self.directory)

@@ -14,7 +14,6 @@ import tensorflow as tf
 from absl import logging
 from array_record.python.array_record_module import ArrayRecordWriter
 
-import t5x_like
 from t5x_like import paths
 from t5x_like.data import continuous, origins, prompts, skipped_records
 from t5x_like.data.cached import manifest as manifests
@@ -27,6 +26,7 @@ from t5x_like.data.seqio_feed import SeqIOSource, empty_data, example_rows, task
 from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import RunFailed, UserError
+from t5x_like.version import __version__
 from t5x_like.vocabularies import vocabulary_digest, vocabulary_kind
 
 # Rows are read one at a time, so each is its own block. Compression would make a row of 626 tokens a fifth smaller, but
@@ -252,7 +252,7 @@ class Plan:
             vocabularies=self.vocabularies,
             shards=tuple(shard for shard in shards if shard.rows),
             versions={
-                "t5x_like": t5x_like.__version__,
+                "t5x_like": __version__,
                 "tensorflow": tf.__version__,
                 "seqio": getattr(seqio, "__version__", ""),
             },

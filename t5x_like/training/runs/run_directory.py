@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 from absl import logging
 
-import t5x_like
 from t5x_like import metrics, parameters, partitioning, paths
 from t5x_like.checkpoints.checkpointer import Checkpointer
 from t5x_like.errors import UserError
@@ -31,6 +30,7 @@ from t5x_like.runtime.run_files import (
     is_missing,
     read_status,
 )
+from t5x_like.version import __version__
 
 if TYPE_CHECKING:
     from t5x_like.training.recipe import Recipe
@@ -244,7 +244,7 @@ def how_to_train_longer(model_dir: str, step: int, *, is_early: bool) -> str:
 def environment(partitioner: partitioning.Partitioner) -> dict[str, Any]:
     """Returns the properties of the environment that bit-exact resumption depends on, as JSON values."""
     return {
-        "t5x_like": t5x_like.__version__,
+        "t5x_like": __version__,
         "jax": jax.__version__,
         "python": platform.python_version(),
         "device": partitioner.mesh.devices.flat[0].device_kind,
