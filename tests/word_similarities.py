@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from t5x_like.objectives.row_updates import TABLE, Tables
+from t5x_like.objectives.base import TABLE
+from t5x_like.objectives.row_updates import Tables
 from t5x_like.objectives.word_vectors.word2vec import WordPrediction
 from t5x_like.optimizers.rows import row_sgd
 from t5x_like.vocabularies.word_counts import FIRST_WORD_ID

@@ -10,7 +10,7 @@ from t5x_like import parameters
 from t5x_like.data.cooccurrences import COLUMNS, COUNTS, ROWS, CooccurrenceSource
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.models.word_vectors import WordVectorsConfig
-from t5x_like.objectives.row_updates import TABLE
+from t5x_like.objectives.base import TABLE
 from t5x_like.objectives.word_vectors.fasttext import SubwordSkipGram
 from t5x_like.objectives.word_vectors.fasttext_classification import FastTextClassification
 from t5x_like.objectives.word_vectors.glove import GloVe

@@ -20,7 +20,7 @@ from t5x_like.errors import UserError
 from t5x_like.layers.embeddings import Embedder
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.word_vectors import TOKENS
-from t5x_like.objectives.base import Batch, HeadConfig, Params, Pass
+from t5x_like.objectives.base import TABLE, Batch, HeadConfig, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.labels import LABEL_METRICS
 from t5x_like.objectives.prediction import Prediction, Scalar, identity
