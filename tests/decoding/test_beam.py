@@ -37,7 +37,7 @@ class PrefixTable:
     """Logits that depend on the example and the prefix."""
 
     logits: np.ndarray
-    config = types.SimpleNamespace(compute_dtype="float32")
+    config = types.SimpleNamespace(compute_dtype="float32", adapters=())
 
     def encode(self, batch):
         return batch["encoder_input_tokens"][:, 0]

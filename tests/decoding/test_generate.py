@@ -27,7 +27,7 @@ def greedy(model, batch, max_length, bos_id=0, eos_ids=(1,)):
 class CountDown:
     """Generates the first input token and counts down to EOS (id 1). The cache counts the calls."""
 
-    config = types.SimpleNamespace(compute_dtype="float32")
+    config = types.SimpleNamespace(compute_dtype="float32", adapters=())
 
     def encode(self, batch):
         return batch["encoder_input_tokens"][:, 0]
