@@ -21,8 +21,8 @@ class Command:
       flag_defaults: Values of flags that may be given without a value.
       text_flags: Flags whose value is always text, also if it is a word such as `none`.
       settings: Common settings to list in the help: macro -> line of help.
-      needs_run: Whether it reads an existing run. Without gin files on the command line, the model, task and lengths
-        then come from the config.gin in MODEL_DIR, or in the run of CHECKPOINT_PATH.
+      needs_run: Whether it reads an existing run. Unless gin files of the command line set MODEL, the model, task and
+        lengths then come from the config.gin in MODEL_DIR, or in the run of CHECKPOINT_PATH.
       base_gin_file: The gin file of the command itself, read before the gin files of the run.
       placeholder_macros: Values for macros that the run requires and this command does not.
       accepts_recipe: Whether it takes the gin files of a run, of whose recipe it reads only a part.

@@ -206,6 +206,7 @@ COMMANDS = {
         }
         | MESH,
         needs_run=True,
+        base_gin_file="commands/analyze.gin",
         compiles=True,
         paths=("CHECKPOINT_PATH", "OUTPUT_PATH"),
         files=("OUTPUT_PATH",),

@@ -47,7 +47,7 @@ def _arguments(command: Command, arguments: Arguments, checklist: Checklist) -> 
     macros = execute.given_macros(arguments)
     _check_paths(command, macros, checklist)
     run = None
-    if command.needs_run and not arguments.gin_files:
+    if execute.reads_run(command, arguments):
         names = [name for name in ("MODEL_DIR", "CHECKPOINT_PATH") if macros.get(name)]
         subject = " and ".join(f"{name}={macros[name]}" for name in names)
         run = checklist.run(subject, lambda: execute.find_run(arguments))

@@ -60,7 +60,7 @@ def _run(arguments: Arguments) -> int:
 
         distributed.join(arguments.coordinator_address, arguments.num_processes, arguments.process_id)
     check_paths(command.paths, given_macros(arguments), command.files)
-    run_directory = find_run(arguments) if command.needs_run and not arguments.gin_files else None
+    run_directory = find_run(arguments) if reads_run(command, arguments) else None
     resolved = resolve(arguments, run_directory)
     with stop_signals.watched() as signals:
         signals.check()  # an import may have swallowed the exception of a signal
@@ -138,7 +138,7 @@ def resolve(arguments: Arguments, run_directory: str | None) -> config.Resolved:
         )
     except config.IncompleteConfig as error:
         if command.needs_run and run_directory is None:
-            hint = "To use the model, task and lengths of a run, give --gin.MODEL_DIR=DIRECTORY and no --gin_file."
+            hint = "To use the model, task and lengths of a run, give --gin.MODEL_DIR=DIRECTORY and no file of a model."
             checkpoint = given_macros(arguments).get("CHECKPOINT_PATH")
             if not arguments.gin_files and isinstance(checkpoint, str) and weight_files.find_t5x(checkpoint):
                 files = ["models/t5_1_1/base.gin", *([] if command.base_gin_file else [command.default_gin_file])]
@@ -156,6 +156,17 @@ def _flags(command: Command) -> dict[str, str]:
     """Returns macro -> how the command line sets it, for the macros that have a flag or an argument of their own."""
     flags = {macro: f"--{flag}=…" for flag, (macro, _) in command.flags.items()}
     return flags | ({command.positional[0]: command.positional[1]} if command.positional else {})
+
+
+def reads_run(command: Command, arguments: Arguments) -> bool:
+    """Returns whether a command reads the model and the task of a run: no gin file or setting describes a model."""
+    if not command.needs_run or not arguments.gin_files:
+        return command.needs_run
+    from t5x_like.config import search
+
+    if {"MODEL", "HF_PATH"} & {name for name, _ in arguments.bindings}:
+        return False
+    return not search.sets_macro("MODEL", arguments.gin_files, arguments.search_paths)
 
 
 def find_run(arguments: Arguments) -> str | None:

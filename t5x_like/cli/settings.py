@@ -178,7 +178,8 @@ def _read(file: str, found: GinFiles) -> None:
         elif match := re.fullmatch(r"import (\w+)", statement):
             symbols[match[1]] = match[1]
         elif match := re.fullmatch(r"include ['\"](.+)['\"]", statement):
-            _read(match[1], found)
+            for path in sorted(GIN_ROOT.glob(match[1])):
+                _read(path.relative_to(GIN_ROOT).as_posix(), found)
         elif statement.endswith(":"):
             block = statement[:-1]
         else:

@@ -151,7 +151,8 @@ class Reader:
                     )
                 directory = str(paths.local(found).parent) if paths.is_local(found) else found.rpartition("/")[0]
                 try:
-                    self.read_file(statement.filename, relative_to=directory)
+                    for name in search.matching(statement.filename):
+                        self.read_file(name, relative_to=directory)
                 except ConfigError as error:
                     raise ConfigError(f"{shown}:{statement.location.line_num}: {error}") from error
             elif isinstance(statement, config_parser.ImportStatement):

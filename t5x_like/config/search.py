@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from t5x_like import paths
 from t5x_like.config.values import ConfigError, nearest
+from t5x_like.errors import UserError
 
+_INCLUDE = re.compile(r"^include ['\"](.+?)['\"]", re.MULTILINE)
 # Next to the package, both in a checkout and in an installed wheel.
 SHIPPED_ROOT = pathlib.Path(__file__).resolve().parents[2] / "gin_configs"
 # Earlier name of a folder of shipped files -> its name. Command lines, grids and files of users may have the old one.
@@ -50,6 +52,41 @@ def find(path: str, search_paths: Sequence[str], relative_to: str | None = None)
     )
 
 
+def matching(path: str) -> list[str]:
+    """Returns the shipped files that match a pattern of an include, such as `analyses/*.gin`, or the path itself."""
+    if "*" not in path:
+        return [path]
+    return sorted(file.relative_to(SHIPPED_ROOT).as_posix() for file in SHIPPED_ROOT.glob(path))
+
+
+def sets_macro(macro: str, files: Sequence[str], search_paths: Sequence[str]) -> bool:
+    """Returns whether gin files, or the files that they include, set a macro. Files that are not found do not.
+
+    Args:
+      macro: The macro.
+      files: Paths of gin files; see `find`.
+      search_paths: Directories with gin files.
+    """
+    return any(macro in _macros(file, tuple(search_paths)) for file in files)
+
+
+def _macros(path: str, search_paths: Sequence[str], relative_to: str | None = None, open_: tuple[str, ...] = ()):
+    """Returns the names of the macros that a gin file and its includes set."""
+    try:
+        found, _ = find(path, search_paths, relative_to)
+        text = paths.read_text(found)
+    except UserError:  # reading the configuration reports it
+        return set()
+    if found in open_:
+        return set()
+    names = set(re.findall(r"^([A-Z]\w*) *=", text, re.MULTILINE))
+    directory = str(paths.local(found).parent) if paths.is_local(found) else found.rpartition("/")[0]
+    for included in _INCLUDE.findall(text):
+        for name in matching(included):
+            names |= _macros(name, search_paths, directory, (*open_, found))
+    return names
+
+
 def _nearest_file(path: str, search_paths: Sequence[str]) -> str:
     known = set()
     for root in (*search_paths, str(SHIPPED_ROOT)):
@@ -65,7 +102,9 @@ def _nearest_file(path: str, search_paths: Sequence[str]) -> str:
 def shipped_setters(macro: str) -> str:
     """Returns a hint with a shipped gin file that sets a macro, directly or by an include, or an empty string."""
     texts = {str(file.relative_to(SHIPPED_ROOT)): file.read_text("utf-8") for file in SHIPPED_ROOT.rglob("*.gin")}
-    includes = {name: set(re.findall(r"^include ['\"](.+?)['\"]", text, re.MULTILINE)) for name, text in texts.items()}
+    includes = {
+        name: {file for path in _INCLUDE.findall(text) for file in matching(path)} for name, text in texts.items()
+    }
     setting = re.compile(rf"^{re.escape(macro)} *=(?! *%gin.REQUIRED)", re.MULTILINE)
     setters = {name for name, text in texts.items() if setting.search(text)}
     while more := {name for name, included in includes.items() if included & setters} - setters:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 Preprocessor = TypeVar("Preprocessor", bound=Callable)
 INPUTS = "inputs"
-# Preprocessors that end `inputs` with the separator; see `reads_separator`.
-_READERS: list[Callable] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +53,11 @@ def separated(separator: str | None) -> Iterator[None]:
 
 
 def reads_separator(preprocessor: Preprocessor) -> Preprocessor:
-    """Marks a preprocessor of SeqIO that ends `inputs` with `separator()`, and with EOS if it is None; a decorator."""
-    _READERS.append(preprocessor)
+    """Declares that a preprocessor of SeqIO ends `inputs` with `separator()`, and with EOS if it is None; a decorator.
+
+    The declaration is the attribute `reads_separator` of the preprocessor.
+    """
+    preprocessor.reads_separator = True
     return preprocessor
 
 
@@ -65,10 +66,14 @@ def separator() -> str | None:
     return _SEPARATOR.get()
 
 
+def _reads(preprocessor: Callable) -> bool:
+    return getattr(preprocessor, "reads_separator", False)
+
+
 def _is_read(source: "DataSource") -> bool:
     """Returns whether a source has SeqIO tasks whose preprocessors read the separator of the objective."""
     tasks = getattr(source, "tasks", ())
-    return bool(tasks) and all(any(each in _READERS for each in task.preprocessors) for task in tasks)
+    return bool(tasks) and all(any(map(_reads, task.preprocessors)) for task in tasks)
 
 
 def add_eos(source: "DataSource", spec: FeatureSpec) -> Mapping[str, bool]:

@@ -129,7 +129,7 @@ def test_words_that_are_not_flags(run_command, arguments, message):
 def test_command_without_a_run_names_a_model_file(directory, run_command):
     code, output = run_command(["eval"])
     assert code == 2 and "undefined macro %MODEL: give a file that defines it first, such as --gin_file=mod" in output
-    assert output.strip().endswith("give --gin.MODEL_DIR=DIRECTORY and no --gin_file.")
+    assert output.strip().endswith("give --gin.MODEL_DIR=DIRECTORY and no file of a model.")
     code, output = run_command(["convert", "--heads=some", "--input=-", "--output=a"])
     assert code == 2 and "--gin.MODEL_DIR" not in output
 
