@@ -17,10 +17,11 @@ from t5x_like import paths
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import byte_bpe, sentencepiece_layouts, word_vocabularies, wordpiece
 from t5x_like.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
-from t5x_like.vocabularies.from_folder import BYTE_SENTINELS, is_readable
-from t5x_like.vocabularies.sentencepiece_layouts import LAYOUTS
+from t5x_like.vocabularies.from_folder import is_readable
 from t5x_like.vocabularies.shipped import SENTINELS
+from t5x_like.vocabularies.tokenizer_classes import LAYOUTS
 from t5x_like.vocabularies.tokenizer_folder import CONFIG
+from t5x_like.vocabularies.tokenizers.t5 import BYTE_SENTINELS
 from t5x_like.vocabularies.word_counts import FIRST_WORD_ID, to_bytes
 
 MERGES_HEADER = "#version: 0.2\n"

@@ -4,81 +4,43 @@ All code that reads, copies, compares or writes the files of a tokenizer uses th
 reads is not left out by another.
 """
 
+import importlib
+import pkgutil
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-CONFIG, TOKENIZER, SPECIAL_TOKENS_MAP = "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"
-ADDED_TOKENS, MODEL_CONFIG, CHAT_TEMPLATE = "added_tokens.json", "config.json", "chat_template.jinja"
-WORDPIECE, BPE_IDS, BPE_MERGES = "vocab.txt", "vocab.json", "merges.txt"
+from t5x_like.vocabularies import tokenizers
+from t5x_like.vocabularies.tokenizers.base import (  # noqa: F401 (names of files, for the users of this module)
+    ADDED_TOKENS,
+    BPE_IDS,
+    BPE_MERGES,
+    CHAT_TEMPLATE,
+    CONFIG,
+    GENERIC,
+    MODEL_CONFIG,
+    SPECIAL_TOKENS_MAP,
+    TOKENIZER,
+    WORDPIECE,
+    TokenizerClass,
+)
 
-GENERIC = "PreTrainedTokenizer"
-"""The class of a tokenizer that its tokenizer.json defines alone."""
-
-_END_OF_TEXT = "<|endoftext|>"
-_BERT = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-_ROBERTA = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
-_DEBERTA = {**_BERT, "bos": "[CLS]", "eos": "[SEP]"}
-_ALBERT = {**_DEBERTA, "unk": "<unk>", "pad": "<pad>"}
-_XLNET = {role: f"<{role}>" for role in ("unk", "sep", "pad", "cls", "mask")} | {"bos": "<s>", "eos": "</s>"}
-
-
-class TokenizerClass(NamedTuple):
-    """What a class of transformers reads.
-
-    Attributes:
-      files: The files that define its vocabulary. A tokenizer.json takes their place.
-      special_tokens: Role -> the special token that it has if the files name none.
-    """
-
-    files: tuple[str, ...]
-    special_tokens: Mapping[str, str]
-
-
-def _word_pieces(*names: str) -> dict[str, TokenizerClass]:
-    return dict.fromkeys(names, TokenizerClass((WORDPIECE,), _BERT))
-
-
-def _bpe(special_tokens: Mapping[str, str], *names: str) -> dict[str, TokenizerClass]:
-    return dict.fromkeys(names, TokenizerClass((BPE_IDS, BPE_MERGES), special_tokens))
-
+_MODULES = [
+    importlib.import_module(f"{tokenizers.__name__}.{module.name}")
+    for module in pkgutil.iter_modules(tokenizers.__path__)
+]
 
 CLASSES: Mapping[str, TokenizerClass] = {
-    **_word_pieces("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"),
-    **_bpe(dict.fromkeys(("bos", "eos", "unk"), _END_OF_TEXT), "GPT2Tokenizer"),
-    **_bpe(_ROBERTA, "RobertaTokenizer", "LongformerTokenizer", "BartTokenizer"),
-    **_bpe(_DEBERTA, "DebertaTokenizer"),
-    **_bpe({"unk": "<unk>"}, "OpenAIGPTTokenizer"),
-    "T5Tokenizer": TokenizerClass(("spiece.model",), {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}),
-    "ByT5Tokenizer": TokenizerClass((), {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}),
-    "LlamaTokenizer": TokenizerClass(("tokenizer.model",), {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}),
-    "AlbertTokenizer": TokenizerClass(("spiece.model",), _ALBERT),
-    "XLNetTokenizer": TokenizerClass(("spiece.model",), _XLNET),
-    "BigBirdTokenizer": TokenizerClass(("spiece.model",), {**_ALBERT, "bos": "<s>", "eos": "</s>"}),
-    "DebertaV2Tokenizer": TokenizerClass(("spm.model",), _DEBERTA),
-    GENERIC: TokenizerClass((), {}),
+    each.name: each for module in _MODULES for each in getattr(module, "TOKENIZERS", ())
 }
-"""Class, without the suffix "Fast" -> what it reads."""
+"""Class, without the suffix "Fast" -> what it reads: the constants `TOKENIZERS` of `vocabularies.tokenizers`."""
 
 OF_MODEL_TYPE: Mapping[str, str] = {
-    "bert": "BertTokenizer",
-    "distilbert": "DistilBertTokenizer",
-    "electra": "ElectraTokenizer",
-    "mobilebert": "MobileBertTokenizer",
-    "gpt2": "GPT2Tokenizer",
-    "roberta": "RobertaTokenizer",
-    "longformer": "LongformerTokenizer",
-    "bart": "BartTokenizer",
-    "t5": "T5Tokenizer",
-    "llama": "LlamaTokenizer",
-    "mistral": "LlamaTokenizer",
-    "albert": "AlbertTokenizer",
-    "xlnet": "XLNetTokenizer",
-    "big_bird": "BigBirdTokenizer",
-    "deberta": "DebertaTokenizer",
-    "deberta-v2": "DebertaV2Tokenizer",
-    "openai-gpt": "OpenAIGPTTokenizer",
+    model_type: each.name for each in CLASSES.values() for model_type in each.model_types
 }
 """`model_type` in config.json -> the class of directories whose tokenizer_config.json names none."""
+
+LAYOUTS = {kind: layout for module in _MODULES for kind, layout in getattr(module, "LAYOUTS", {}).items()}
+"""Kind of vocabulary -> layout of its special pieces: the constants `LAYOUTS` of `vocabularies.tokenizers`."""
 
 GENERIC_CLASS = "PreTrainedTokenizerFast"
 """The class that reads everything from tokenizer.json, as transformers 4 names it and transformers 5 reads it."""

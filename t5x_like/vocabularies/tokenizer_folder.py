@@ -3,7 +3,7 @@
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from t5x_like import paths
@@ -163,6 +163,20 @@ class TokenizerFiles:
             if ids.setdefault(token, index) != index:
                 raise self.error(name, key, f"the id of {token!r} is {index} here and {ids[token]} in another file")
         return ids
+
+    def require_pieces(self, tokens: Mapping[str, str], pieces: Sequence[str]) -> None:
+        """Checks that all added tokens are pieces of the vocabulary.
+
+        Args:
+          tokens: the special tokens of the roles.
+          pieces: the pieces, by id.
+
+        Raises:
+          UserError: an added token is not a piece, or has another id.
+        """
+        for token, index in self.added_tokens(tokens).items():
+            if tuple(pieces[index : index + 1]) != (token,):
+                raise self.unsupported(ADDED_TOKENS, token, index, "tokens that are in the vocabulary")
 
     def listed_tokens(self) -> dict[str, bool]:
         """Returns the tokens that the files list, and whether each is special."""

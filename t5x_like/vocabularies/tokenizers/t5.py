@@ -1,0 +1,47 @@
+"""SentencePiece with sentinels (T5, mT5), and bytes (ByT5)."""
+
+from typing import TYPE_CHECKING
+
+from t5x_like.vocabularies.tokenizers.base import Layout, TokenizerClass
+
+if TYPE_CHECKING:
+    from t5x_like.vocabularies.base import Vocabulary
+    from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
+
+
+_SPECIAL_TOKENS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+# The number of sentinels of T5Tokenizer if tokenizer_config.json has none.
+_T5_EXTRA_IDS = 100
+BYTE_SENTINELS = 125
+"""The number of sentinels of ByT5Tokenizer if tokenizer_config.json has none."""
+
+
+def build(files: "TokenizerFiles") -> "Vocabulary":
+    """Returns a vocabulary with sentinels after the pieces."""
+    from t5x_like.vocabularies import sentencepiece_files
+
+    return sentencepiece_files.vocabulary(files, files.config.get("extra_ids", _T5_EXTRA_IDS))
+
+
+def build_bytes(files: "TokenizerFiles") -> "Vocabulary":
+    """Returns the vocabulary of bytes."""
+    from t5x_like.vocabularies.base import ByteVocabulary
+
+    return ByteVocabulary(extra_ids=files.config.get("extra_ids", BYTE_SENTINELS))
+
+
+TOKENIZERS = (
+    TokenizerClass(
+        name="T5Tokenizer", files=("spiece.model",), special_tokens=_SPECIAL_TOKENS, model_types=("t5",), build=build
+    ),
+    TokenizerClass(name="ByT5Tokenizer", special_tokens=_SPECIAL_TOKENS, build=build_bytes),
+)
+# mT5: Xue et al. 2021, section 3.2.
+LAYOUTS = {
+    "mt5": Layout(
+        ids={"pad": 0, "eos": 1, "unk": 2, "bos": -1},
+        coverage=0.99999,
+        byte_fallback=True,
+        tokenizer={"tokenizer_class": "T5Tokenizer", "extra_ids": 100},
+    ),
+}
