@@ -78,7 +78,7 @@ def test_family(extension, run_command, monkeypatch):
     assert len(losses()) == 2 and losses("validation")[-1] < 1.2 * math.log(1024)
     monkeypatch.setenv("T5X_LIKE_TRUSTED_MODULES", "averaging")
     Path("prompts.txt").write_text("The module\nA class that\n")
-    generate = ["--input=prompts.txt", "--output=texts.jsonl", "--gin.MAX_DECODE_LENGTH=8"]
+    generate = ["--input=prompts.txt", "--output=texts.jsonl", "--gin.Decoding.max_length=8"]
     code, output = run_command(["infer", "--gin.MODEL_DIR=run", *generate])
     assert code == 0, output
     assert len(Path("texts.jsonl").read_text().splitlines()) == 2

@@ -1,8 +1,9 @@
 """Base class of data sources whose batches a function makes from their numbers, without a task and without files."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from t5x_like.data.batches import rows_of_process
 from t5x_like.data.features import FeatureSpec
@@ -13,6 +14,7 @@ from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
 from t5x_like.vocabularies.vocabulary_kind import VocabularyKind
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class NumberedSource:
     """Data without an end: batch n is a function of n. Implements `DataSource`.
 
@@ -21,10 +23,14 @@ class NumberedSource:
 
     Attributes:
       batch_size: Number of rows of a batch over all processes.
+      split: Split of the data; an evaluation replaces it by each of its splits.
+      name: Name of the data in messages.
     """
 
     batch_size: int
-    name: str
+    split: str = "train"
+
+    name: ClassVar[str]
     stores_rows = False
 
     def batch_shapes(self, spec: FeatureSpec) -> dict[str, tuple[int, ...]]:

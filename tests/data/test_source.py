@@ -6,6 +6,7 @@ import pytest
 
 from t5x_like.data.cached import CachedIterator, CachedSource
 from t5x_like.data.feed import HostIterator, SeekableIterator
+from t5x_like.data.numbered import NumberedSource
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.source import DataSource, TaskSource
 
@@ -28,7 +29,7 @@ def test_sources_satisfy_the_protocol(source, name):
     assert source.name == name
 
 
-@pytest.mark.parametrize("source_class", [SeqIOSource, CachedSource])
+@pytest.mark.parametrize("source_class", [SeqIOSource, CachedSource, NumberedSource])
 def test_methods_of_sources_have_the_parameters_of_the_protocol(source_class):
     assert len(methods(DataSource)) > 5, "too few methods found"
     for name, method in methods(DataSource).items():

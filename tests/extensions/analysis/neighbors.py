@@ -38,7 +38,7 @@ class Neighbors:
         for row, states in zip(rows, results, strict=True):
             for layer, name in enumerate(captures):
                 vectors = np.asarray(states[name], np.float32)[: len(row.ids)]
-                vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
+                vectors = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
                 totals[layer] += np.mean(np.sum(vectors[1:] * vectors[:-1], axis=-1)) / len(rows)
         similarities = totals.tolist()
         table = Table("Similarity", ("layer", "cosine"), list(enumerate(similarities, 1)))

@@ -10,7 +10,7 @@ from t5x_like.data.numbered import NumberedSource
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counting(NumberedSource):
-    """Row i of batch n counts from a random number on, which `seed`, i and n determine."""
+    """Row i of batch n counts from a random number on, which `seed`, `split`, i and n determine."""
 
     length: int = 16
     numbers: int = 50
@@ -24,6 +24,7 @@ class Counting(NumberedSource):
         }
 
     def batch(self, spec, number, rows):
-        starts = [np.random.default_rng([self.seed, number, row]).integers(self.numbers) for row in rows]
-        numbers = (np.reshape(starts, (-1, 1)) + np.arange(self.length)) % self.numbers
-        return batches.from_arrays(spec, {"targets": 1 + numbers})
+        seeds = [[self.seed, self.split == "train", number, row] for row in rows]
+        starts = [np.random.default_rng(seed).integers(self.numbers) for seed in seeds]
+        counted = (np.reshape(starts, (-1, 1)) + np.arange(self.length)) % self.numbers
+        return batches.from_arrays(spec, {"targets": 1 + counted})

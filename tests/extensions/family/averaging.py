@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx, struct
 
 from t5x_like.layers.embeddings import Embedder
+from t5x_like.layers.initializers import fan_in
 from t5x_like.layers.mlp import MLP
 from t5x_like.models.base import BaseConfig, BaseModel, StackInfo
 from t5x_like.models.outputs import Outputs
@@ -52,7 +53,8 @@ class Averaging(BaseModel):
         self.config = config
         table_key, *keys = jax.random.split(key, config.num_layers + 1)
         self.tokens = Embedder(config.vocab_size, config.embed_dim, key=table_key)
-        self.layers = nnx.List([MLP(config.embed_dim, config.mlp_dim, ("gelu",), key=each) for each in keys])
+        sizes = {"size": config.embed_dim, "hidden_size": config.mlp_dim}
+        self.layers = nnx.List([MLP(**sizes, activations=("gelu",), init=fan_in(), key=each) for each in keys])
 
     def embed(self, batch):
         return {"decoder": self.tokens(batch["decoder_input_tokens"])}
@@ -61,11 +63,11 @@ class Averaging(BaseModel):
         x, segments = embedded["decoder"], batch["decoder_segment_ids"]
         visible = (segments[:, :, None] == segments[:, None]) & jnp.tri(x.shape[1], dtype=bool)
         for layer in self.layers:
-            x = x + layer(mean(visible, x))
+            x = x + layer(mean(visible, x))[0]
         return Outputs(hidden=normalized(x))
 
     def unembed(self, hidden):
-        return self.tokens.attend(hidden)
+        return self.tokens.attend(hidden) / self.config.embed_dim**0.5
 
     def prefill(self, batch, cache_length, num_positions=1):
         tokens, segments = batch["decoder_input_tokens"], batch["decoder_segment_ids"]
@@ -84,7 +86,7 @@ class Averaging(BaseModel):
         x, states = self.tokens(tokens), []
         for layer, before in zip(self.layers, cache.states, strict=True):
             states.append(jax.lax.dynamic_update_slice_in_dim(before, x, index, axis=1))
-            x = x + layer(mean(visible, states[-1]))
+            x = x + layer(mean(visible, states[-1]))[0]
         return normalized(x), Cache(tuple(states), is_token)
 
 
