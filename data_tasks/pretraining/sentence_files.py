@@ -5,7 +5,8 @@ from typing import Any
 
 from data_tasks.corpora import matching_files, text_files
 from data_tasks.corpora.file_source import FileSource
-from data_tasks.corpora.formats import TextFiles, format_of
+from data_tasks.corpora.formats import format_of
+from data_tasks.corpora.formats.lines import TextFiles
 from data_tasks.pretraining import sentences
 from t5x_like.data.task_arguments import Unset
 from t5x_like.errors import UserError

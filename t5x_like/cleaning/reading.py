@@ -59,7 +59,8 @@ class ReadPages:
         """
         import fsspec
 
-        from data_tasks.corpora.formats import WebArchive, base, format_of
+        from data_tasks.corpora.formats import base, format_of
+        from data_tasks.corpora.formats.web_archives import WebArchive
         from data_tasks.corpora.text_lines import DamagedFile
 
         record.count("wet-file")

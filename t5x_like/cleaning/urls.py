@@ -132,7 +132,8 @@ class UrlList:
 
     def _files(self) -> list[str]:
         from data_tasks.corpora import matching_files
-        from data_tasks.corpora.formats import TextFiles, format_of
+        from data_tasks.corpora.formats import format_of
+        from data_tasks.corpora.formats.lines import TextFiles
 
         files = matching_files.files(self.pattern)
         for file in files:

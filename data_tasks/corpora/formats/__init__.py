@@ -1,14 +1,17 @@
-"""Formats of files with documents, which the suffix of a file name determines."""
+"""Formats of files with documents, which the suffix of a file name determines.
+
+Each module of this package with a constant `FORMATS` adds its formats.
+"""
+
+import importlib
+import pkgutil
 
 from data_tasks.corpora.compression import COMPRESSIONS, without_suffixes
 from data_tasks.corpora.formats.base import Format
-from data_tasks.corpora.formats.examples import ArrayRecord, TFRecord
-from data_tasks.corpora.formats.lines import JsonLines, TextFiles
-from data_tasks.corpora.formats.tables import Arrow, Parquet
-from data_tasks.corpora.formats.web_archives import WebArchive
 from t5x_like.errors import UserError
 
-FORMATS: tuple[Format, ...] = (TextFiles(), JsonLines(), Parquet(), Arrow(), TFRecord(), ArrayRecord(), WebArchive())
+_MODULES = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+FORMATS: tuple[Format, ...] = tuple(each for module in _MODULES for each in getattr(module, "FORMATS", ()))
 
 
 def format_of(path: str) -> Format:

@@ -155,3 +155,6 @@ def _read(contents: BinaryIO, size: int) -> bytes | None:
 def _checksum(data: bytes) -> int:
     value = google_crc32c.value(data)
     return ((value >> 15 | value << 17) + _MASK) & 0xFFFFFFFF
+
+
+FORMATS = (TFRecord(), ArrayRecord())

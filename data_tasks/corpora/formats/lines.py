@@ -123,3 +123,6 @@ class _Block:
         """Returns the lines as a record."""
         raw = None if self._pieces is None else b"".join(self._pieces)
         return Record(self.first, Cursor(self.first + self.lines, self._end), raw, self._size)
+
+
+FORMATS = (TextFiles(), JsonLines())

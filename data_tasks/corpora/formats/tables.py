@@ -161,3 +161,6 @@ def _damaged(path: str, error: Exception, number: int) -> Exception:
     return DamagedFile(
         f"{path}: the file is damaged or not complete after row {number:,} ({reason}). Copy the file again."
     )
+
+
+FORMATS = (Parquet(), Arrow())

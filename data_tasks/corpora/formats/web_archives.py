@@ -194,3 +194,6 @@ def _media_type(record: Any) -> tuple[str | None, Head | None]:
     if url.lower().startswith(_LOGS):
         return None, None
     return next((known for known in (PLAIN, HTML) if known in kind), None), None
+
+
+FORMATS = (WebArchive(),)
