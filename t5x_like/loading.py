@@ -133,7 +133,7 @@ def _described(path: str) -> dict[str, Any]:
 
 
 def open_teacher(teacher: Teacher, student: Objective | None = None, *, weights: bool = True) -> LoadedTeacher:
-    """Opens the model of a teacher. Its configuration is that of its own directory, apart from that of the student.
+    """Opens the model of a teacher, whose configuration comes from its own directory.
 
     Args:
       teacher: The teacher.

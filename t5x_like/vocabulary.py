@@ -125,7 +125,7 @@ def _check_domains(domains: Mapping[str, str] | None) -> None:
     from data_tasks.corpora import matching_files
 
     if domains is not None and not isinstance(domains, Mapping):
-        raise UserError(f"DOMAINS={domains!r} is not a dictionary. Give such as {{'de': 'de/*.txt'}}.")
+        raise UserError(f"DOMAINS={domains!r} is not a dictionary. Give one such as {{'de': 'de/*.txt'}}.")
     for pattern in (domains or {}).values():
         matching_files.files(pattern)
 

@@ -40,7 +40,7 @@ class BadWords(PageStep):
         if not 0 <= self.fraction <= 1:
             raise UserError(f"BadWords.fraction={self.fraction} is out of range. Give a fraction in [0, 1].")
         if not isinstance(self.files, Mapping):
-            raise UserError(f"BadWords.files={self.files!r} is not a dictionary. Give such as {{'en': 'words.txt'}}.")
+            raise UserError(f"BadWords.files={self.files!r} is not a dictionary. Give {{'en': 'words.txt'}}.")
         for language, path in self.files.items():
             _expression(language, path)
 

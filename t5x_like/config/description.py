@@ -155,7 +155,7 @@ def describe_objective(objective: type, settings: Mapping[str, str]) -> str:
 
 def usual_objective(config: ModelConfig) -> tuple[type, dict[str, Any]]:
     """Returns the usual objective of a model and its settings. BOS is taken from the special tokens of the model."""
-    tokens, parts = model_tokens.special_tokens(config), shape(config)
+    tokens, parts = model_tokens.special_tokens(config), architecture_kind(config)
     if parts == "encoder_decoder":
         start = tokens.get("decoder_start_token_id")
         return SequenceToSequence, {} if start is None else {"bos_id": start}
@@ -164,8 +164,8 @@ def usual_objective(config: ModelConfig) -> tuple[type, dict[str, Any]]:
     return MaskedLM, {}
 
 
-def shape(config: ModelConfig) -> tokenizer_export.Shape:
-    """Returns which parts a model has."""
+def architecture_kind(config: ModelConfig) -> tokenizer_export.Shape:
+    """Returns whether a model is an encoder, a decoder or an encoder-decoder."""
     model = build.shapes(config)
     if isinstance(model, GenerativeEncoderDecoder):
         return "encoder_decoder"

@@ -78,7 +78,7 @@ def with_special_tokens(
       bos_id: The first input of the decoder in training.
       continues: Whether a decoder continues texts, so that `bos_id` is known: None stands for no BOS.
     """
-    default, shape = model_tokens.special_tokens(model), description.shape(model)
+    default, shape = model_tokens.special_tokens(model), description.architecture_kind(model)
     if model.special_tokens is None:
         ids = tokenizer_export.special_tokens(tokenizer, shape, default, bos_id)
         found = None if ids is None else special_tokens.SpecialTokens(ids)
@@ -147,7 +147,7 @@ def exported_files(
         return {}
     sentencepiece, tokenizer_class, lowers_text = model_tokens.sentencepiece_format(model)
     reader = tokenizer_export.Reader(
-        shape=description.shape(model),
+        shape=description.architecture_kind(model),
         vocab_size=model.vocab_size,
         bos_id=bos_id,
         max_length=length,

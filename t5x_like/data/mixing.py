@@ -73,7 +73,7 @@ class Stages:
         if 0 not in steps or not all(isinstance(step, int) and step >= 0 for step in steps):
             raise UserError(
                 f"Stages.stages={self.stages!r} does not map the first steps of stages, one of which is 0, to rates. "
-                "Give such as {0: {'a': 3, 'b': 1}, 1000: {'a': 1, 'b': 1}}."
+                "Give a dictionary such as {0: {'a': 3, 'b': 1}, 1000: {'a': 1, 'b': 1}}."
             )
         names = [task_names(rates) for rates in self.stages.values()]  # raises if a rate is invalid
         if len({frozenset(each) for each in names if each is not None}) > 1:

@@ -1,4 +1,4 @@
-"""What a run stores of its vocabulary beside a digest of the pieces, so that commands make it without the task."""
+"""What a run stores of its vocabulary beside a digest of the pieces, to rebuild it without the task."""
 
 import hashlib
 from typing import Any, NamedTuple

@@ -202,4 +202,4 @@ def test_description_names_the_class_and_what_it_leaves_out():
     params = {"model": model, "objective": objective.init(jax.random.key(1), model)}
     found = exports.describe(config, list(parameters.named_leaves(params)), objective)
     assert (found.architecture, found.left_out) == ("ElectraModel", ("sequence_classification",))
-    assert description.shape(config) == "encoder"
+    assert description.architecture_kind(config) == "encoder"
