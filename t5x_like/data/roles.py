@@ -1,8 +1,47 @@
-"""Model features of rows with one example each, by their role (`features.Role`), in NumPy or in JAX."""
+"""Model features by their role (`features.Role`): of packed rows, and of rows with one example each."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from t5x_like.data.features import Role
+
+
+class Track(Protocol):
+    """The items of many packed examples one after the other, in NumPy or TensorFlow; all arrays are `[items]`.
+
+    Attributes:
+      positions: Position of each item in its example.
+      left: Number of items of the same example after each item.
+      segments: Number of the example of each item in its row, from 1.
+      last: Position in its example at which the last joined feature begins, for each item.
+    """
+
+    positions: Any
+    left: Any
+    segments: Any
+    last: Any
+
+    def select(self, condition: Any, items: Any, other: int) -> Any:
+        """Returns the items where a condition holds, and another value elsewhere."""
+
+    def roll(self, items: Any, shift: int) -> Any:
+        """Moves items by a number of positions."""
+
+
+FLAT: Mapping[Role, Callable[[Any, Track, int], Any]] = {
+    "tokens": lambda items, track, bos: items,
+    "shifted": lambda items, track, bos: track.select(track.positions > 0, track.roll(items, 1), bos),
+    "next": lambda items, track, bos: track.select(track.left > 0, track.roll(items, -1), 0),
+    "weights": lambda items, track, bos: track.positions >= 0,
+    "next_weights": lambda items, track, bos: track.left > 0,
+    "last_weights": lambda items, track, bos: track.positions >= track.last,
+    "next_last_weights": lambda items, track, bos: (track.left > 0) & (track.positions + 1 >= track.last),
+    "prefix": lambda items, track, bos: track.positions <= track.last,
+    "segment_ids": lambda items, track, bos: track.segments,
+    "positions": lambda items, track, bos: track.positions,
+    "row_positions": lambda items, track, bos: items,
+}
+"""Role -> function of the items of packed examples, their track and the BOS id. Conditions stand for 0 and 1."""
 
 
 def make_feature(role: Role, tokens: Any, count: Any, before: Any, bos_id: int) -> Any:

@@ -15,6 +15,7 @@ from jaxtyping import Shaped
 
 from t5x_like.data.cached.layout import Layout, value_key
 from t5x_like.data.features import FeatureSpec, ModelFeature
+from t5x_like.data.roles import FLAT
 from t5x_like.errors import RunFailed, UserError
 
 NARROW, NARROW_SIGNED, WIDE, REAL = "<u2", "<i2", "<i4", "<f4"
@@ -122,7 +123,7 @@ class Decoder:
             if value.track is None:
                 return flat[index].reshape(len(records), value.length)
             track = tracks[value.track]
-            return track.dense(_ROLES[feature.role](flat[index], track, self._spec.bos_id))
+            return track.dense(FLAT[feature.role](flat[index], track, self._spec.bos_id))
 
         return {
             feature.name: feature.stack(rows, lambda choices: np.stack(choices, axis=1))
@@ -205,6 +206,19 @@ class _Track:
         row_lengths = np.diff(row_ends, prepend=0)
         return np.arange(self._length) < row_lengths[:, np.newaxis]
 
+    @functools.cached_property
+    def last(self) -> np.ndarray:
+        """Position in its example at which the last joined feature begins, for each item, flat."""
+        return np.repeat(self.before, self.counts)
+
+    def select(self, condition: np.ndarray, items: np.ndarray, other: int) -> np.ndarray:
+        """Returns the items where a condition holds, and another value elsewhere."""
+        return np.where(condition, items, np.int32(other))
+
+    def roll(self, items: np.ndarray, shift: int) -> np.ndarray:
+        """Moves items by a number of positions."""
+        return np.roll(items, shift)
+
     def dense(self, flat: np.ndarray) -> Shaped[np.ndarray, "rows length ..."]:
         """Arranges flat values in rows, with 0 after the last example."""
         shape = (*self._is_real.shape, *flat.shape[1:])
@@ -216,21 +230,3 @@ class _Track:
 def _exclusive(counts: np.ndarray) -> np.ndarray:
     """Returns the exclusive cumulative sum, int32."""
     return (np.cumsum(counts) - counts).astype(np.int32)
-
-
-# Role -> function of the flat items, their track and the BOS id, with flat result; the converter's roles in NumPy.
-_ROLES = {
-    "tokens": lambda tokens, track, bos: tokens,
-    "shifted": lambda tokens, track, bos: np.where(track.positions > 0, np.roll(tokens, 1), np.int32(bos)),
-    "next": lambda tokens, track, bos: np.where(track.left > 0, np.roll(tokens, -1), np.int32(0)),
-    "weights": lambda tokens, track, bos: np.ones_like(track.positions),
-    "next_weights": lambda tokens, track, bos: track.left > 0,
-    "last_weights": lambda tokens, track, bos: track.positions >= np.repeat(track.before, track.counts),
-    "next_last_weights": lambda tokens, track, bos: (
-        (track.left > 0) & (track.positions + 1 >= np.repeat(track.before, track.counts))
-    ),
-    "prefix": lambda tokens, track, bos: track.positions <= np.repeat(track.before, track.counts),
-    "segment_ids": lambda tokens, track, bos: track.segments,
-    "positions": lambda tokens, track, bos: track.positions,
-    "row_positions": lambda tokens, track, bos: tokens,
-}

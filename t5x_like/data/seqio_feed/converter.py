@@ -12,6 +12,7 @@ import seqio
 import tensorflow as tf
 
 from t5x_like.data.features import FeatureSpec, ModelFeature
+from t5x_like.data.roles import FLAT
 from t5x_like.data.seqio_feed import (
     devices,  # noqa: F401 (before TensorFlow computes)
     inner_sizes,
@@ -136,7 +137,7 @@ class SpecConverter(seqio.FeatureConverter):
         tokens = track.flat([rows[name] for name in feature.sources])
         if feature.within is not None:
             tokens += tf.repeat(tracks[self.spec.track(feature.within)].offsets, track.counts)
-        return track.dense(_ROLES[feature.role](tokens, track, self.spec.bos_id))
+        return track.dense(FLAT[feature.role](tokens, track, self.spec.bos_id))
 
 
 # ---- placement of examples in rows -----------------------------------------------------------------------------------
@@ -217,6 +218,19 @@ class Track:
         """Segment of each token in its row, flat."""
         return tf.repeat(self._placement.segment, self.counts)
 
+    @functools.cached_property
+    def last(self) -> tf.Tensor:
+        """Position in its example at which the last joined feature begins, for each token, flat."""
+        return tf.repeat(self.before, self.counts)
+
+    def select(self, condition: tf.Tensor, tokens: tf.Tensor, other: int) -> tf.Tensor:
+        """Returns the tokens where a condition holds, and another value elsewhere."""
+        return tf.where(condition, tokens, other)
+
+    def roll(self, tokens: tf.Tensor, shift: int) -> tf.Tensor:
+        """Moves tokens by a number of positions."""
+        return tf.roll(tokens, shift, 0)
+
     def flat(self, parts: list[tf.Tensor]) -> tf.Tensor:
         """Flattens the items of the joined features, each `[examples, any length]`, or of one `[…, inner]`."""
         real = [tf.sequence_mask(n, tf.shape(p)[1]) for n, p in zip(self._part_counts, parts, strict=True)]
@@ -225,30 +239,11 @@ class Track:
         return tf.boolean_mask(tf.concat(parts, axis=1), tf.concat(real, axis=1))
 
     def dense(self, flat: tf.Tensor) -> tf.Tensor:
-        """Arranges flat values in rows, `[rows, length, …]`, with 0 after the last example."""
+        """Arranges flat values in rows, `[rows, length, …]`, with 0 after the last example; True becomes 1."""
+        flat = tf.cast(flat, tf.int32) if flat.dtype == tf.bool else flat
         return tf.RaggedTensor.from_row_lengths(flat, self._row_lengths, validate=False).to_tensor(
             shape=[None, self._length, *flat.shape[1:]]
         )
-
-
-# Role -> function of the flat tokens, their track and the BOS id, with flat result.
-_ROLES = {
-    "tokens": lambda tokens, track, bos: tokens,
-    "shifted": lambda tokens, track, bos: tf.where(track.positions > 0, tf.roll(tokens, 1, 0), bos),
-    "next": lambda tokens, track, bos: tf.where(track.left > 0, tf.roll(tokens, -1, 0), 0),
-    "weights": lambda tokens, track, bos: tf.ones_like(track.positions),
-    "next_weights": lambda tokens, track, bos: tf.cast(track.left > 0, tf.int32),
-    "last_weights": lambda tokens, track, bos: tf.cast(
-        track.positions >= tf.repeat(track.before, track.counts), tf.int32
-    ),
-    "next_last_weights": lambda tokens, track, bos: tf.cast(
-        (track.left > 0) & (track.positions + 1 >= tf.repeat(track.before, track.counts)), tf.int32
-    ),
-    "prefix": lambda tokens, track, bos: tf.cast(track.positions <= tf.repeat(track.before, track.counts), tf.int32),
-    "segment_ids": lambda tokens, track, bos: track.segments,
-    "positions": lambda tokens, track, bos: track.positions,
-    "row_positions": lambda tokens, track, bos: tokens,
-}
 
 
 # ---- token counts and row starts -------------------------------------------------------------------------------------
