@@ -103,6 +103,8 @@ def modules(tmp_path_factory):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         for name, code in re.findall(r"`(\w+\.\w+)`:\n\n```(?:python|gin)\n(.*?)```", text, flags=re.DOTALL):
             (directory / name).write_text(code, encoding="utf-8")
+    for path in (ROOT / "tests" / "extensions" / "analysis").glob("neighbors.*"):  # of analysis.md
+        (directory / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     return directory
 
 
@@ -126,8 +128,9 @@ def test_shown_command_resolves(words, run_directory, huggingface, own_run, modu
     # The buckets are empty. Without access to the network, each request for them would be repeated for half a minute.
     monkeypatch.setattr(paths, "_open_store", lambda path: (fsspec.filesystem("memory"), path.partition("://")[2]))
     arguments = cli.parse(words)
-    uses_run = cli.COMMANDS[arguments.command].needs_run and not arguments.gin_files
-    uses_run = uses_run and "HF_PATH" not in dict(arguments.bindings)
+    given = dict(arguments.bindings)
+    uses_run = execute.reads_run(cli.COMMANDS[arguments.command], arguments) and "HF_PATH" not in given
+    uses_run = uses_run and (not arguments.gin_files or bool({"MODEL_DIR", "CHECKPOINT_PATH"} & given.keys()))
     resolved = execute.resolve(arguments, run_directory if uses_run else None)
     assert isinstance(resolved, config.Resolved)
     if arguments.command in ("train", "distill"):
