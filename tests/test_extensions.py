@@ -117,6 +117,7 @@ def test_adapter(extension, run_command):
 
 def test_analysis(extension, run_command):
     extension("neighbors.gin", "neighbors.py")
+    assert Path("neighbors.gin").read_text() in (ROOT / "docs" / "analysis.md").read_text(encoding="utf-8")
     small_models.write_bert(Path("bert"), num_layers=2)
     options = ["--gin_file=neighbors.gin", "--gin.NEIGHBOR_SENTENCES=['a cat', 'big dogs']"]
     code, output = run_command(["analyze", "bert", *options, "--output=page.html", "--analyses=neighbors"])
