@@ -10,8 +10,8 @@ from absl import logging
 
 from t5x_like import paths
 from t5x_like.analysis import page
+from t5x_like.analysis.analyzed_model import AnalyzedModel
 from t5x_like.analysis.base import Analysis, Section
-from t5x_like.analysis.subject import Subject
 from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.errors import UserError
 from t5x_like.runtime import terminal
@@ -63,9 +63,9 @@ def analyze(
     # ---- Analyses ---------------------------------------------------------------------------------------------------
     found: dict[str, list[Section]] = {}
     for checkpoint in _checkpoints(loaded, every):
-        subject = Subject(dataclasses.replace(loaded, checkpoint=checkpoint), batch_size)
-        logging.info("analyzing %s", subject.name_of_model)
-        found[subject.name_of_model] = _sections(chosen, subject, skip=analyses is None)
+        analyzed = AnalyzedModel(dataclasses.replace(loaded, checkpoint=checkpoint), batch_size)
+        logging.info("analyzing %s", analyzed.name_of_model)
+        found[analyzed.name_of_model] = _sections(chosen, analyzed, skip=analyses is None)
 
     # ---- Output -----------------------------------------------------------------------------------------------------
     if output_path is not None:
@@ -93,18 +93,18 @@ def _chosen(available: Mapping[str, Analysis], names: str | Sequence[str] | None
     return [available[name] for name in dict.fromkeys(names)]
 
 
-def _sections(analyses: Sequence[Analysis], subject: Subject, *, skip: bool) -> list[Section]:
+def _sections(analyses: Sequence[Analysis], analyzed: AnalyzedModel, *, skip: bool) -> list[Section]:
     """Runs analyses on a checkpoint.
 
     Args:
       analyses: The analyses.
-      subject: The checkpoint.
+      analyzed: The checkpoint.
       skip: Whether to leave out an analysis that the model does not fit, as long as another one fits.
     """
     found, errors = [], []
     for analysis in analyses:
         try:
-            found.append(analysis.run(subject))
+            found.append(analysis.run(analyzed))
         except UserError as error:
             if not skip:
                 raise

@@ -267,15 +267,15 @@ def masked(path, records):
     import numpy as np
 
     from t5x_like.analysis import blanks
+    from t5x_like.analysis.analyzed_model import AnalyzedModel
     from t5x_like.analysis.blanks import Blank
-    from t5x_like.analysis.subject import Subject
     from t5x_like.loading import open_model
 
-    subject = Subject(open_model(str(path)))
+    analyzed = AnalyzedModel(open_model(str(path)))
     rows = []
     for record in records:
         before, _, after = record["text"].partition("___")
-        ids = list(subject.vocabulary.encode(before.rstrip())) if before else []
-        rows.append(Blank([*ids, 0, *subject.encode_continuation(after)], len(ids), len(ids) + 1, "record"))
-    reader = blanks.reader_of(subject)
-    return [np.asarray(each).tolist() for each in blanks.log_probabilities(subject, reader, rows, what="records")]
+        ids = list(analyzed.vocabulary.encode(before.rstrip())) if before else []
+        rows.append(Blank([*ids, 0, *analyzed.encode_continuation(after)], len(ids), len(ids) + 1, "record"))
+    reader = blanks.reader_of(analyzed)
+    return [np.asarray(each).tolist() for each in blanks.log_probabilities(analyzed, reader, rows, what="records")]

@@ -12,12 +12,12 @@ import pytest
 import small_models
 
 from t5x_like.analysis import probe_training, probes, structural_probe
+from t5x_like.analysis.analyzed_model import AnalyzedModel
 from t5x_like.analysis.attention_heads import AttentionHeads
 from t5x_like.analysis.base import Section, Table
 from t5x_like.analysis.head_ablation import HeadAblation
 from t5x_like.analysis.head_view import HeadView
 from t5x_like.analysis.probes import Examples, Probes
-from t5x_like.analysis.subject import Subject
 from t5x_like.analyze import analyze
 from t5x_like.cli import main
 from t5x_like.errors import UserError
@@ -79,8 +79,8 @@ def test_the_command_writes_a_page_and_its_numbers(models, treebank, tmp_path, c
 
 @pytest.mark.full
 def test_encoder_decoder_has_three_kinds_of_attention(models):
-    subject = Subject(open_model(str(models / "t5")))
-    data = HeadView(sentences="ab c").run(subject).data
+    analyzed = AnalyzedModel(open_model(str(models / "t5")))
+    data = HeadView(sentences="ab c").run(analyzed).data
     encoder, decoder, cross = (np.array(data[name][0]) for name in ("encoder", "decoder", "cross-attention"))
     assert encoder.shape == decoder.shape == cross.shape
     np.testing.assert_allclose(encoder.sum(-1), 1, atol=2e-3)
@@ -97,8 +97,8 @@ class _Steps:
     def check(self):
         pass
 
-    def run(self, subject):
-        step = int(os.path.basename(subject.name_of_model))
+    def run(self, analyzed):
+        step = int(os.path.basename(analyzed.name_of_model))
         return Section("Steps", "lead", [Table("t", ["step"], [[step]])], (), {"step": step}, {"value": step / 2})
 
 
@@ -143,7 +143,7 @@ def test_data_are_checked_before_an_analysis_runs(models):
 
 
 class _Unfit(_Steps):
-    def run(self, subject):
+    def run(self, analyzed):
         raise UserError("the model does not fit")
 
 
@@ -159,13 +159,13 @@ def test_an_analysis_that_the_model_does_not_fit_is_left_out_unless_it_was_asked
 
 
 def test_invalid_data_raise(models, treebank):
-    subject = Subject(open_model(str(models / "bert")))
+    analyzed = AnalyzedModel(open_model(str(models / "bert")))
     with pytest.raises(UserError, match="MIN_COUNT=100: no relation of .* has so many words"):
-        AttentionHeads(treebank=treebank).run(subject)
+        AttentionHeads(treebank=treebank).run(analyzed)
     with pytest.raises(UserError, match=r"ENLARGED_HEAD='9-1': not a head. Give 1-1 … 2-2"):
-        HeadView(sentences="a b", head="9-1").run(subject)
+        HeadView(sentences="a b", head="9-1").run(analyzed)
     with pytest.raises(UserError, match="SENTENCES: .* has 70 tokens; the model reads 1 to 62"):
-        HeadView(sentences="a" * 70).run(subject)
+        HeadView(sentences="a" * 70).run(analyzed)
 
 
 # ---- probes ----------------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_tree_distances_and_spanning_trees():
 
 @pytest.mark.full
 def test_probes_of_a_model(models, treebank):
-    section = Probes(treebank=treebank, steps=20, rank=4).run(Subject(open_model(str(models / "bert"))))
+    section = Probes(treebank=treebank, steps=20, rank=4).run(AnalyzedModel(open_model(str(models / "bert"))))
     accuracy = section.data["accuracy"]
     assert {len(of) for of in accuracy.values()} == {3} and "part of speech, linear" in accuracy
     assert section.data["majority"] == 0.5
@@ -233,18 +233,18 @@ def test_a_projected_embedding_is_not_layer_0(tmp_path, treebank):
     """The embedding of an LSTM is smaller than its states."""
     config = LSTMConfig(vocab_size=small_models.GPT2_IDS, embedding_dim=4, embed_dim=8, num_layers=1)
     small_models.write_gpt2(tmp_path / "gpt2")
-    subject = Subject(open_model(str(tmp_path / "gpt2")))
-    vars(subject).update(stacks=("decoder",), model=config.make(jax.random.key(0)))
-    vars(subject.loaded).update(resolved=config)
-    assert Probes(treebank=treebank, steps=1, rank=2).run(subject).data["layers"] == [1]
+    analyzed = AnalyzedModel(open_model(str(tmp_path / "gpt2")))
+    vars(analyzed).update(stacks=("decoder",), model=config.make(jax.random.key(0)))
+    vars(analyzed.loaded).update(resolved=config)
+    assert Probes(treebank=treebank, steps=1, rank=2).run(analyzed).data["layers"] == [1]
     with pytest.raises(UserError, match="ANALYSES: LSTMConfig has no attention heads"):
-        HeadView(sentences="a b").run(subject)
+        HeadView(sentences="a b").run(analyzed)
 
 
 def test_words_alone_have_no_trees(models, tmp_path):
     (tmp_path / "a.conllu").write_text("1\ta\t_\tX\t_\t_\t0\troot\t_\t_\n\n" * 10)
     with pytest.raises(UserError, match="TREEBANK: the structural probe reads sentences of 2 to 60 words"):
-        Probes(treebank=str(tmp_path), steps=1).run(Subject(open_model(str(models / "bert"))))
+        Probes(treebank=str(tmp_path), steps=1).run(AnalyzedModel(open_model(str(models / "bert"))))
 
 
 # ---- interventions ---------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_masked_heads_and_importance(tmp_path):
         partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}),
     )
     data = copying_run.Copying()
-    section = HeadAblation(data=data, batches=1).run(Subject(loaded))
+    section = HeadAblation(data=data, batches=1).run(AnalyzedModel(loaded))
     assert set(section.data) == {"encoder", "decoder", "cross-attention", "pruning"}
     assert np.shape(section.data["decoder"]["without"]) == (2, 4)
     curve = section.data["pruning"]
@@ -271,7 +271,7 @@ def test_masked_heads_and_importance(tmp_path):
 
     from t5x_like.analysis.head_ablation import _Measured
 
-    measured = _Measured(Subject(loaded), data, 1)
+    measured = _Measured(AnalyzedModel(loaded), data, 1)
     gradients = measured._differentiate(measured._params, measured.batches[0], dict(measured.ones))
     step = 1e-2
     for kind, layer, head in (("encoder", 0, 1), ("decoder", 1, 3), ("cross-attention", 0, 2)):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from t5x_like.analysis.subject import DECODER, ENCODER, SPECIAL, Row, Subject
+from t5x_like.analysis.analyzed_model import DECODER, ENCODER, SPECIAL, AnalyzedModel, Row
 from t5x_like.errors import UserError
 from t5x_like.layers.captures import of_tokens
 from t5x_like.models.base import Batch
@@ -33,26 +33,26 @@ class Kind(NamedTuple):
     shifted_keys: bool = False
 
 
-def kinds(subject: Subject) -> list[Kind]:
+def kinds(analyzed: AnalyzedModel) -> list[Kind]:
     """Returns the kinds of attention of a model: self-attention of each stack, and cross-attention.
 
     Raises:
       UserError: The model has no attention.
     """
-    config = subject.loaded.resolved
+    config = analyzed.loaded.resolved
     if not all(stack.num_heads for stack in config.stacks.values()):
         raise UserError(f"ANALYSES: {type(config).__name__} has no attention heads. Give ANALYSES without them.")
-    if subject.stacks == (ENCODER, DECODER):
+    if analyzed.stacks == (ENCODER, DECODER):
         return [
             Kind("encoder", f"{ENCODER}/layers/attention/probabilities"),
             Kind("decoder", f"{DECODER}/layers/self_attention/probabilities", True, True),
             Kind(_CROSS, f"{DECODER}/layers/cross_attention/probabilities", True, False),
         ]
-    return [Kind("self-attention", f"{stack}/layers/attention/probabilities") for stack in subject.stacks]
+    return [Kind("self-attention", f"{stack}/layers/attention/probabilities") for stack in analyzed.stacks]
 
 
 def probabilities(
-    subject: Subject, kind: Kind, rows: Sequence[Row]
+    analyzed: AnalyzedModel, kind: Kind, rows: Sequence[Row]
 ) -> Iterator[Float[np.ndarray, "layers heads query key"]]:
     """Yields the attention probabilities of each row, between its tokens.
 
@@ -70,7 +70,7 @@ def probabilities(
         found = of_tokens(kind.capture, found, *lengths)
         return jnp.moveaxis(found.astype(jnp.float32), 0, 1)
 
-    results = subject.run(compute, subject.model, [row.ids for row in rows], what="sentences")
+    results = analyzed.run(compute, analyzed.model, [row.ids for row in rows], what="sentences")
     for row, array in zip(rows, results, strict=True):
         size = len(row.ids)
         found = np.asarray(array)[:, :, :size, :size]

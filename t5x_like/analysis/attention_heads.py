@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from t5x_like.analysis import attention, coreference, plots, treebank
+from t5x_like.analysis.analyzed_model import AnalyzedModel, Row
 from t5x_like.analysis.attention import Conversion
 from t5x_like.analysis.base import Figure, Section, Table
-from t5x_like.analysis.subject import Row, Subject
 from t5x_like.analysis.treebank import ROOT, Sentence
 from t5x_like.errors import UserError
 
@@ -80,13 +80,13 @@ class AttentionHeads:
         if self._coreference is not None:
             coreference.read("COREFERENCE", self._coreference)
 
-    def run(self, subject: Subject) -> Section:
+    def run(self, analyzed: AnalyzedModel) -> Section:
         """Measures the heads of a checkpoint; see `Analysis`."""
         section = Section("Attention heads", "")
         if self._treebank is not None:
-            section = self._syntax(subject)
+            section = self._syntax(analyzed)
         if self._coreference is not None:
-            found = self._antecedents(subject)
+            found = self._antecedents(analyzed)
             section = dataclasses.replace(
                 section,
                 lead=" ".join(filter(None, (section.lead, found.lead))),
@@ -98,9 +98,9 @@ class AttentionHeads:
 
     # ---- syntax ------------------------------------------------------------------------------------------------------
 
-    def _syntax(self, subject: Subject) -> Section:
+    def _syntax(self, analyzed: AnalyzedModel) -> Section:
         given = treebank.read("TREEBANK", self._treebank, self._max_sentences)
-        kept = subject.fitting(f"TREEBANK={self._treebank}", given)
+        kept = analyzed.fitting(f"TREEBANK={self._treebank}", given)
         counts = collections.Counter(
             relation for each, _ in kept for relation in each.relations if relation not in _LEFT_OUT
         )
@@ -111,9 +111,9 @@ class AttentionHeads:
             )
         baselines = _offset_accuracies([each for each, _ in kept], relations)
         tables, figures, data, summary = [], [], {}, {}
-        for kind in attention.kinds(subject):
+        for kind in attention.kinds(analyzed):
             measured = _Measured(relations, self._distance_sentences)
-            arrays = attention.probabilities(subject, kind, [row for _, row in kept])
+            arrays = attention.probabilities(analyzed, kind, [row for _, row in kept])
             for (sentence, row), array in zip(kept, arrays, strict=True):
                 measured.add(sentence, row, array, self._conversion)
             accuracies = measured.accuracies()
@@ -134,14 +134,14 @@ class AttentionHeads:
 
     # ---- coreference -------------------------------------------------------------------------------------------------
 
-    def _antecedents(self, subject: Subject) -> Section:
+    def _antecedents(self, analyzed: AnalyzedModel) -> Section:
         documents = coreference.read("COREFERENCE", self._coreference)
-        kept = subject.fitting(f"COREFERENCE={self._coreference}", documents)
+        kept = analyzed.fitting(f"COREFERENCE={self._coreference}", documents)
         baselines = coreference.baselines([each for each, _ in kept])
         tables, data, summary = [], {}, {}
-        for kind in attention.kinds(subject):
+        for kind in attention.kinds(analyzed):
             correct, total = 0, 0
-            arrays = attention.probabilities(subject, kind, [row for _, row in kept])
+            arrays = attention.probabilities(analyzed, kind, [row for _, row in kept])
             for (document, row), array in zip(kept, arrays, strict=True):
                 words = attention.between_words(array, np.array(row.word_of), self._conversion)
                 predicted = np.argmax(words, axis=-1)

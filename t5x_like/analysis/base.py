@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from t5x_like.analysis.subject import Subject
+    from t5x_like.analysis.analyzed_model import AnalyzedModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Analysis(Protocol):
           UserError: The data is not found or invalid.
         """
 
-    def run(self, subject: "Subject") -> Section:
+    def run(self, analyzed: "AnalyzedModel") -> Section:
         """Analyzes a checkpoint of a model.
 
         Raises:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from t5x_like.analysis.subject import DECODER, ENCODER, Subject
+from t5x_like.analysis.analyzed_model import DECODER, ENCODER, AnalyzedModel
 from t5x_like.errors import UserError
 from t5x_like.inference.layout import Layout
 from t5x_like.models.base import Batch
@@ -72,47 +72,47 @@ class Reader(Protocol):
         """Returns the logits of the token in the blank. The feature `position` has the position of the prediction."""
 
 
-def reader_of(subject: Subject) -> Reader:
+def reader_of(analyzed: AnalyzedModel) -> Reader:
     """Returns how a model predicts a blank.
 
     Raises:
       UserError: It does not predict tokens.
     """
-    config = subject.loaded.resolved
+    config = analyzed.loaded.resolved
     if TARGET_POSITIONS in config.reads:
-        return _PermutationReader(subject)
-    if subject.stacks == (ENCODER,):
-        return _MaskReader(subject)
-    if subject.stacks == (DECODER,):
-        return _PrefixReader(subject)
-    if subject.stacks == (ENCODER, DECODER):
-        return _InfillingReader(subject) if mask_id(subject) is not None else _SentinelReader(subject)
+        return _PermutationReader(analyzed)
+    if analyzed.stacks == (ENCODER,):
+        return _MaskReader(analyzed)
+    if analyzed.stacks == (DECODER,):
+        return _PrefixReader(analyzed)
+    if analyzed.stacks == (ENCODER, DECODER):
+        return _InfillingReader(analyzed) if mask_id(analyzed) is not None else _SentinelReader(analyzed)
     raise UserError(f"ANALYSES: {type(config).__name__} does not predict tokens of a text. Give another model.")
 
 
-def mask_id(subject: Subject) -> int | None:
+def mask_id(analyzed: AnalyzedModel) -> int | None:
     """Returns the id of the mask of a vocabulary, of an encoder as in training; None if it has none."""
     try:
-        if subject.stacks != (ENCODER,):
-            return getattr(subject.vocabulary, "mask_id", None)
-        return special_tokens.special_tokens(subject.vocabulary).mask
+        if analyzed.stacks != (ENCODER,):
+            return getattr(analyzed.vocabulary, "mask_id", None)
+        return special_tokens.special_tokens(analyzed.vocabulary).mask
     except UserError:
         return None
 
 
 def log_probabilities(
-    subject: Subject, reader: Reader, blanks: Sequence[Blank], *, what: str
+    analyzed: AnalyzedModel, reader: Reader, blanks: Sequence[Blank], *, what: str
 ) -> Iterator[Float[np.ndarray, " vocab"]]:
     """Yields the log-probability of every token in each blank, in nats."""
 
     def compute(params: Any, batch: Batch) -> Array:
         return jax.nn.log_softmax(reader.logits(params, batch))
 
-    yield from map(np.asarray, _run(subject, reader, compute, blanks, what))
+    yield from map(np.asarray, _run(analyzed, reader, compute, blanks, what))
 
 
 def target_log_probabilities(
-    subject: Subject, reader: Reader, blanks: Sequence[Blank], *, what: str
+    analyzed: AnalyzedModel, reader: Reader, blanks: Sequence[Blank], *, what: str
 ) -> Float[np.ndarray, " blanks"]:
     """Returns the log-probability of the token of the text in each blank, in nats."""
 
@@ -121,20 +121,20 @@ def target_log_probabilities(
         return jnp.take_along_axis(found, batch["target"][:, None], axis=1)[:, 0]
 
     targets = [blank.ids[blank.start] for blank in blanks]
-    return np.array(list(_run(subject, reader, compute, blanks, what, target=targets)), np.float64)
+    return np.array(list(_run(analyzed, reader, compute, blanks, what, target=targets)), np.float64)
 
 
 def _run(
-    subject: Subject, reader: Reader, compute: Any, blanks: Sequence[Blank], what: str, **extra: Sequence[int]
+    analyzed: AnalyzedModel, reader: Reader, compute: Any, blanks: Sequence[Blank], what: str, **extra: Sequence[int]
 ) -> Iterator[Any]:
     made = reader.rows(blanks)
     for blank, *rows in zip(blanks, made.rows, made.decoder or made.rows, strict=True):
-        if (size := max(map(len, rows))) > subject.max_length:
+        if (size := max(map(len, rows))) > analyzed.max_length:
             raise UserError(
-                f"{blank.where}: the row has {size} tokens, and the model reads {subject.max_length}. Shorten the "
+                f"{blank.where}: the row has {size} tokens, and the model reads {analyzed.max_length}. Shorten the "
                 "text, or give other ANALYSES."
             )
-    yield from subject.run(
+    yield from analyzed.run(
         compute,
         reader.params(),
         made.rows,
@@ -158,15 +158,15 @@ def _model_features(config: Any, batch: Batch) -> dict[str, Array]:
 class _HeadReader:
     """What readers by the head of an objective share."""
 
-    def __init__(self, subject: Subject, objective: Objective):
-        self._subject, self._objective = subject, objective
+    def __init__(self, analyzed: AnalyzedModel, objective: Objective):
+        self._analyzed, self._objective = analyzed, objective
 
     def params(self) -> Any:
-        return dataclasses.replace(self._subject.loaded, objective=self._objective).read()
+        return dataclasses.replace(self._analyzed.loaded, objective=self._objective).read()
 
     def _framed(self, blank: Blank, ids: Sequence[int]) -> tuple[list[int], int]:
         """Returns a row with its special tokens, and the position of the blank in it."""
-        frame = self._subject.frame
+        frame = self._analyzed.frame
         return [*frame.prefix, *ids, *frame.suffix], len(frame.prefix) + blank.start
 
 
@@ -175,14 +175,14 @@ class _MaskReader(_HeadReader):
 
     reads_after = True
 
-    def __init__(self, subject: Subject):
-        own = subject.loaded.objective
+    def __init__(self, analyzed: AnalyzedModel):
+        own = analyzed.loaded.objective
         parts = [own, *getattr(own, "objectives", ())]
-        super().__init__(subject, next((each for each in parts if isinstance(each, MaskedLM)), MaskedLM()))
-        mask = mask_id(subject)
+        super().__init__(analyzed, next((each for each in parts if isinstance(each, MaskedLM)), MaskedLM()))
+        mask = mask_id(analyzed)
         if mask is None:
             raise UserError(
-                f"VOCABULARY_PATH: {type(subject.vocabulary).__name__} has no mask, which an encoder needs to predict "
+                f"VOCABULARY_PATH: {type(analyzed.vocabulary).__name__} has no mask, which an encoder needs to predict "
                 "a word. Give the vocabulary of the model, or ANALYSES that do not predict words."
             )
         self._mask = mask
@@ -208,8 +208,8 @@ class _PermutationReader(_HeadReader):
 
     reads_after = True
 
-    def __init__(self, subject: Subject):
-        super().__init__(subject, PermutationLM())
+    def __init__(self, analyzed: AnalyzedModel):
+        super().__init__(analyzed, PermutationLM())
 
     def rows(self, blanks: Sequence[Blank]) -> Rows:
         rows, positions, ranks, targets = [], [], [], []
@@ -233,11 +233,11 @@ class _PermutationReader(_HeadReader):
 class _ModelReader:
     """What readers by the model alone share."""
 
-    def __init__(self, subject: Subject):
-        self._subject = subject
+    def __init__(self, analyzed: AnalyzedModel):
+        self._analyzed = analyzed
 
     def params(self) -> Any:
-        return self._subject.model
+        return self._analyzed.model
 
     def logits(self, params: Any, batch: Batch) -> Float[Array, "batch vocab"]:
         hidden = params(_model_features(params.config, batch)).hidden
@@ -250,7 +250,7 @@ class _PrefixReader(_ModelReader):
     reads_after = False
 
     def rows(self, blanks: Sequence[Blank]) -> Rows:
-        start = start_of_text(self._subject)
+        start = start_of_text(self._analyzed)
         rows = [[*start, *blank.ids[: blank.start]] for blank in blanks]
         if not all(rows):
             raise UserError("ANALYSES: the decoder has no token before a text. Give texts with a blank further on.")
@@ -263,9 +263,9 @@ class _SentinelReader(_ModelReader):
     reads_after = True
 
     def rows(self, blanks: Sequence[Blank]) -> Rows:
-        sentinel, suffix = first_sentinel(self._subject), self._subject.frame.suffix
+        sentinel, suffix = first_sentinel(self._analyzed), self._analyzed.frame.suffix
         rows = [[*blank.ids[: blank.start], sentinel, *blank.ids[blank.stop :], *suffix] for blank in blanks]
-        decoder = [[self._subject.start_id, sentinel]] * len(blanks)
+        decoder = [[self._analyzed.start_id, sentinel]] * len(blanks)
         return Rows(rows, decoder, [1] * len(blanks), {})
 
 
@@ -275,39 +275,39 @@ class _InfillingReader(_ModelReader):
     reads_after = True
 
     def rows(self, blanks: Sequence[Blank]) -> Rows:
-        frame, mask = self._subject.frame, mask_id(self._subject)
+        frame, mask = self._analyzed.frame, mask_id(self._analyzed)
         rows = [
             [*frame.prefix, *blank.ids[: blank.start], mask, *blank.ids[blank.stop :], *frame.suffix]
             for blank in blanks
         ]
-        decoder = [[self._subject.start_id, *frame.prefix, *blank.ids[: blank.start]] for blank in blanks]
+        decoder = [[self._analyzed.start_id, *frame.prefix, *blank.ids[: blank.start]] for blank in blanks]
         return Rows(rows, decoder, [len(row) - 1 for row in decoder], {})
 
 
-def start_of_text(subject: Subject) -> tuple[int, ...]:
+def start_of_text(analyzed: AnalyzedModel) -> tuple[int, ...]:
     """Returns the tokens from which a decoder predicts the first token of a text.
 
     BOS of the training of the model; without one, EOS of the vocabulary, as `<|endoftext|>` of GPT-2; or none.
     """
-    bos = Layout.of(subject.loaded.features).bos
+    bos = Layout.of(analyzed.loaded.features).bos
     if bos:
         return bos
     try:
-        eos = subject.vocabulary.eos_id
+        eos = analyzed.vocabulary.eos_id
     except (UserError, AttributeError, NotImplementedError):
         return ()
     return () if eos is None or eos < 0 else (eos,)
 
 
-def first_sentinel(subject: Subject) -> int:
+def first_sentinel(analyzed: AnalyzedModel) -> int:
     """Returns the id of the first sentinel of span corruption, the last one of the vocabulary.
 
     Raises:
       UserError: The vocabulary has no sentinels.
     """
-    if not getattr(subject.vocabulary, "extra_ids", 0):
+    if not getattr(analyzed.vocabulary, "extra_ids", 0):
         raise UserError(
-            f"VOCABULARY_PATH: {type(subject.vocabulary).__name__} has neither sentinels nor a mask, which an "
+            f"VOCABULARY_PATH: {type(analyzed.vocabulary).__name__} has neither sentinels nor a mask, which an "
             "encoder-decoder needs to predict a word. Give the vocabulary of the model."
         )
-    return subject.vocabulary.vocab_size - 1
+    return analyzed.vocabulary.vocab_size - 1

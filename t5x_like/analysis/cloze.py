@@ -10,10 +10,10 @@ from jaxtyping import Float
 
 from t5x_like import paths
 from t5x_like.analysis import blanks, plots
+from t5x_like.analysis.analyzed_model import AnalyzedModel
 from t5x_like.analysis.base import Figure, Section, Table
 from t5x_like.analysis.blanks import Blank
 from t5x_like.analysis.files import json_lines, text_field
-from t5x_like.analysis.subject import Subject
 from t5x_like.errors import UserError
 
 BLANK = "___"
@@ -76,10 +76,10 @@ class ClozeSentences:
         """Reads the data; see `Analysis`."""
         read("CLOZE", self._path)
 
-    def run(self, subject: Subject) -> Section:
+    def run(self, analyzed: AnalyzedModel) -> Section:
         """Fills the blanks by a checkpoint; see `Analysis`."""
         sentences = read("CLOZE", self._path)
-        filled = fill(subject, sentences)
+        filled = fill(analyzed, sentences)
         kinds = list(dict.fromkeys(each.kind for each in sentences))
         scored = {kind: [of for each, of in filled if each.kind == kind and of.rank is not None] for kind in kinds}
         scored = {kind: of for kind, of in scored.items() if of}
@@ -99,9 +99,9 @@ class ClozeSentences:
             tables.append(_compared_table(compared))
         tables.append(_top_table(filled))
         lead = (
-            f"{len(sentences)} sentences. Rank 1 is the most probable of {subject.loaded.config.vocab_size:,} tokens."
+            f"{len(sentences)} sentences. Rank 1 is the most probable of {analyzed.loaded.config.vocab_size:,} tokens."
         )
-        if not blanks.reader_of(subject).reads_after:
+        if not blanks.reader_of(analyzed).reads_after:
             lead += " The model does not see the text after a blank."
         data = {"sentences": [dataclasses.asdict(each) | dataclasses.asdict(of) for each, of in filled]}
         return Section("Cloze sentences", lead, tables, figures, data, summary)
@@ -145,26 +145,26 @@ def read(setting: str, path: str) -> list[Cloze]:
     return found
 
 
-def fill(subject: Subject, sentences: Sequence[Cloze]) -> list[tuple[Cloze, Filled]]:
+def fill(analyzed: AnalyzedModel, sentences: Sequence[Cloze]) -> list[tuple[Cloze, Filled]]:
     """Returns each sentence with what a model expects in its blank."""
     found = []
     for each in sentences:
-        before = list(subject.vocabulary.encode(each.before)) if each.before else []
-        after = subject.encode_continuation(each.after) if each.after.strip() else []
+        before = list(analyzed.vocabulary.encode(each.before)) if each.before else []
+        after = analyzed.encode_continuation(each.after) if each.after.strip() else []
         found.append(Blank([*before, _NO_TOKEN, *after], len(before), len(before) + 1, each.where))
-    reader = blanks.reader_of(subject)
-    scores = blanks.log_probabilities(subject, reader, found, what="sentences")
-    return [(each, _filled(subject, each, of)) for each, of in zip(sentences, scores, strict=True)]
+    reader = blanks.reader_of(analyzed)
+    scores = blanks.log_probabilities(analyzed, reader, found, what="sentences")
+    return [(each, _filled(analyzed, each, of)) for each, of in zip(sentences, scores, strict=True)]
 
 
-def _filled(subject: Subject, sentence: Cloze, scores: Float[np.ndarray, " vocab"]) -> Filled:
-    ids = {word: subject.encode_word(word) for word in (*sentence.answers, *sentence.compared)}
+def _filled(analyzed: AnalyzedModel, sentence: Cloze, scores: Float[np.ndarray, " vocab"]) -> Filled:
+    ids = {word: analyzed.encode_word(word) for word in (*sentence.answers, *sentence.compared)}
     single = {word: of[0] for word, of in ids.items() if len(of) == 1}
     ranks = [1 + int(np.sum(scores > scores[single[word]])) for word in sentence.answers if word in single]
     best = np.argsort(-scores, kind="stable")[:_TOP]
     return Filled(
         min(ranks, default=None),
-        [(subject.name(int(index)), math.exp(scores[index])) for index in best],
+        [(analyzed.name(int(index)), math.exp(scores[index])) for index in best],
         {word: math.exp(scores[index]) for word, index in single.items()},
     )
 

@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from t5x_like.analysis import attention, plots
+from t5x_like.analysis.analyzed_model import AnalyzedModel
 from t5x_like.analysis.attention import Kind
 from t5x_like.analysis.base import Figure, Section, Table
-from t5x_like.analysis.subject import Subject
 from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
 from t5x_like.inference.progress import Progress
@@ -65,9 +65,9 @@ class HeadAblation:
     def check(self) -> None:
         """Does nothing: the objective of the model decides what is read; see `Analysis`."""
 
-    def run(self, subject: Subject) -> Section:
+    def run(self, analyzed: AnalyzedModel) -> Section:
         """Masks heads of a checkpoint; see `Analysis`."""
-        measured = _Measured(subject, self._data, self._batches)
+        measured = _Measured(analyzed, self._data, self._batches)
         whole = measured.loss(measured.ones)
         tables, figures, data = [], [], {}
         total = sum(mask.size for mask in measured.ones.values())
@@ -152,10 +152,10 @@ class _Point:
 class _Measured:
     """The loss and its gradient by masks of heads, over the batches of the data."""
 
-    def __init__(self, subject: Subject, data: DataSource, batches: int):
-        loaded = subject.loaded
+    def __init__(self, analyzed: AnalyzedModel, data: DataSource, batches: int):
+        loaded = analyzed.loaded
         objective = self._objective = loaded.objective
-        self._kinds = attention.kinds(subject)
+        self._kinds = attention.kinds(analyzed)
         data.check(objective.features)
         self._params = loaded.read()
         read = data.eval_batches(objective.features, batches, process_index=0, process_count=1)

@@ -7,8 +7,8 @@ from jaxtyping import Float
 
 from t5x_like import paths
 from t5x_like.analysis import attention
+from t5x_like.analysis.analyzed_model import AnalyzedModel, Row
 from t5x_like.analysis.base import Figure, Section
-from t5x_like.analysis.subject import Row, Subject
 from t5x_like.data.records import decode, read_bytes
 from t5x_like.errors import UserError
 from t5x_like.reporting.html_document import text
@@ -97,10 +97,10 @@ class HeadView:
             raise UserError("SENTENCES: no sentence. Give one, or a .txt file with a sentence per line.")
         return texts
 
-    def run(self, subject: Subject) -> Section:
+    def run(self, analyzed: AnalyzedModel) -> Section:
         """Draws the heads of a checkpoint; see `Analysis`."""
         texts = self._read()
-        rows = [subject.text_row("SENTENCES", each) for each in texts]
+        rows = [analyzed.text_row("SENTENCES", each) for each in texts]
         for each, row in zip(texts, rows, strict=True):
             if len(row.ids) > _MAX_TOKENS:
                 raise UserError(
@@ -108,8 +108,8 @@ class HeadView:
                 )
         figures = [Figure("", _STYLE, wide=True)]
         data: dict[str, object] = {"tokens": [list(row.tokens) for row in rows]}
-        for kind in attention.kinds(subject):
-            arrays = list(attention.probabilities(subject, kind, rows))
+        for kind in attention.kinds(analyzed):
+            arrays = list(attention.probabilities(analyzed, kind, rows))
             for row, array in zip(rows, arrays, strict=True):
                 chosen = self._chosen(array, row)
                 figures.append(Figure(kind.name.capitalize(), _view(row.tokens, array, chosen), wide=True))

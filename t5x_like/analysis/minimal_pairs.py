@@ -8,11 +8,11 @@ import numpy as np
 from jaxtyping import Float
 
 from t5x_like.analysis import blanks, plots
+from t5x_like.analysis.analyzed_model import DECODER, ENCODER, AnalyzedModel
 from t5x_like.analysis.base import Figure, Section, Table
 from t5x_like.analysis.blanks import Blank
 from t5x_like.analysis.files import json_lines, text_field
 from t5x_like.analysis.scorer import score_continuations
-from t5x_like.analysis.subject import DECODER, ENCODER, Subject
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import special_tokens
 
@@ -73,14 +73,14 @@ class MinimalPairs:
         """Reads the data; see `Analysis`."""
         self._read()
 
-    def run(self, subject: Subject) -> Section:
+    def run(self, analyzed: AnalyzedModel) -> Section:
         """Scores the pairs by a checkpoint; see `Analysis`."""
         pairs = self._read()
-        ids = [subject.encode_text(pair.where, text) for pair in pairs for text in (pair.good, pair.bad)]
+        ids = [analyzed.encode_text(pair.where, text) for pair in pairs for text in (pair.good, pair.bad)]
         # Scores of equal tokens may differ by rounding, in batches of different lengths.
         is_same = np.array([good == bad for good, bad in zip(ids[0::2], ids[1::2], strict=True)])
         tables, figures, data, summary = [], [], {}, {}
-        for name, scores in _scores(subject, ids).items():
+        for name, scores in _scores(analyzed, ids).items():
             difference = scores[0::2] - scores[1::2]
             is_tie = (difference == 0) | is_same
             right = np.where(is_tie, 0.5, difference > 0)
@@ -127,42 +127,42 @@ def _paradigm_rows(
     return rows
 
 
-def _scores(subject: Subject, ids: Sequence[Sequence[int]]) -> Mapping[str, Float[np.ndarray, " sentences"]]:
+def _scores(analyzed: AnalyzedModel, ids: Sequence[Sequence[int]]) -> Mapping[str, Float[np.ndarray, " sentences"]]:
     """Returns the name of a score -> the score of each sentence, in nats."""
-    if subject.stacks == (DECODER,):
-        start = blanks.start_of_text(subject)
+    if analyzed.stacks == (DECODER,):
+        start = blanks.start_of_text(analyzed)
         if not start and min(map(len, ids)) < 2:
             raise UserError("PAIRS: a sentence has one token, before which the decoder reads nothing. Remove it.")
         given = [start or of[:1] for of in ids]
         scored = [of if start else of[1:] for of in ids]
-        return {"log-probability": score_continuations(subject, given, scored).log_probability}
-    starts = word_starts(subject)
+        return {"log-probability": score_continuations(analyzed, given, scored).log_probability}
+    starts = word_starts(analyzed)
     found = {
-        "pseudo-log-likelihood": _pseudo(subject, ids, None),
-        "pseudo-log-likelihood, rest of the word hidden": _pseudo(subject, ids, starts),
+        "pseudo-log-likelihood": _pseudo(analyzed, ids, None),
+        "pseudo-log-likelihood, rest of the word hidden": _pseudo(analyzed, ids, starts),
     }
-    if subject.stacks == (ENCODER, DECODER):
-        frame, mask = subject.frame, blanks.mask_id(subject)
+    if analyzed.stacks == (ENCODER, DECODER):
+        frame, mask = analyzed.frame, blanks.mask_id(analyzed)
         if mask is None:
-            hidden, begin = [blanks.first_sentinel(subject)], [blanks.first_sentinel(subject)]
+            hidden, begin = [blanks.first_sentinel(analyzed)], [blanks.first_sentinel(analyzed)]
         else:
             hidden, begin = [mask], list(frame.prefix)
         encoder = [[*(frame.prefix if mask is not None else ()), *hidden, *frame.suffix]] * len(ids)
-        given = [[subject.start_id, *begin]] * len(ids)
-        found["log-probability of the decoder"] = score_continuations(subject, given, ids, encoder).log_probability
+        given = [[analyzed.start_id, *begin]] * len(ids)
+        found["log-probability of the decoder"] = score_continuations(analyzed, given, ids, encoder).log_probability
     return found
 
 
 def _pseudo(
-    subject: Subject, ids: Sequence[Sequence[int]], starts: np.ndarray | None
+    analyzed: AnalyzedModel, ids: Sequence[Sequence[int]], starts: np.ndarray | None
 ) -> Float[np.ndarray, " sentences"]:
     """Returns the sum of the log-probabilities of the tokens, each hidden alone or with the rest of its word."""
     found = []
     for of in ids:
         ends = range(1, len(of) + 1) if starts is None else _word_ends(starts[list(of)])
         found += [Blank(of, position, end) for position, end in enumerate(ends)]
-    reader = blanks.reader_of(subject)
-    values = blanks.target_log_probabilities(subject, reader, found, what="tokens")
+    reader = blanks.reader_of(analyzed)
+    values = blanks.target_log_probabilities(analyzed, reader, found, what="tokens")
     sums = np.split(values, np.cumsum([len(of) for of in ids])[:-1])
     return np.array([each.sum() for each in sums])
 
@@ -177,10 +177,10 @@ def _word_ends(is_start: np.ndarray) -> list[int]:
     return ends[::-1]
 
 
-def word_starts(subject: Subject) -> np.ndarray:
+def word_starts(analyzed: AnalyzedModel) -> np.ndarray:
     """Returns which ids of the vocabulary begin a word, bool `[vocab]`.
 
     Raises:
       UserError: The vocabulary has no pieces of words.
     """
-    return special_tokens.word_starts(subject.vocabulary)
+    return special_tokens.word_starts(analyzed.vocabulary)

@@ -14,9 +14,9 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from t5x_like.analysis import plots, structural_probe, treebank
+from t5x_like.analysis.analyzed_model import AnalyzedModel, Row
 from t5x_like.analysis.base import Figure, Section, Table
 from t5x_like.analysis.probe_training import fit
-from t5x_like.analysis.subject import Row, Subject
 from t5x_like.analysis.treebank import Sentence
 from t5x_like.errors import UserError
 from t5x_like.inference.layer_mix import ALL, LayerMix
@@ -100,12 +100,12 @@ class Probes:
         """Reads the data; see `Analysis`."""
         treebank.read("TREEBANK", self._treebank, self._max_sentences)
 
-    def run(self, subject: Subject) -> Section:
+    def run(self, analyzed: AnalyzedModel) -> Section:
         """Probes a checkpoint; see `Analysis`."""
         given = treebank.read("TREEBANK", self._treebank, self._max_sentences)
-        kept = subject.fitting(f"TREEBANK={self._treebank}", given, least=2 * _TEST_PERIOD)
+        kept = analyzed.fitting(f"TREEBANK={self._treebank}", given, least=2 * _TEST_PERIOD)
         sentences = [each for each, _ in kept]
-        vectors = word_vectors(subject, [row for _, row in kept])
+        vectors = word_vectors(analyzed, [row for _, row in kept])
         train = functools.partial(accuracies, steps=self._steps, seed=self._seed)
         curves: dict[str, Sequence[float]] = {}
 
@@ -125,7 +125,7 @@ class Probes:
             sentences, vectors, is_test, rank=self._rank, steps=self._steps, seed=self._seed
         )
         mixes = {name: mix_weights(task, steps=self._steps, seed=self._seed) for name, task in tasks.items()}
-        last = subject.loaded.resolved.stacks[subject.stacks[0]].num_layers
+        last = analyzed.loaded.resolved.stacks[analyzed.stacks[0]].num_layers
         layers = list(range(last + 1 - len(vectors[0]), last + 1))
         return self._section(layers, sentences, words, majority, curves, trees, mixes)
 
@@ -173,13 +173,13 @@ class Probes:
 # ---- vectors ---------------------------------------------------------------------------------------------------------
 
 
-def word_vectors(subject: Subject, rows: Sequence[Row]) -> list[Float[np.ndarray, "layers words embed"]]:
+def word_vectors(analyzed: AnalyzedModel, rows: Sequence[Row]) -> list[Float[np.ndarray, "layers words embed"]]:
     """Returns the vectors of the words of each row: the means over their tokens, of the embedding and each layer.
 
     An encoder-decoder has the layers of its encoder. States of another size than the output are left out: embeddings
     that a projection follows.
     """
-    names = tuple(LayerMix.of(subject.model.config, ALL).weights)
+    names = tuple(LayerMix.of(analyzed.model.config, ALL).weights)
 
     def compute(model: Model, batch: Batch) -> Array:
         reads = {name: x for name, x in batch.items() if name in model.config.reads}
@@ -189,7 +189,7 @@ def word_vectors(subject: Subject, rows: Sequence[Row]) -> list[Float[np.ndarray
         return jnp.stack([each for each in states if each.shape == states[-1].shape], axis=1)
 
     found = []
-    results = subject.run(compute, subject.model, [row.ids for row in rows], what="sentences")
+    results = analyzed.run(compute, analyzed.model, [row.ids for row in rows], what="sentences")
     for row, array in zip(rows, results, strict=True):
         member = (np.array(row.word_of)[:, None] == np.arange(row.num_words)).astype(np.float32)
         means = np.einsum("lte,tw->lwe", np.asarray(array, np.float32)[:, : len(row.ids)], member / member.sum(axis=0))

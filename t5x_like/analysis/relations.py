@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from t5x_like.analysis import cloze
+from t5x_like.analysis.analyzed_model import AnalyzedModel
 from t5x_like.analysis.base import Section, Table
 from t5x_like.analysis.cloze import BLANK, Cloze
 from t5x_like.analysis.files import files_of, json_lines, text_field
-from t5x_like.analysis.subject import Subject
 from t5x_like.errors import UserError
 
 _SUBJECT, _OBJECT = "[X]", "[Y]"
@@ -64,11 +64,11 @@ class Relations:
             )
         return found
 
-    def run(self, subject: Subject) -> Section:
+    def run(self, analyzed: AnalyzedModel) -> Section:
         """Asks a checkpoint; see `Analysis`."""
         rows, data = [], {}
         for relation, (template, facts) in self._read().items():
-            ranked = [of for _, of in cloze.fill(subject, facts) if of.rank is not None]
+            ranked = [of for _, of in cloze.fill(analyzed, facts) if of.rank is not None]
             if ranked:
                 at_1, at_10, reciprocal = cloze.means(ranked, lowest=_LOWEST_RANK)
                 rows.append([relation, template, len(ranked), at_1, at_10, reciprocal])

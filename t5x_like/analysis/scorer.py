@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from t5x_like.analysis.analyzed_model import DECODER, ENCODER, AnalyzedModel
 from t5x_like.analysis.blanks import start_of_text
-from t5x_like.analysis.subject import DECODER, ENCODER, Subject
 from t5x_like.decoding.score import Scored, score_hidden
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
@@ -35,7 +35,7 @@ class Continuations(NamedTuple):
 
 
 def score_continuations(
-    subject: Subject,
+    analyzed: AnalyzedModel,
     given: Sequence[Sequence[int]],
     continuations: Sequence[Sequence[int]],
     encoder: Sequence[Sequence[int]] | None = None,
@@ -43,7 +43,7 @@ def score_continuations(
     """Scores what a decoder writes after tokens that are given.
 
     Args:
-      subject: The model.
+      analyzed: The model.
       given: Token ids that the decoder reads first, at least one in each row.
       continuations: Token ids that are scored, at least one in each row.
       encoder: Token ids that the encoder reads; None without one.
@@ -53,8 +53,8 @@ def score_continuations(
     """
     whole = [[*before, *after] for before, after in zip(given, continuations, strict=True)]
     longest = max(len(row) - 1 for row in (*whole, *(encoder or ())))
-    if longest > subject.max_length:
-        raise UserError(f"a text has {longest} tokens, the model reads {subject.max_length}. Shorten it.")
+    if longest > analyzed.max_length:
+        raise UserError(f"a text has {longest} tokens, the model reads {analyzed.max_length}. Shorten it.")
     weights = [[0] * (len(before) - 1) + [1] * len(after) for before, after in zip(given, continuations, strict=True)]
 
     def compute(model: Model, batch: Batch) -> Scored:
@@ -62,9 +62,9 @@ def score_continuations(
         return score_hidden(model(reads).hidden, model.unembed, batch)
 
     decoder = [row[:-1] for row in whole]
-    results = subject.run(
+    results = analyzed.run(
         compute,
-        subject.model,
+        analyzed.model,
         decoder if encoder is None else encoder,
         what="texts",
         decoder=None if encoder is None else decoder,
@@ -88,8 +88,8 @@ class Scorer:
     """
 
     def __init__(self, loaded: Loaded, batch_size: int = 32, *, add_bos: bool | None = None):
-        self._subject, self._add_bos = Subject(loaded, batch_size), add_bos
-        if DECODER not in self._subject.stacks:
+        self._analyzed, self._add_bos = AnalyzedModel(loaded, batch_size), add_bos
+        if DECODER not in self._analyzed.stacks:
             raise UserError(
                 f"{loaded.path}: {type(loaded.resolved).__name__} has no decoder, and does not score text. Give a "
                 "decoder or an encoder-decoder."
@@ -98,24 +98,24 @@ class Scorer:
     @property
     def max_length(self) -> int:
         """Maximum number of tokens of a row."""
-        return self._subject.max_length
+        return self._analyzed.max_length
 
     @functools.cached_property
     def _has_encoder(self) -> bool:
-        return ENCODER in self._subject.stacks
+        return ENCODER in self._analyzed.stacks
 
     @functools.cached_property
     def _bos(self) -> tuple[int, ...]:
         """The tokens before a context of a decoder; see `add_bos`."""
-        if self._add_bos is None and run_tokenizer.has_settings(self._subject.loaded.path):
-            return self._subject.frame.prefix
+        if self._add_bos is None and run_tokenizer.has_settings(self._analyzed.loaded.path):
+            return self._analyzed.frame.prefix
         if self._add_bos is None:
-            return Layout.of(self._subject.loaded.features).bos
-        return start_of_text(self._subject)[-1:] if self._add_bos else ()
+            return Layout.of(self._analyzed.loaded.features).bos
+        return start_of_text(self._analyzed)[-1:] if self._add_bos else ()
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text without special tokens."""
-        return list(self._subject.vocabulary.encode(text)) if text else []
+        return list(self._analyzed.vocabulary.encode(text)) if text else []
 
     def _encode_context(self, text: str) -> list[int]:
         """Returns the token ids that a decoder reads of a text: with BOS, unless the text has it."""
@@ -141,20 +141,20 @@ class Scorer:
             size = len(context.rstrip())
             context, continuation = context[:size], context[size:] + continuation
             if self._has_encoder:
-                encoder.append([*self.encode(context), *self._subject.frame.suffix][-self.max_length :])
-                given.append([self._subject.start_id])
+                encoder.append([*self.encode(context), *self._analyzed.frame.suffix][-self.max_length :])
+                given.append([self._analyzed.start_id])
                 continuations.append(self.encode(continuation))
             else:
                 before, whole = self._encode_context(context), self._encode_context(context + continuation)
                 if not context:
-                    before, whole = list(start_of_text(self._subject)[-1:]), self.encode(continuation)
+                    before, whole = list(start_of_text(self._analyzed)[-1:]), self.encode(continuation)
                     whole = [*before, *whole]
                 after = whole[len(before) :]
                 given.append(before[-(self.max_length - len(after) + 1) :])
                 continuations.append(after)
             if not continuations[-1]:
                 raise UserError(f"the continuation {continuation!r:.40} has no token. Give another one.")
-        found = score_continuations(self._subject, given, continuations, encoder if self._has_encoder else None)
+        found = score_continuations(self._analyzed, given, continuations, encoder if self._has_encoder else None)
         return list(zip(found.log_probability.tolist(), found.is_greedy.tolist(), strict=True))
 
     def loglikelihood_rolling(self, texts: Sequence[str]) -> list[float]:
@@ -167,10 +167,12 @@ class Scorer:
           UserError: The model has an encoder.
         """
         if self._has_encoder:
-            raise UserError(f"{self._subject.loaded.path}: encoder-decoders do not score a whole text. Give a decoder.")
+            raise UserError(
+                f"{self._analyzed.loaded.path}: encoder-decoders do not score a whole text. Give a decoder."
+            )
         given, windows, sizes = [], [], []
         for text in texts:
-            ids = [*start_of_text(self._subject)[-1:], *self._encode_context(text)]
+            ids = [*start_of_text(self._analyzed)[-1:], *self._encode_context(text)]
             starts = range(1, len(ids), self.max_length)
             ends = [min(start + self.max_length, len(ids)) for start in starts]
             given += [ids[max(0, end - 1 - self.max_length) : start] for start, end in zip(starts, ends, strict=True)]
@@ -178,7 +180,7 @@ class Scorer:
             sizes.append(len(starts))
         if not windows:
             return [0.0] * len(texts)
-        scores = score_continuations(self._subject, given, windows).log_probability
+        scores = score_continuations(self._analyzed, given, windows).log_probability
         ends = list(itertools.accumulate(sizes))
         return [float(scores[end - size : end].sum()) for size, end in zip(sizes, ends, strict=True)]
 
@@ -195,19 +197,19 @@ class Scorer:
         """
         if not contexts:
             return []
-        loaded = self._subject.loaded
+        loaded = self._analyzed.loaded
         decoding = Decoding(max_length=max_tokens, stop_strings=tuple(until), **settings)
         room = self.max_length if self._has_encoder else self.max_length - max_tokens
         if room < 2:
             raise UserError(f"max_tokens={max_tokens}: no room for a context in {self.max_length} tokens. Give less.")
         most = room - 1 if self._has_encoder or self._bos else room
-        kept = [self._subject.vocabulary.decode(self.encode(context)[-most:]) for context in contexts]
+        kept = [self._analyzed.vocabulary.decode(self.encode(context)[-most:]) for context in contexts]
         shorter = [len(self.encode(context)) > most for context in contexts]
         texts = [cut if is_cut else context for context, cut, is_cut in zip(contexts, kept, shorter, strict=True)]
         lengths = {"inputs": room, "targets": max_tokens}
         objective = loaded.objective if self._has_encoder else _starting_with(loaded.objective, self._bos)
         opened = dataclasses.replace(loaded, objective=objective, decoding=decoding, task_feature_lengths=lengths)
-        return [str(each["prediction"]) for each in opened.predict(texts, batch_size=self._subject.batch_size)]
+        return [str(each["prediction"]) for each in opened.predict(texts, batch_size=self._analyzed.batch_size)]
 
 
 def _starting_with(objective: Objective, bos: tuple[int, ...]) -> Objective:

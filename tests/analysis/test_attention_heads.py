@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from t5x_like.analysis import attention_heads, coreference, treebank
+from t5x_like.analysis.analyzed_model import Row
 from t5x_like.analysis.attention import between_words
 from t5x_like.analysis.attention_heads import AttentionHeads, two_dimensions
-from t5x_like.analysis.subject import Row
 from t5x_like.analysis.treebank import ROOT, Sentence
 from t5x_like.errors import UserError
 

@@ -10,9 +10,9 @@ from numerics import assert_close
 
 from data_tasks.vocabulary_training import trainers
 from t5x_like.analysis import blanks, cloze, minimal_pairs, relations
+from t5x_like.analysis.analyzed_model import AnalyzedModel
 from t5x_like.analysis.blanks import Blank
 from t5x_like.analysis.scorer import Scorer
-from t5x_like.analysis.subject import Subject
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model
 from t5x_like.vocabularies.from_folder import from_folder
@@ -22,35 +22,35 @@ TEXT, POSITION = "ab cd ef", 3
 
 
 @pytest.fixture(scope="module")
-def subjects(tmp_path_factory):
+def analyzed_models(tmp_path_factory):
     made = {}
 
-    def subject(family):
+    def analyzed(family):
         if family not in made:
             directory = tmp_path_factory.mktemp("models") / family
             options = {"pretraining": True} if family == "bert" else {}
             getattr(small_models, f"write_{family}")(directory, **options)
-            made[family] = Subject(open_model(str(directory)), batch_size=4)
+            made[family] = AnalyzedModel(open_model(str(directory)), batch_size=4)
         return made[family]
 
-    return subject
+    return analyzed
 
 
-def predicted(subject, ids):
-    reader = blanks.reader_of(subject)
-    (found,) = blanks.log_probabilities(subject, reader, [Blank(ids, POSITION, POSITION + 1)], what="texts")
+def predicted(analyzed, ids):
+    reader = blanks.reader_of(analyzed)
+    (found,) = blanks.log_probabilities(analyzed, reader, [Blank(ids, POSITION, POSITION + 1)], what="texts")
     return found
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_hidden_tokens_are_not_seen(subjects, family):
-    subject = subjects(family)
-    ids = list(subject.vocabulary.encode(TEXT))
+def test_hidden_tokens_are_not_seen(analyzed_models, family):
+    analyzed = analyzed_models(family)
+    ids = list(analyzed.vocabulary.encode(TEXT))
     others = {at: [*ids[:at], ids[1], *ids[at + 1 :]] for at in (POSITION, POSITION + 1)}
     assert all(other != ids for other in others.values())
     rows = [ids, *others.values()]
     alone, with_next = (
-        list(blanks.log_probabilities(subject, blanks.reader_of(subject), made, what="texts"))
+        list(blanks.log_probabilities(analyzed, blanks.reader_of(analyzed), made, what="texts"))
         for made in ([Blank(row, POSITION, POSITION + hidden) for row in rows] for hidden in (1, 2))
     )
     np.testing.assert_allclose(np.exp(alone[0]).sum(), 1, rtol=1e-5)
@@ -62,14 +62,14 @@ def test_hidden_tokens_are_not_seen(subjects, family):
 
 @pytest.mark.parity
 @pytest.mark.parametrize("family", FAMILIES)
-def test_blanks_equal_transformers(subjects, family):
+def test_blanks_equal_transformers(analyzed_models, family):
     import torch
     import transformers
 
-    subject = subjects(family)
-    path = subject.loaded.path
-    ids = list(subject.vocabulary.encode(TEXT))
-    found = predicted(subject, ids)
+    analyzed = analyzed_models(family)
+    path = analyzed.loaded.path
+    ids = list(analyzed.vocabulary.encode(TEXT))
+    found = predicted(analyzed, ids)
     before, after = ids[:POSITION], ids[POSITION + 1 :]
     with torch.no_grad():
         if family == "bert":
@@ -87,7 +87,7 @@ def test_blanks_equal_transformers(subjects, family):
             logits = model(input_ids=inputs, decoder_input_ids=decoder).logits[0, -1]
         else:
             model = transformers.BartForConditionalGeneration.from_pretrained(path).eval()
-            mask = subject.vocabulary.mask_id
+            mask = analyzed.vocabulary.mask_id
             inputs, decoder = torch.tensor([[0, *before, mask, *after, 2]]), torch.tensor([[2, 0, *before]])
             logits = model(input_ids=inputs, decoder_input_ids=decoder).logits[0, -1]
         expected = torch.log_softmax(logits, dim=-1).numpy()
@@ -95,16 +95,16 @@ def test_blanks_equal_transformers(subjects, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_scores_are_sums_of_blanks(subjects, family):
+def test_scores_are_sums_of_blanks(analyzed_models, family):
     """Each score of a sentence is the sum of single predictions; of the decoder, each after all tokens before it."""
-    subject = subjects(family)
-    sentences = [list(subject.vocabulary.encode(text)) for text in (TEXT, "xy")]
-    found = minimal_pairs._scores(subject, sentences)
-    reader = blanks.reader_of(subject)
+    analyzed = analyzed_models(family)
+    sentences = [list(analyzed.vocabulary.encode(text)) for text in (TEXT, "xy")]
+    found = minimal_pairs._scores(analyzed, sentences)
+    reader = blanks.reader_of(analyzed)
 
     def summed(ids, stops):
         singles = [Blank(ids, position, stop) for position, stop in enumerate(stops)]
-        of = blanks.log_probabilities(subject, reader, singles, what="texts")
+        of = blanks.log_probabilities(analyzed, reader, singles, what="texts")
         return sum(each[ids[position]] for position, each in enumerate(of))
 
     name = "log-probability" if family == "gpt2" else "pseudo-log-likelihood"
@@ -117,59 +117,59 @@ def test_scores_are_sums_of_blanks(subjects, family):
 
 
 @pytest.mark.parity
-def test_score_of_the_decoder_of_t5_equals_transformers(subjects):
+def test_score_of_the_decoder_of_t5_equals_transformers(analyzed_models):
     import torch
     import transformers
 
-    subject = subjects("t5")
-    ids, path = list(subject.vocabulary.encode(TEXT)), subject.loaded.path
+    analyzed = analyzed_models("t5")
+    ids, path = list(analyzed.vocabulary.encode(TEXT)), analyzed.loaded.path
     sentinel = transformers.T5Tokenizer.from_pretrained(path).convert_tokens_to_ids("<extra_id_0>")
     model = transformers.T5ForConditionalGeneration.from_pretrained(path).eval()
     with torch.no_grad():
         inputs, decoder = torch.tensor([[sentinel, 1]]), torch.tensor([[0, sentinel, *ids[:-1]]])
         logits = model(input_ids=inputs, decoder_input_ids=decoder).logits[0]
         expected = sum(torch.log_softmax(logits, -1)[1 + at, index].item() for at, index in enumerate(ids))
-    found = minimal_pairs._scores(subject, [ids])["log-probability of the decoder"]
+    found = minimal_pairs._scores(analyzed, [ids])["log-probability of the decoder"]
     np.testing.assert_allclose(found, [expected], rtol=2e-5)
 
 
-def test_ties_count_as_half(subjects, tmp_path):
+def test_ties_count_as_half(analyzed_models, tmp_path):
     lines = [("a b", "a b", "same"), ("a b c", "b a c", "order"), ("b a c", "a b c", "order")]
     path = tmp_path / "pairs.jsonl"
     keys = ("sentence_good", "sentence_bad", "UID")
     path.write_text("".join(json.dumps(dict(zip(keys, line, strict=True))) + "\n" for line in lines))
-    section = minimal_pairs.MinimalPairs(pairs=str(path)).run(subjects("gpt2"))
+    section = minimal_pairs.MinimalPairs(pairs=str(path)).run(analyzed_models("gpt2"))
     of = section.data["log-probability"]
     assert of["ties"] == 1 and of["accuracy"] == 0.5
     assert of["paradigms"]["same"] == {"pairs": 1, "accuracy": 0.5, "ties": 1}
     assert of["paradigms"]["order"]["accuracy"] == 0.5
     path.write_text('{"sentence_good": "a"}\n')
     with pytest.raises(UserError, match="pairs.jsonl:1: field 'sentence_bad' is None, not text"):
-        minimal_pairs.MinimalPairs(pairs=str(path)).run(subjects("gpt2"))
+        minimal_pairs.MinimalPairs(pairs=str(path)).run(analyzed_models("gpt2"))
     path.write_text(json.dumps(dict(zip(keys, ("a", "b" * 65, "long"), strict=True))))
     with pytest.raises(UserError, match="pairs.jsonl:1: 'bbb.* has 65 tokens; the model reads 1 to 64"):
-        minimal_pairs.MinimalPairs(pairs=str(path)).run(subjects("gpt2"))
+        minimal_pairs.MinimalPairs(pairs=str(path)).run(analyzed_models("gpt2"))
 
 
-def test_long_sentences_name_their_line(subjects, tmp_path):
+def test_long_sentences_name_their_line(analyzed_models, tmp_path):
     (tmp_path / "cloze.jsonl").write_text(json.dumps({"text": "a" * 70 + " ___", "answers": ["b"]}))
     with pytest.raises(UserError, match="cloze.jsonl:1: the row has 71 tokens, and the model reads 64"):
-        cloze.ClozeSentences(path=str(tmp_path)).run(subjects("gpt2"))
+        cloze.ClozeSentences(path=str(tmp_path)).run(analyzed_models("gpt2"))
 
 
-def test_ranks_and_means_by_hand(subjects, tmp_path):
-    subject = subjects("bert")
+def test_ranks_and_means_by_hand(analyzed_models, tmp_path):
+    analyzed = analyzed_models("bert")
     path = tmp_path / "cloze.jsonl"
     lines = [
         {"kind": "k", "text": "a ___ b", "answers": ["c", "long"]},
         {"kind": "k", "text": "___ b", "compared": ["c", "d"]},
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    section = cloze.ClozeSentences(path=str(path)).run(subject)
+    section = cloze.ClozeSentences(path=str(path)).run(analyzed)
     first, second = section.data["sentences"]
     letters = {letter: small_models.PIECES.index(letter) for letter in "abcd"}
     blank = Blank([letters["a"], 0, letters["b"]], 1, 2)
-    (scores,) = blanks.log_probabilities(subject, blanks.reader_of(subject), [blank], what="texts")
+    (scores,) = blanks.log_probabilities(analyzed, blanks.reader_of(analyzed), [blank], what="texts")
     assert first["rank"] == 1 + int(np.sum(scores > scores[letters["c"]]))  # "long" has several pieces
     assert list(first["probabilities"]) == ["c"] and second["rank"] is None
     assert set(second["probabilities"]) == {"c", "d"}
@@ -178,9 +178,9 @@ def test_ranks_and_means_by_hand(subjects, tmp_path):
     assert cloze.means(filled, lowest=5000)[2] == pytest.approx(1.3 / 4)
 
 
-def test_facts(subjects, tmp_path):
+def test_facts(analyzed_models, tmp_path):
     """The rank of an object is the rank of its token in the template; equal facts count once."""
-    subject = subjects("bert")
+    analyzed = analyzed_models("bert")
     facts = [("a", "c"), ("a", "c"), ("b", "d"), ("b", "long")]
     lines = [json.dumps({"sub_label": name, "obj_label": value}) for name, value in facts]
     (tmp_path / "facts").mkdir()
@@ -189,8 +189,8 @@ def test_facts(subjects, tmp_path):
     templates.write_text('{"relation": "P1", "template": "[X] x [Y] ."}')
     analysis = relations.Relations(relations=str(tmp_path / "facts"), templates=str(templates))
     asked = [cloze.Cloze("", "", f"{name} x ___ .", [value], []) for name, value in (facts[0], facts[2])]
-    ranks = np.array([of.rank for _, of in cloze.fill(subject, asked)])
-    found = analysis.run(subject).data["P1"]
+    ranks = np.array([of.rank for _, of in cloze.fill(analyzed, asked)])
+    found = analysis.run(analyzed).data["P1"]
     assert found["facts"] == 2 and found["P@10"] == np.mean(ranks <= 10)
     assert found["MRR"] == pytest.approx(np.mean(1 / ranks))
     templates.write_text('{"relation": "P2", "template": "[X] x [Y] ."}')
@@ -225,12 +225,12 @@ def test_shipped_sentences():
 
 @pytest.mark.parity
 @pytest.mark.parametrize("family", ["gpt2", "t5"])
-def test_loglikelihood_equals_transformers(subjects, family):
+def test_loglikelihood_equals_transformers(analyzed_models, family):
     import torch
     import transformers
 
-    scorer = Scorer(subjects(family).loaded, batch_size=2)
-    path, context, continuation = subjects(family).loaded.path, "ab c", " de"
+    scorer = Scorer(analyzed_models(family).loaded, batch_size=2)
+    path, context, continuation = analyzed_models(family).loaded.path, "ab c", " de"
     found = scorer.loglikelihood([(context, continuation), ("", "xy"), ("ab c ", "de")])
     with torch.no_grad():
         if family == "gpt2":
@@ -250,9 +250,9 @@ def test_loglikelihood_equals_transformers(subjects, family):
     assert found[1][0] < 0
 
 
-def test_rolling_windows_and_generation(subjects):
+def test_rolling_windows_and_generation(analyzed_models):
     """Each token of a long text is predicted once; the last window has the context that a row has room for."""
-    scorer = Scorer(subjects("gpt2").loaded, batch_size=2)
+    scorer = Scorer(analyzed_models("gpt2").loaded, batch_size=2)
     text = "abcdefghij" * 13  # 130 bytes, rows of 64
     windows = [("", text[:64]), (text[63], text[64:128]), (text[65:128], text[128:])]
     (found,) = scorer.loglikelihood_rolling([text])
@@ -261,21 +261,21 @@ def test_rolling_windows_and_generation(subjects):
     (cut,) = scorer.generate_until(["ab"], max_tokens=6, until=[whole[2]])
     assert len(whole) <= 6 and cut == whole[: whole.index(whole[2])]
     with pytest.raises(UserError, match="BertConfig has no decoder"):
-        Scorer(subjects("bert").loaded)
+        Scorer(analyzed_models("bert").loaded)
 
 
-def test_text_after_a_blank_begins_as_in_the_whole_text(subjects):
+def test_text_after_a_blank_begins_as_in_the_whole_text(analyzed_models):
     """SentencePiece puts a space before a text, and byte-level BPE has it in the token."""
     for family in FAMILIES:
-        vocabulary = subjects(family).vocabulary
+        vocabulary = analyzed_models(family).vocabulary
         for after in (". ab", " cd ef."):
             whole = list(vocabulary.encode(f"ab{after}"))
-            assert whole[len(vocabulary.encode("ab")) :] == subjects(family).encode_continuation(after)
+            assert whole[len(vocabulary.encode("ab")) :] == analyzed_models(family).encode_continuation(after)
 
 
 def test_mask_of_an_encoder_is_that_of_training(tmp_path):
     for name, contents in trainers.KINDS["bigbird"](["the river and the stone"] * 9, 114).items():
         (tmp_path / name).write_bytes(contents)
     vocabulary = from_folder(tmp_path)
-    subject = types.SimpleNamespace(stacks=("encoder",), vocabulary=vocabulary)
-    assert blanks.mask_id(subject) == vocabulary.tokenizer.PieceToId("[MASK]")
+    analyzed = types.SimpleNamespace(stacks=("encoder",), vocabulary=vocabulary)
+    assert blanks.mask_id(analyzed) == vocabulary.tokenizer.PieceToId("[MASK]")

@@ -23,10 +23,10 @@ class Neighbors:
         if not self.sentences:
             raise UserError("NEIGHBOR_SENTENCES: no sentence. Give a list of sentences.")
 
-    def run(self, subject):
-        rows = [subject.text_row(self.setting, sentence) for sentence in self.sentences]
-        stack = subject.loaded.resolved.stacks[subject.stacks[0]]
-        captures = [f"{subject.stacks[0]}/layers/{layer}/hidden" for layer in range(stack.num_layers)]
+    def run(self, analyzed):
+        rows = [analyzed.text_row(self.setting, sentence) for sentence in self.sentences]
+        stack = analyzed.loaded.resolved.stacks[analyzed.stacks[0]]
+        captures = [f"{analyzed.stacks[0]}/layers/{layer}/hidden" for layer in range(stack.num_layers)]
 
         def compute(model, batch):
             reads = {name: array for name, array in batch.items() if name in model.config.reads}
@@ -34,7 +34,7 @@ class Neighbors:
             return {name: captured[name] for name in captures}
 
         totals = np.zeros(len(captures))
-        results = subject.run(compute, subject.model, [row.ids for row in rows], what="sentences")
+        results = analyzed.run(compute, analyzed.model, [row.ids for row in rows], what="sentences")
         for row, states in zip(rows, results, strict=True):
             for layer, name in enumerate(captures):
                 vectors = np.asarray(states[name], np.float32)[: len(row.ids)]

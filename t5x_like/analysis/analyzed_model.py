@@ -53,7 +53,7 @@ Compute = Callable[[Any, Batch], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class AnalyzedModel:
     """A checkpoint of a model.
 
     Attributes:
@@ -232,29 +232,29 @@ class _Rows(IdRows):
 
     def __init__(
         self,
-        subject: Subject,
+        analyzed: AnalyzedModel,
         rows: Sequence[Sequence[int]],
         decoder: Sequence[Sequence[int]] | None,
         aligned: Mapping[str, Sequence[Sequence[int]]],
         extra: Mapping[str, Sequence[int]],
     ):
-        super().__init__(subject.loaded.resolved, rows, subject.frame.last_type, subject.max_length)
-        self._subject, self._decoder, self._aligned, self._extra = subject, decoder, aligned, extra
+        super().__init__(analyzed.loaded.resolved, rows, analyzed.frame.last_type, analyzed.max_length)
+        self._analyzed, self._decoder, self._aligned, self._extra = analyzed, decoder, aligned, extra
 
     def length(self, index: int) -> int:
         return max(super().length(index), 0 if self._decoder is None else len(self._decoder[index]))
 
     def features(self, indices: Sequence[int], length: int) -> dict[str, np.ndarray]:
         found = super().features(indices, length)
-        if len(self._subject.stacks) == 1:
+        if len(self._analyzed.stacks) == 1:
             return found
         if self._decoder is None:
             tokens, segments = padded([self._rows[index] for index in indices], length)
-            start = np.full((len(tokens), 1), self._subject.start_id, np.int32)
+            start = np.full((len(tokens), 1), self._analyzed.start_id, np.int32)
             tokens = np.concatenate([start, tokens[:, :-1]], axis=1) * segments
         else:
             tokens, segments = padded([self._decoder[index] for index in indices], length)
-        return found | stack_features(self._subject.stacks[1], tokens, segments)
+        return found | stack_features(self._analyzed.stacks[1], tokens, segments)
 
     def batch(self, examples: Sequence[Example], rows: int, length: int) -> dict[str, np.ndarray]:
         indices = chosen(examples, rows)
