@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from t5x_like.vocabularies.base import Vocabulary
-    from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
 
 CONFIG, TOKENIZER, SPECIAL_TOKENS_MAP = "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"
 ADDED_TOKENS, MODEL_CONFIG, CHAT_TEMPLATE = "added_tokens.json", "config.json", "chat_template.jinja"
@@ -34,14 +33,14 @@ class TokenizerClass:
       special_tokens: Role -> the special token that it has if the files name none.
       model_types: Values of `model_type` in config.json whose directories have this class if tokenizer_config.json
         names none.
-      build: Returns the vocabulary of a directory.
+      build: Returns the vocabulary of a directory, given its `tokenizer_folder.TokenizerFiles`.
     """
 
     name: str
     files: tuple[str, ...] = ()
     special_tokens: Mapping[str, str]
     model_types: tuple[str, ...] = ()
-    build: "Callable[[TokenizerFiles], Vocabulary]"
+    build: "Callable[..., Vocabulary]"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
