@@ -4,6 +4,7 @@ This module imports neither JAX nor TensorFlow, so tests of plain Python start i
 """
 
 import collections
+import ctypes
 import gc
 import importlib.metadata
 import importlib.util
@@ -43,6 +44,8 @@ NEEDED = {
 CPU = "cpu"
 CPU_START = pytest.StashKey[float]()
 NUM_SHOWN = 10
+# Compiled programs of tests are freed if a process has more memory than this.
+FREED_FROM_GIB = 3
 # Number of configurations per family that are compared with the reference by default; `-m parity` compares all.
 PARITY_CONFIGURATIONS = 2
 
@@ -161,6 +164,24 @@ def _cpu_seconds() -> float:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     item.stash[CPU_START] = _cpu_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Frees compiled programs after a file once they need much memory. Those of all files would need 10 GiB."""
+    result = yield
+    is_last = nextitem is None or nextitem.path != item.path
+    if is_last and "jax" in sys.modules and _resident_gib() > FREED_FROM_GIB:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # returns the freed memory to the system
+    return result
+
+
+def _resident_gib() -> float:
+    """Returns the memory that this process has, or 0 if the system is not Linux."""
+    statistics = Path("/proc/self/statm")
+    return int(statistics.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30 if statistics.exists() else 0.0
 
 
 @pytest.hookimpl(wrapper=True)
