@@ -214,11 +214,14 @@ PARTS = (
     "studies/distillation_masked_lm.gin",
     "studies/distillation_span_corruption.gin",
 )
-_PARTS_OF_STUDIES = tuple(f"studies/{name}/" for name in ("encoders", "bert_ablations", "long_documents", "words"))
+_FOLDERS_OF_PARTS = (
+    "analyses/",  # commands/analyze.gin includes them
+    *(f"studies/{name}/" for name in ("encoders", "bert_ablations", "long_documents", "words")),
+)
 
 
 @pytest.mark.parametrize("path", [path for path in GIN_FILES if path.parts[-3] != "models"], ids=lambda path: path.name)
 def test_header_of_every_gin_file_shows_its_command(path):
     assert path.read_text(encoding="utf-8").startswith("# ")
     name = str(path.relative_to(ROOT / "gin_configs"))
-    assert name in PARTS or name.startswith(_PARTS_OF_STUDIES) or shown_in(path)
+    assert name in PARTS or name.startswith(_FOLDERS_OF_PARTS) or shown_in(path)
