@@ -1,8 +1,8 @@
 """Logical-axis rules and sharding constraints.
 
 Parameters and activations name *logical* axes (`batch`, `embed`, `heads`, …). A rule set maps them to the *mesh* axes
-`data` (data parallelism), `fsdp` (data parallelism with sharded parameters), `sequence` and `tensor`. Only this module,
-`axis_rules` and `mesh` name mesh axes. `Partitioner.jit` binds the rules while it traces a function. Inside the trace,
+`data` (data parallelism), `fsdp` (data parallelism with sharded parameters), `sequence` and `tensor`. Models
+name logical axes only. `Partitioner.jit` binds the rules while it traces a function. Inside the trace,
 `shard(x, "batch", "length", "embed")` constrains the sharding of an activation. Without bound rules `shard` returns its
 argument, so models also run outside of a partitioner.
 """

@@ -29,7 +29,8 @@ class TrainResult:
       model_dir: The run directory.
       step: The last step.
       params: The parameters after it, or their averages with `Update.ema_decay`: `{"model": …, "objective": …}`.
-      stopped_by: The signal that ended the run early, or None.
+      stopped_by: What ended the run early: a signal, a preemption notice, another process, or a failed checkpoint; None
+        if nothing did.
       evaluation: The metrics of the last evaluation of this start: `metric` -> value, or `evaluation/metric` if there
         are several; empty without one.
       best_step: The step of the best checkpoint by the checkpointer's `best_metric`, or None if no checkpoint was
@@ -74,7 +75,7 @@ def train(
       The `TrainResult`.
 
     Raises:
-      UserError: Parts of the recipe are invalid or do not fit together. No step has been computed.
+      UserError: Parts of the recipe are invalid or do not fit together, or a later batch of the data is invalid.
       TrainingFailed: The loss stayed non-finite.
       ProcessLost: Another process of the run has ended.
       RunInUse: Another run writes to the run directory.

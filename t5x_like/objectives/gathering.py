@@ -60,8 +60,6 @@ def sum_over_rows(
       function: computes sums over the rows of a batch, and arrays `[batch, …]` of the rows.
       params: parameters, as `{"model": …, "objective": …}`. Kernels of networks arrive in `function` in the dtype of
         the computation, to which layers cast them anyway, so that half as many bytes are sent.
-      params: parameters, as `{"model": …, "objective": …}`. Kernels of networks arrive in `function` in the dtype of
-        the computation, to which layers cast them anyway, so that half as many bytes are sent.
       constants: a tree of other arrays, such as frozen parameters; they are gathered.
       batch: the global batch.
       key: random key, or None.

@@ -1,4 +1,4 @@
-"""What a run checks before it uses a device: one sequence, which `train` and `--dry_run` run."""
+"""The checks of a run, each a function. `train` and `cli.run_checks.check_run` call them in the same order."""
 
 import dataclasses
 from collections.abc import Callable

@@ -132,7 +132,7 @@ class Program:
 
 
 def make_program(recipe: Recipe) -> Program:
-    """Creates the program of a run. Of its data, only the shapes are used.
+    """Creates the program of a run. No batch of its data is read: its shapes are known.
 
     Args:
       recipe: The recipe of the run.
