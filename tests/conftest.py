@@ -15,6 +15,7 @@ import re
 import sys
 from pathlib import Path
 
+import program_cache
 import pytest
 from absl import logging as absl_logging
 
@@ -112,6 +113,7 @@ class _ConfigureJax:
         def execute_and_configure(module):
             execute(module)
             module.config.update("jax_num_cpu_devices", CPU_DEVICES)
+            program_cache.install()
 
         spec.loader.exec_module = execute_and_configure
         return spec
@@ -173,6 +175,7 @@ def pytest_runtest_teardown(item, nextitem):
     is_last = nextitem is None or nextitem.path != item.path
     if is_last and "jax" in sys.modules and _resident_gib() > FREED_FROM_GIB:
         sys.modules["jax"].clear_caches()
+        program_cache.PROGRAMS.clear()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # returns the freed memory to the system
     return result

@@ -307,7 +307,7 @@ def test_initial_checkpoint_of_another_shape_raises(tmp_path):
     run(tmp_path / "first", total=1)
     wider = dataclasses.replace(CONFIG, mlp_dim=48)
     with pytest.raises(
-        ValueError, match=r"mlp/.* has shape \(2, 16, 32\), but .* of this model has shape \(2, 16, 48\)"
+        ValueError, match=r"mlp/.* has shape \(1, 16, 32\), but .* of this model has shape \(1, 16, 48\)"
     ):
         run(tmp_path / "second", model=wider, path=str(tmp_path / "first"))
     with pytest.raises(UserError, match=r"INITIAL_LAYERS={'encoder': \(0, 5\)}: layer 5 does not exist"):

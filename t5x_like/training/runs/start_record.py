@@ -1,6 +1,7 @@
 """Records each start of a run in `MODEL_DIR/starts.jsonl`: what was run, by which code, on which devices and data."""
 
 import datetime
+import functools
 import json
 import os
 import platform
@@ -37,7 +38,7 @@ def append(
         "step": step,
         "command": command,
         "directory": os.getcwd(),
-        "code": provenance.repositories(provenance.code_directories()),
+        "code": _repositories(tuple(provenance.code_directories())),
         "versions": provenance.versions(),
         "host": socket.gethostname(),
         "platform": platform.platform(),
@@ -52,3 +53,9 @@ def append(
         paths.write_atomic(file, earlier + json.dumps(line) + "\n")
     except Exception as error:  # each store raises its own errors
         logging.warning("%s cannot be written: %s. Training continues without it", file, error)
+
+
+@functools.cache
+def _repositories(directories: tuple[str, ...]) -> list[Mapping[str, Any]]:
+    """Returns the repositories as the first run of this process found them: it has loaded their code."""
+    return provenance.repositories(directories)
