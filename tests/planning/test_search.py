@@ -51,6 +51,17 @@ def planned():
     )
 
 
+@pytest.fixture(scope="module")
+def candidates(planned):
+    """Returns `candidates(topology, gather_parameters)`, which searches once per module."""
+
+    @functools.cache
+    def search_once(topology, gather="per_use"):
+        return search.candidates(planned, OBJECTIVE, topologies.parse(topology), gather)
+
+    return search_once
+
+
 def row_cost(planned, remat):
     config = dataclasses.replace(planned.config, remat=remat)
     return tracing.row_cost(config, OBJECTIVE, planned.shapes, planned.batch_shapes, CONFIG.embed_dim)
@@ -109,8 +120,8 @@ def test_row_cost_of_a_frozen_model_has_no_gradients(planned):
     assert found.flops < 0.8 * row_cost(planned, "none").flops
 
 
-def test_candidates_divide_evenly_and_are_sorted_by_speed(planned):
-    found = search.candidates(planned, OBJECTIVE, topologies.parse("v5e:2x4"))
+def test_candidates_divide_evenly_and_are_sorted_by_speed(candidates):
+    found = candidates("v5e:2x4")
     assert found == sorted(found, key=lambda one: (round(one.seconds, 6), one.serial_seconds, one.bytes))
     assert {one.remat for one in found} == {"none", "dots", "attention", "full"}
     for one in found:
@@ -120,8 +131,8 @@ def test_candidates_divide_evenly_and_are_sorted_by_speed(planned):
         assert one.rules in (("fsdp_tp", "fsdp_tp_residual") if one.ici["tensor"] > 1 else ("fsdp",))
 
 
-def test_split_residual_stream_needs_less_memory(planned):
-    found = search.candidates(planned, OBJECTIVE, topologies.parse("v5e:2x4"))
+def test_split_residual_stream_needs_less_memory(candidates):
+    found = candidates("v5e:2x4")
     sharded = [
         one for one in found if (one.remat, one.microbatches, one.ici["tensor"], one.ici["fsdp"]) == ("none", 1, 2, 4)
     ]
@@ -131,14 +142,13 @@ def test_split_residual_stream_needs_less_memory(planned):
 
 
 @pytest.mark.parametrize(("topology", "devices"), [("v5e:1x1", 1), ("tpu7x:1x1x1", 2)])
-def test_single_chip_has_candidates(planned, topology, devices):
-    found = search.candidates(planned, OBJECTIVE, topologies.parse(topology))
+def test_single_chip_has_candidates(candidates, topology, devices):
+    found = candidates(topology)
     assert found and all(one.ici["data"] * one.ici["fsdp"] * one.ici["tensor"] == devices for one in found)
 
 
-def test_gathered_parameters_need_memory_and_no_tensor_parallelism(planned):
-    slice_ = topologies.parse("v5e:2x4")
-    per_use, per_step = (search.candidates(planned, OBJECTIVE, slice_, which) for which in ("per_use", "per_step"))
+def test_gathered_parameters_need_memory_and_no_tensor_parallelism(candidates):
+    per_use, per_step = (candidates("v5e:2x4", gather) for gather in ("per_use", "per_step"))
     assert {one.ici["tensor"] for one in per_use} == {1, 2, 4} and {one.ici["tensor"] for one in per_step} == {1}
     sharded = [
         next(c for c in found if (c.remat, c.microbatches, c.ici["fsdp"], c.ici["tensor"]) == ("none", 4, 8, 1))
@@ -147,8 +157,8 @@ def test_gathered_parameters_need_memory_and_no_tensor_parallelism(planned):
     assert sharded[0].bytes < sharded[1].bytes
 
 
-def test_estimates_by_shards_and_microbatches(planned):
-    found = search.candidates(planned, OBJECTIVE, topologies.parse("v5e:2x4"))
+def test_estimates_by_shards_and_microbatches(candidates):
+    found = candidates("v5e:2x4")
     one, two, sharded = (
         next(c for c in found if (c.remat, c.microbatches, c.ici["data"], c.ici["fsdp"]) == settings)
         for settings in (("none", 1, 8, 1), ("none", 2, 8, 1), ("none", 1, 1, 8))
