@@ -83,7 +83,22 @@ def test_loss_and_gradient_are_equal_in_microbatches_on_eight_devices(name):
     assert_close(metrics, expected_metrics)
 
 
-def test_rows_of_padding_have_no_weight_and_one_pass_gives_all_terms(case):
+@functools.cache
+def of_the_batch(name):
+    """Returns the terms and the predictions of a case on its whole batch, by one program."""
+    case = CASES[name]
+
+    @jax.jit
+    def run(params, batch):
+        terms = terms_of(case.objective, params, batch)
+        return terms.sums, terms.metrics, predict(case.objective, params, batch)
+
+    return run(case.params(), case.batch())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_of_padding_have_no_weight_and_one_pass_gives_all_terms(name):
+    case = CASES[name]
     batch = case.batch()
     real = np.any(
         [batch[name].reshape(ROWS, -1).any(axis=1) for name in case.objective.features.segment_features], axis=0
@@ -99,17 +114,18 @@ def test_rows_of_padding_have_no_weight_and_one_pass_gives_all_terms(case):
             forward_at_evaluation(case.objective, params, batch), factors
         )
 
-    (found, _), (expected, (total, in_one_pass)) = terms(case.params(), batch), terms(case.params(), without)
+    found, (expected, (total, in_one_pass)) = of_the_batch(name)[0], terms(case.params(), without)
     assert expected.keys() == case.objective.coefficients.keys()
     np.testing.assert_allclose(total, 0.5 * sum(expected.values()), rtol=1e-5)
-    for name, value in expected.items():
+    for term, value in expected.items():
         if not case.objective.draws:  # what is drawn for a row depends on its number
-            np.testing.assert_allclose(found[name], value, rtol=1e-5)
-        np.testing.assert_allclose(in_one_pass.sums[name], value, rtol=1e-5)
+            np.testing.assert_allclose(found[term], value, rtol=1e-5)
+        np.testing.assert_allclose(in_one_pass.sums[term], value, rtol=1e-5)
 
 
-def test_predictions_have_one_entry_per_row_and_agree_with_the_metrics(case):
-    predicted = jax.jit(functools.partial(predict, case.objective))(case.params(), case.batch())
+@pytest.mark.parametrize("name", CASES)
+def test_predictions_have_one_entry_per_row_and_agree_with_the_metrics(name):
+    case, (_, metrics, predicted) = CASES[name], of_the_batch(name)
     assert {array.shape[0] for array in predicted.values()} == {ROWS}
     if "probabilities" in predicted:
         np.testing.assert_allclose(predicted["probabilities"].sum(-1), 1, rtol=1e-5)
@@ -121,10 +137,9 @@ def test_predictions_have_one_entry_per_row_and_agree_with_the_metrics(case):
     batch = case.batch()
     labels, segments = batch.get("labels", batch.get("label")), batch[case.objective.features.segment_features[0]]
     if labels is not None and "probabilities" in predicted and segments.ndim == 2:
-        terms = terms_of(case.objective, case.params(), case.batch())
         known = (labels >= 0) & (segments[:, : labels.shape[1]] != 0)
         correct = ((predicted["predictions"] == labels) & known).sum()
-        assert [float(x) for x in terms.metrics["accuracy"]] == [correct, known.sum()]
+        assert [float(x) for x in metrics["accuracy"]] == [correct, known.sum()]
 
 
 def test_predictions_describe_every_term_and_do_not_need_labels(case):

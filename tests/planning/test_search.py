@@ -53,11 +53,19 @@ def planned():
 
 @pytest.fixture(scope="module")
 def candidates(planned):
-    """Returns `candidates(topology, gather_parameters)`, which searches once per module."""
+    """Returns `candidates(topology, gather_parameters)`, which traces the cost of a row once per way to recompute."""
+    traced, compute = {}, tracing.row_cost
+
+    def row_cost(config, *rest):
+        if config not in traced:
+            traced[config] = compute(config, *rest)
+        return traced[config]
 
     @functools.cache
     def search_once(topology, gather="per_use"):
-        return search.candidates(planned, OBJECTIVE, topologies.parse(topology), gather)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tracing, "row_cost", row_cost)
+            return search.candidates(planned, OBJECTIVE, topologies.parse(topology), gather)
 
     return search_once
 
