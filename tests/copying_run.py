@@ -16,6 +16,7 @@ from t5x_like.train import train
 from t5x_like.training.evaluation import Evaluation
 
 CONFIG = T5Config(vocab_size=32, embed_dim=16, mlp_dim=32, num_heads=4, head_dim=4, encoder_layers=1, decoder_layers=1)
+TWO_LAYERS = dataclasses.replace(CONFIG, encoder_layers=2, decoder_layers=2)
 
 
 @dataclasses.dataclass

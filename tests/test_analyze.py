@@ -253,10 +253,10 @@ def test_words_alone_have_no_trees(models, tmp_path):
 @pytest.mark.full
 def test_masked_heads_and_importance(tmp_path):
     """Importance is the gradient by the mask: compared with finite differences."""
-    copying_run.run(tmp_path / "run", total=3)
+    copying_run.run(tmp_path / "run", model=copying_run.TWO_LAYERS, total=3)
     loaded = open_model(
         str(tmp_path / "run"),
-        model=copying_run.CONFIG,
+        model=copying_run.TWO_LAYERS,
         objective=copying_run.SequenceToSequence(),
         partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}),
     )

@@ -6,7 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from copying_run import CONFIG, Copying, run
+from copying_run import TWO_LAYERS, Copying, run
 from numerics import assert_close
 
 from t5x_like import interop, parameters
@@ -27,7 +27,7 @@ BERT = BertConfig(vocab_size=31, embed_dim=16, mlp_dim=8, num_heads=2, head_dim=
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     directory = tmp_path_factory.mktemp("trained")
-    run(directory, total=3, evaluations=None)
+    run(directory, model=TWO_LAYERS, total=3, evaluations=None)
     return directory
 
 
@@ -117,7 +117,7 @@ def test_over_all_layers_writes_zeros_that_training_keeps(tmp_path, trained):
 
     before = removed(tmp_path / "zeros")
     assert sum(each.sum() for each in before.values()) == 6  # of 24 heads
-    run(tmp_path / "retrained", path=str(tmp_path / "zeros"), total=2, evaluations=None)
+    run(tmp_path / "retrained", model=TWO_LAYERS, path=str(tmp_path / "zeros"), total=2, evaluations=None)
     for name, each in removed(tmp_path / "retrained").items():
         np.testing.assert_array_equal(each, before[name])
 
@@ -125,7 +125,7 @@ def test_over_all_layers_writes_zeros_that_training_keeps(tmp_path, trained):
 def test_a_low_score_ends_pruning(tmp_path, trained):
     options = {"data": Copying(), "batches": 1, "min_score": 10.0}  # no model has ten times the score
     prune(opened(trained), output_path=str(tmp_path / "same"), heads=0.25, **options)
-    assert opened(tmp_path / "same").config.num_heads == CONFIG.num_heads
+    assert opened(tmp_path / "same").config.num_heads == TWO_LAYERS.num_heads
     assert json.loads((tmp_path / "same" / RECORD).read_text())["rounds"][-1]["undone"]
 
 
