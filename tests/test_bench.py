@@ -92,6 +92,7 @@ def test_parts_compute_the_loss_and_the_gradient_of_the_step():
     np.testing.assert_allclose(norm, metrics["grad_norm"][0], rtol=1e-5)
 
 
+@pytest.mark.full
 def test_distillation_runs_its_teacher_without_weights(tmp_path):
     file = tmp_path / "teacher.gin"
     file.write_text(RECIPE)

@@ -78,6 +78,7 @@ def test_each_pass_contains_each_document_once(tmp_path):
     assert [documents(batch, "decoder_target_tokens", "decoder_segment_ids") for batch in passes] == [wanted, wanted]
 
 
+@pytest.mark.full
 def test_passes_and_shards_have_different_corruption(tmp_path):
     write(tmp_path, "cache_same", passes=2)
     first, second = batches_of_passes(tmp_path / "train", SPANS.features)
@@ -138,6 +139,7 @@ def test_mixture_is_written_as_one_cache_per_task(tmp_path):
     assert again.mixing_fractions() == {"cache_same": 0.5, "cache_spans": 0.5}
 
 
+@pytest.mark.full
 def test_mixture_is_limited_to_examples(tmp_path):
     (written,) = write(tmp_path, "cache_mixture", examples=100).values()
     assert sum(shard.examples for shard in written.shards) == 100

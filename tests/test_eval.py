@@ -57,6 +57,7 @@ def test_eval_computes_loss_and_task_metrics(letters_run, tmp_path):
     assert sum(len(path.read_text().splitlines()) for path in written) >= 6
 
 
+@pytest.mark.full
 def test_predictions_of_eval_end_before_stop_strings(letters_run):
     results = call(
         evaluate,
@@ -271,6 +272,7 @@ def test_partial_evaluation_depends_on_the_number_of_rows_and_says_so(letters_ru
     assert loss(1, 2) != pytest.approx(of_four_rows, rel=1e-3)
 
 
+@pytest.mark.full
 def test_predictions_for_a_split_without_labels_are_written(letters_run, tmp_path):
     class Letters:
         name, group, groups, unlabeled_splits = "Letters", "copy", ("copy",), ("test",)

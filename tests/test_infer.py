@@ -284,6 +284,7 @@ def test_samples_do_not_depend_on_batches_and_devices(gpt, tmp_path, samples):
     assert [row["predictions"] for row in other] != [row["predictions"] for row in samples]
 
 
+@pytest.mark.full
 def test_two_processes_write_the_rows_of_one(gpt, tmp_path, samples):
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in PROMPTS))
     words = ["infer", "--cpu_devices=1", f"--gin.HF_PATH={gpt[0]}", "--input=in.jsonl", "--output=out.jsonl"]

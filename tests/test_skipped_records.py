@@ -111,6 +111,7 @@ def test_metrics_do_not_decrease_in_the_middle_of_the_second_pass(files, monkeyp
     assert found[first:] == [found[first]] * (60 - first) and first < 30
 
 
+@pytest.mark.full
 def test_rows_of_metrics_count_skipped_records_of_training(files, tmp_path):
     model = dataclasses.replace(CONFIG, vocab_size=1024)
     run(tmp_path / "run", data=source_of(files), model=model, evaluations={}, total=20, save=20)

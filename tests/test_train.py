@@ -225,6 +225,7 @@ class Interrupted(Checkpoints):
         super().save(step, tree, **kwargs)
 
 
+@pytest.mark.full
 def test_patience_ends_the_run_as_if_it_had_not_been_interrupted(tmp_path, caplog):
     """Nothing improves after the first evaluation, because the learning rate is 0 after the second step."""
     arguments = dict(
@@ -315,6 +316,7 @@ def test_initial_checkpoint_of_another_shape_raises(tmp_path):
     assert not (tmp_path / "second").exists()
 
 
+@pytest.mark.full
 def test_mapping_of_initial_weights_selects_the_restored_tensors(tmp_path, caplog):
     run(tmp_path / "first")
     with caplog.at_level("INFO", logger="absl"):
@@ -369,6 +371,7 @@ class Identified(Copying):
         self.batches_read = int(drawn)
 
 
+@pytest.mark.full
 def test_override_config_restarts_the_data_for_another_batch_size(tmp_path, caplog):
     once = dict(evaluations=None, save=2)
     run(tmp_path, data=Identified(), total=2, **once)

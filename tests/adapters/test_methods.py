@@ -132,6 +132,7 @@ def test_outputs_by_hand():
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", METHODS | PREFIXES)
 def test_generation_has_the_added_parameters(method):
     model, batch = randomized(adapted("llama", method)), {"decoder_input_tokens": np.array([[3, 4, 5, 6]])}

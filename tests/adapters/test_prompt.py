@@ -251,6 +251,7 @@ def test_prefill_and_decode_steps_match_whole_rows(name, scan):
         np.testing.assert_allclose(model.unembed(state)[:, 0], wanted, atol=2e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["t5_1_1", "bart", "gpt2"])
 def test_greedy_generation_equals_whole_rows(name):
     model, family = randomized(prompted(name)), FAMILIES[name]

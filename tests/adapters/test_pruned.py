@@ -86,6 +86,7 @@ def test_keeps_the_largest_scores_of_each_kernel_in_both_layouts(family, method)
         assert_close({"hidden": other}, {"hidden": outputs[0]}, 5e-6)
 
 
+@pytest.mark.full
 def test_runs_are_equal_on_devices_in_microbatches_and_scanned(tmp_path):
     both = (MagnitudePruning(pattern="query", **SCHEDULE), MovementPruning(pattern="wi_0", **SCHEDULE))
     config, options = dataclasses.replace(CONFIG, adapters=both), {"optimizer": OPTIMIZER, "evaluations": None}
@@ -144,6 +145,7 @@ def test_masks_do_not_depend_on_the_learning_rate_of_the_scores(tmp_path):
     assert column(tmp_path / "same", "loss") == column(tmp_path / "faster", "loss")
 
 
+@pytest.mark.full
 def test_starts_from_the_thresholds_of_pretrained_weights(tmp_path):
     run(tmp_path / "dense", total=1, save=1)
     config = dataclasses.replace(CONFIG, adapters=(MagnitudePruning(density=0.5, initial_density=0.5, total_steps=1),))

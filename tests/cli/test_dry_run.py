@@ -216,6 +216,7 @@ def test_rows_beyond_the_positions_are_an_error(capsys, empty_directory):
     assert "rows of 4000 tokens: longer than the positions of the model" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_text_that_does_not_reach_a_row_is_reported(capsys, empty_directory):
     (empty_directory / "text.txt").write_text("one two . " * 400)
     (empty_directory / "held.txt").write_text("two one . " * 400)
@@ -241,6 +242,7 @@ def test_unknown_rule_set_raises(capsys):
     assert "PARTITIONING='fdsp' is unknown. Give one of dp, fsdp," in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_dry_run_describes_every_cell_of_an_ablation(capsys, empty_directory):
     (empty_directory / "cell.gin").write_text(
         "include 'models/t5_1_1/tiny.gin'\ninclude 'runs/pretrain.gin'\n"

@@ -33,6 +33,7 @@ def runs(tmp_path_factory):
     return str(directory / "base"), {name: make(name, seed) for seed, name in enumerate(("one", "other"))}, make
 
 
+@pytest.mark.full
 def test_each_record_reads_the_prompt_of_its_task(runs):
     base, prompts, _ = runs
     records = [{"inputs": [3, 4 + index], "task": ("one", "other")[index % 2]} for index in range(4)]

@@ -53,6 +53,7 @@ CASES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.full
 @CASES
 def test_integers_are_read_back_exactly(tmp_path, family, dtype, activations):
     exported, dense = _export(tmp_path, family, dtype, activations)

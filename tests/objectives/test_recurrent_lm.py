@@ -115,6 +115,7 @@ def test_invalid_continuous_sources_raise(cache):
         source(cache, batch_size=23).host_iterator(OBJECTIVE.features)
 
 
+@pytest.mark.full
 def test_run_carries_its_state_through_a_restart(cache, tmp_path):
     def run(directory, total):
         recipe = recipes.make(

@@ -138,6 +138,7 @@ def test_missing_changed_and_moved_base(base, trained, tmp_path):
         opened(directory).read()
 
 
+@pytest.mark.full
 def test_frozen_base_in_bfloat16_gives_the_same_bits_and_keeps_the_base(base, tmp_path):
     """Activations are bfloat16, to which layers cast kernels and embeddings anyway."""
     model = dataclasses.replace(ADAPTED, dtype="bfloat16")
@@ -159,6 +160,7 @@ def test_frozen_base_in_bfloat16_gives_the_same_bits_and_keeps_the_base(base, tm
     assert_equal(resumed.params, result.params)
 
 
+@pytest.mark.full
 def test_rounded_parameters_are_reported_and_trained_ones_refused(base, tmp_path, caplog):
     train(tmp_path / "stored", base, total=1, frozen_dtype="bfloat16", store_base=True)
     assert "checkpoints store" in caplog.text and "in bfloat16, because no base has them" in caplog.text
@@ -185,6 +187,7 @@ def test_everything_is_stored_without_a_base_and_on_demand(base, tmp_path):
         assert (tmp_path / name / "base.json").exists() is False
 
 
+@pytest.mark.full
 def test_parameters_that_were_trained_meanwhile_are_stored(base, tmp_path):
     def trained_to(total, frozen):
         groups = (optimizers.ParameterGroup(frozen, freeze=True),)
@@ -216,6 +219,7 @@ def test_export_of_an_adapted_run_is_merged(trained, tmp_path):
         assert changed == bool(re.search("attention/(query|value)/kernel$", name)), name
 
 
+@pytest.mark.full
 def test_merged_export_of_the_base_has_its_weights(base, tmp_path):
     frozen = (optimizers.ParameterGroup("^model/encoder", freeze=True),)
     result = train(tmp_path / "run", base, groups=frozen, model=CONFIG, total=1)

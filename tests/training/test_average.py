@@ -63,6 +63,7 @@ def test_average_is_that_of_optax_and_skips_frozen_parameters(directory, average
     assert any(name.startswith("average/model/decoder") for name in names)
 
 
+@pytest.mark.full
 def test_whatever_reads_the_run_reads_the_averages(directory, averaged, tmp_path):
     assert_equal(read(directory), averaged)
     convert(Source(str(directory), model=CONFIG), str(tmp_path / "exported"))
@@ -89,6 +90,7 @@ def test_run_resumes_exactly_and_microbatches_are_equal(directory, averaged, tmp
         np.testing.assert_allclose(leaf, averaged[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.full
 def test_base_records_which_parameters_it_has(directory, tmp_path):
     for choice in (True, False):
         train(tmp_path / f"{choice}", total=1, path=str(directory), averaged=choice, ema_decay=None)

@@ -80,6 +80,7 @@ def test_one_other_bit_names_step_array_and_device(mesh, faulty, array):
         repeated(fresh(mesh), None, 2.0)
 
 
+@pytest.mark.full
 def test_run_with_repeated_steps_has_the_same_losses(tmp_path, caplog):
     copying_run.run(tmp_path / "plain", total=4)
     with caplog.at_level("INFO", logger="absl"):

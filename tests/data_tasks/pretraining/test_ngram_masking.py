@@ -170,6 +170,7 @@ def test_task_has_balanced_labels_and_the_published_rate():
     assert np.concatenate(rates).max() <= 1 and np.concatenate(rates).mean() > 0.97
 
 
+@pytest.mark.full
 def test_text_files_task_reads_alberts_vocabulary(test_data):
     source = SeqIOSource(
         mixture_or_task_name="text_files_sentence_order",

@@ -93,6 +93,7 @@ def examples_of(documents, length):
         return list(segmenting.segment_examples(ds, {"inputs": length}, {}, special=SPECIAL).as_numpy_iterator())
 
 
+@pytest.mark.full
 def test_distributions_over_long_documents():
     length, token = 64, iter(range(10, 10**9))
     documents = [[[next(token)] for _ in range(10_000)] for _ in range(20)]  # 200,000 sentences of one token

@@ -106,6 +106,7 @@ def test_lengths_and_places_are_distributed_as_published():
     assert (masking.replacements(given, chosen, draw, Pieces).numpy() == MASK).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["deberta", "deberta_v3"])
 def test_examples_are_full_rows_of_masked_text(kind):
     source = SeqIOSource(
