@@ -18,8 +18,8 @@ from t5x_like.errors import UserError
 from t5x_like.layers import initializers
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
-from t5x_like.objectives.heads import Hidden, LastToken
-from t5x_like.objectives.heads.head_modules import LinearHead, States
+from t5x_like.objectives.heads import Hidden, LastToken, check_rate
+from t5x_like.objectives.heads.head_modules import ClassifierHead, Layers, States
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction
 from t5x_like.recorded import recorded
@@ -50,8 +50,7 @@ class ExtractToken:
     orders: int = 1
 
     def __post_init__(self):
-        if not 0 <= self.dropout_rate < 1:
-            raise UserError(f"dropout_rate={self.dropout_rate} of the head is out of range. Give a rate in [0, 1).")
+        check_rate("dropout_rate", self.dropout_rate)
         if self.orders not in (1, 2):
             raise UserError(f"orders={self.orders} of ExtractToken is neither 1 nor 2. Give 2 to sum both orders.")
 
@@ -60,17 +59,10 @@ class ExtractToken:
         """The features that the model reads."""
         return specs.DECODER_INPUTS if self.orders == 1 else choices.with_choices(specs.DECODER_INPUTS, self.orders)
 
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> LinearHead:
+    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> ClassifierHead:
         """Creates the head; see `heads.HeadForm.make`."""
-        return LinearHead(
-            config,
-            outputs,
-            rate=self.dropout_rate,
-            init=initializers.normal(INITIAL_STDDEV),
-            bias=True,
-            key=key,
-            broadcast_dims=(1,),
-        )
+        layers = Layers(init=initializers.normal(INITIAL_STDDEV))
+        return ClassifierHead(config, outputs, layers, rate=self.dropout_rate, key=key, broadcast_dims=(1,))
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the state of the extract token, summed over both orders; see `heads.HeadForm.read`."""

@@ -1,7 +1,7 @@
 """The published forms of heads for classification: which hidden states a head reads, and how it computes logits.
 
 An objective gets a form as its `head`. The form determines the features that the model reads, and makes the head's
-module. The forms and their names in transformers:
+module. Most forms are a `Head` with settings of their own. The forms and their names in transformers:
 
 * `PooledFirstToken`: `BertForSequenceClassification`; `PooledLastToken` is its counterpart without a class there;
 * `SummaryLastToken`: `XLNetForSequenceClassification`;
@@ -20,7 +20,7 @@ module. The forms and their names in transformers:
 import dataclasses
 import types
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +31,10 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.layers import initializers
 from t5x_like.layers.initializers import Initializer
-from t5x_like.layers.mlp import ACTIVATIONS
+from t5x_like.layers.mlp import ACTIVATIONS, relu
 from t5x_like.objectives import next_sentence, sentence_structure
 from t5x_like.objectives.base import Batch, HeadConfig
-from t5x_like.objectives.heads.head_modules import DenseHead, Head, LinearHead, PooledHead, ReluHead, States
+from t5x_like.objectives.heads.head_modules import ClassifierHead, HeadModule, Layers, States
 from t5x_like.objectives.masked_lm import gather_positions
 
 Hidden = Float[Array, "batch length embed"]
@@ -53,7 +53,7 @@ class HeadForm(Protocol):
     inputs: FeatureSpec
     pretrained: Mapping[str, tuple[str, ...]]
 
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> Head:
+    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> HeadModule:
         """Creates the head.
 
         Args:
@@ -89,19 +89,74 @@ def check_form(head: HeadForm, *, each_token: bool) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Form:
-    """The setting that all forms with dropout share. A comment above each field documents it."""
+def check_rate(name: str, rate: float | None, owner: str = "the head") -> None:
+    """Checks a dropout rate of a head.
 
-    each_token = False
-    pretrained = types.MappingProxyType({})
+    Args:
+      name: Name of the setting.
+      rate: The rate; None stands for the dropout rate of the model.
+      owner: What the rate belongs to, for the message.
+
+    Raises:
+      UserError: The rate is not in [0, 1).
+    """
+    if rate is not None and not 0 <= rate < 1:
+        raise UserError(f"{name}={rate} of {owner} is out of range. Give a rate in [0, 1).")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Head:
+    """A head that reads one token of each row, or each token; the published forms are its subclasses.
+
+    A subclass sets these attributes of the class, and has fields for the settings that a run may change.
+
+    Attributes:
+      token: The token that the head reads: the first one, the last one that is not padding, or each.
+      inputs: See `HeadForm`.
+      segments: The feature that is 0 for padding of what the head reads.
+      layers: The layers of the head.
+      pretrained: See `HeadForm`.
+    """
+
+    token: ClassVar[Literal["first", "last", "each"]] = "first"
+    inputs: ClassVar[FeatureSpec] = specs.ENCODER_INPUTS_WITH_TYPES
+    segments: ClassVar[str] = "encoder_segment_ids"
+    layers: ClassVar[Layers] = Layers()
+    pretrained: ClassVar[Mapping[str, tuple[str, ...]]] = types.MappingProxyType({})
+
+    @property
+    def each_token(self) -> bool:
+        """Whether the head reads each token; see `HeadForm`."""
+        return self.token == "each"
+
+    def rate(self, config: HeadConfig) -> float:
+        """Returns the dropout rate of the head for a model."""
+        return 0.0
+
+    def layers_for(self, config: HeadConfig) -> Layers:
+        """Returns the layers of the head for a model."""
+        return self.layers
+
+    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> ClassifierHead:
+        """Creates the head; see `HeadForm.make`."""
+        return ClassifierHead(config, outputs, self.layers_for(config), rate=self.rate(config), key=key)
+
+    def read(self, hidden: Hidden, batch: Batch) -> States:
+        """Returns the hidden states of the tokens; see `HeadForm.read`."""
+        if self.token == "last":
+            return last_token(hidden, batch[self.segments])
+        return hidden if self.each_token else hidden[:, :1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadWithDropout(Head):
+    """A head with dropout. A comment above each field documents it."""
 
     # Dropout rate of the head (`classifier_dropout` of transformers). None: the `dropout_rate` of the model.
     dropout_rate: float | None = None
 
     def __post_init__(self):
-        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
-            raise UserError(f"dropout_rate={self.dropout_rate} of the head is out of range. Give a rate in [0, 1).")
+        check_rate("dropout_rate", self.dropout_rate)
 
     def rate(self, config: HeadConfig) -> float:
         """Returns the dropout rate of the head for a model."""
@@ -109,192 +164,127 @@ class _Form:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PooledFirstToken(_Form):
+class PooledFirstToken(HeadWithDropout):
     """BERT's head (Devlin et al. 2019, section 4.1): pooler of the first token, dropout, classifier.
 
     Initial values are as in pretraining heads. A warm start takes the pooler of a pretrained next-sentence head,
     if there is one.
     """
 
-    inputs = specs.ENCODER_INPUTS_WITH_TYPES
+    layers = Layers("pooler", init=initializers.BERT)
     pretrained = types.MappingProxyType(
         {"pooler": tuple(f"{name}/pooler" for name in (next_sentence.NAME, sentence_structure.NAME))}
     )
 
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> PooledHead:
-        """Creates the head; see `HeadForm.make`."""
-        return PooledHead(config, outputs, rate=self.rate(config), init=initializers.BERT, key=key)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden state of the first token; see `HeadForm.read`."""
-        return hidden[:, :1]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PooledLastToken(_Form):
+class PooledLastToken(HeadWithDropout):
     """BERT's head on the last token, the final [SEP], for a left-to-right BERT, whose first token sees itself alone.
 
     Initial values are as in `PooledFirstToken`.
     """
 
-    inputs = specs.ENCODER_INPUTS_WITH_TYPES
-
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> PooledHead:
-        """Creates the head; see `HeadForm.make`."""
-        return PooledHead(config, outputs, rate=self.rate(config), init=initializers.BERT, key=key)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden state of the last token that is not padding; see `HeadForm.read`."""
-        return last_token(hidden, batch["encoder_segment_ids"])
+    token = "last"
+    layers = Layers("pooler", init=initializers.BERT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SummaryLastToken(_Form):
+class SummaryLastToken(HeadWithDropout):
     """XLNet's head (`modeling.summarize_sequence`): dense, tanh, dropout, classifier of the last token, <cls>.
 
     Kernels are drawn from a normal distribution with standard deviation 0.02.
     """
 
-    inputs = specs.ENCODER_INPUTS_WITH_TYPES
-
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> PooledHead:
-        """Creates the head; see `HeadForm.make`."""
-        return PooledHead(config, outputs, rate=self.rate(config), init=initializers.normal(0.02), key=key)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden state of the last token that is not padding; see `HeadForm.read`."""
-        return last_token(hidden, batch["encoder_segment_ids"])
+    token = "last"
+    layers = Layers("pooler")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FirstToken(_Form):
+class FirstToken(HeadWithDropout):
     """Dropout and a classifier of the first token, no pooler: the head of the released MobileBERT and ELECTRA."""
-
-    inputs = specs.ENCODER_INPUTS_WITH_TYPES
 
     # Initializer of the classifier, such as `initializers.glorot_uniform`, ELECTRA's. None: BERT's.
     init: Initializer | None = None
 
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> LinearHead:
-        """Creates the head; see `HeadForm.make`."""
-        init = self.init or initializers.BERT
-        return LinearHead(config, outputs, rate=self.rate(config), init=init, bias=True, key=key)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden state of the first token; see `HeadForm.read`."""
-        return hidden[:, :1]
+    def layers_for(self, config: HeadConfig) -> Layers:
+        """Returns the classifier with the initializer."""
+        return Layers(init=self.init or initializers.BERT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DenseFirstToken(_Form):
+class DenseFirstToken(HeadWithDropout):
     """RoBERTa's head (fairseq): dropout, dense, tanh, dropout, classifier of the first token.
 
     Kernels are drawn from a normal distribution with standard deviation 0.02.
     """
 
     inputs = specs.ENCODER_INPUTS
-
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> DenseHead:
-        """Creates the head; see `HeadForm.make`."""
-        return DenseHead(config, outputs, rate=self.rate(config), init=initializers.normal(0.02), key=key)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden state of the first token; see `HeadForm.read`."""
-        return hidden[:, :1]
+    layers = Layers("dense", input_rate=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GeluFirstToken(_Form):
+class GeluFirstToken(HeadWithDropout):
     """ELECTRA's head in transformers: dropout, dense, exact GELU, dropout, classifier of the first token.
 
     Kernels are drawn from a normal distribution with standard deviation 0.02.
     """
 
-    inputs = specs.ENCODER_INPUTS_WITH_TYPES
-
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> DenseHead:
-        """Creates the head; see `HeadForm.make`."""
-        rate, activation = self.rate(config), ACTIVATIONS["gelu_exact"]
-        return DenseHead(config, outputs, rate=rate, init=initializers.normal(0.02), key=key, activation=activation)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden state of the first token; see `HeadForm.read`."""
-        return hidden[:, :1]
+    layers = Layers("dense", activation=ACTIVATIONS["gelu_exact"], input_rate=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GeluPooledFirstToken(_Form):
+class GeluPooledFirstToken(HeadWithDropout):
     """DeBERTa's head: dropout, dense, exact GELU (the context pooler), dropout, classifier of the first token.
 
     Kernels are drawn from a normal distribution with standard deviation 0.02.
     """
-
-    inputs = specs.ENCODER_INPUTS_WITH_TYPES
 
     # Dropout rate before the dense layer (`pooler_dropout` of transformers).
     pooler_rate: float = 0.0
 
     def __post_init__(self):
         super().__post_init__()
-        if not 0 <= self.pooler_rate < 1:
-            raise UserError(f"pooler_rate={self.pooler_rate} of the head is out of range. Give a rate in [0, 1).")
+        check_rate("pooler_rate", self.pooler_rate)
 
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> PooledHead:
-        """Creates the head; see `HeadForm.make`."""
-        options = {"rate": self.rate(config), "pooler_rate": self.pooler_rate, "activation": ACTIVATIONS["gelu_exact"]}
-        return PooledHead(config, outputs, init=initializers.normal(0.02), key=key, **options)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden state of the first token; see `HeadForm.read`."""
-        return hidden[:, :1]
+    def layers_for(self, config: HeadConfig) -> Layers:
+        """Returns the layers with dropout before the pooler."""
+        return Layers("pooler", activation=ACTIVATIONS["gelu_exact"], input_rate=self.pooler_rate)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReluFirstToken(_Form):
+class ReluFirstToken(HeadWithDropout):
     """DistilBERT's head in transformers: dense, ReLU, dropout, classifier of the first token.
 
     Kernels are drawn from a normal distribution with standard deviation 0.02.
     """
 
     inputs = specs.ENCODER_INPUTS
-
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> ReluHead:
-        """Creates the head; see `HeadForm.make`."""
-        return ReluHead(config, outputs, rate=self.rate(config), init=initializers.normal(0.02), key=key)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden state of the first token; see `HeadForm.read`."""
-        return hidden[:, :1]
+    layers = Layers("dense", activation=relu)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LastToken:
+class LastToken(Head):
     """The head of decoders in transformers: a linear classifier without bias or dropout, of the last token.
 
     The kernel is drawn from a normal distribution with standard deviation 0.02.
     """
 
-    each_token = False
+    token = "last"
     inputs = specs.DECODER_INPUTS
-    pretrained = types.MappingProxyType({})
-
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> LinearHead:
-        """Creates the head; see `HeadForm.make`."""
-        return LinearHead(config, outputs, rate=0.0, init=initializers.normal(0.02), bias=False, key=key)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden state of the last token that is not padding; see `HeadForm.read`."""
-        return last_token(hidden, batch["decoder_segment_ids"])
+    segments = "decoder_segment_ids"
+    layers = Layers(bias=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReluLastToken(_Form):
+class ReluLastToken(HeadWithDropout):
     """The head of the LSTM classifiers of Dai and Le (2015): dense, ReLU, dropout, classifier of the last token.
 
     Kernels are drawn from Glorot's uniform distribution, as in the code that Google released (adversarial_text).
     """
 
+    token = "last"
     inputs = specs.DECODER_INPUTS
+    segments = "decoder_segment_ids"
 
     # Size of the dense layer.
     size: int = 30
@@ -304,18 +294,33 @@ class ReluLastToken(_Form):
         if self.size < 1:
             raise UserError(f"size={self.size} of the head is not positive. Give a positive integer.")
 
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> ReluHead:
-        """Creates the head; see `HeadForm.make`."""
-        init = initializers.glorot_uniform
-        return ReluHead(config, outputs, rate=self.rate(config), init=init, key=key, size=self.size)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden state of the last token that is not padding; see `HeadForm.read`."""
-        return last_token(hidden, batch["decoder_segment_ids"])
+    def layers_for(self, config: HeadConfig) -> Layers:
+        """Returns the layers with the size."""
+        return Layers("dense", activation=relu, init=initializers.glorot_uniform, size=self.size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderLastToken(_Form):
+class _ShiftedInputs(HeadWithDropout):
+    """A head on a decoder that reads the encoder's inputs, shifted right by one position."""
+
+    segments = "decoder_segment_ids"
+
+    # Token id that the decoder's inputs begin with: 2 for BART, 0 for T5.
+    bos_id: int = features.BOS_ID
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.bos_id < 0:
+            raise UserError(f"bos_id={self.bos_id} is not a token id. Give an id of at least 0.")
+
+    @property
+    def inputs(self) -> FeatureSpec:
+        """The features that the model reads."""
+        return dataclasses.replace(specs.SHIFTED_INPUTS, bos_id=self.bos_id)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderLastToken(_ShiftedInputs):
     """BART's head (Lewis et al. 2020, section 3.1): RoBERTa's head on the last token of the decoder.
 
     The decoder reads the encoder's inputs, shifted right by one position, and its state at the last of them is read.
@@ -323,101 +328,51 @@ class DecoderLastToken(_Form):
     read too.
     """
 
-    # Token id that the decoder's inputs begin with: 2 for BART, 0 for T5.
-    bos_id: int = features.BOS_ID
+    token = "last"
+
     # Standard deviation of the initial kernels. None: 1 / √embed_dim, as in transformers' T5.
     initial_stddev: float | None = 0.02
 
     def __post_init__(self):
         super().__post_init__()
-        _check_bos(self.bos_id)
         if self.initial_stddev is not None and self.initial_stddev <= 0:
             raise UserError(f"initial_stddev={self.initial_stddev} is not positive. Give a positive number.")
 
-    @property
-    def inputs(self) -> FeatureSpec:
-        """The features that the model reads."""
-        return dataclasses.replace(specs.SHIFTED_INPUTS, bos_id=self.bos_id)
-
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> DenseHead:
-        """Creates the head; see `HeadForm.make`."""
+    def layers_for(self, config: HeadConfig) -> Layers:
+        """Returns the layers with the standard deviation."""
         stddev = config.embed_dim**-0.5 if self.initial_stddev is None else self.initial_stddev
-        return DenseHead(config, outputs, rate=self.rate(config), init=initializers.normal(stddev), key=key)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the decoder's hidden state of the last token that is not padding; see `HeadForm.read`."""
-        return last_token(hidden, batch["decoder_segment_ids"])
+        return Layers("dense", init=initializers.normal(stddev), input_rate=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EachToken(_Form):
+class EachToken(HeadWithDropout):
     """The head of BERT and RoBERTa for tagging (Devlin et al. 2019, section 5.3): dropout, classifier of each token."""
 
-    each_token = True
-    inputs = specs.ENCODER_INPUTS_WITH_TYPES
-
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> LinearHead:
-        """Creates the head; see `HeadForm.make`."""
-        return LinearHead(config, outputs, rate=self.rate(config), init=initializers.BERT, bias=True, key=key)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden states of all tokens; see `HeadForm.read`."""
-        return hidden
+    token = "each"
+    layers = Layers(init=initializers.BERT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EachDecoderToken(_Form):
+class EachDecoderToken(HeadWithDropout):
     """The head of decoders for tagging in transformers: dropout and a classifier per token of the decoder.
 
     The kernel is drawn from a normal distribution with standard deviation 0.02.
     """
 
-    each_token = True
+    token = "each"
     inputs = specs.DECODER_INPUTS
-
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> LinearHead:
-        """Creates the head; see `HeadForm.make`."""
-        return LinearHead(config, outputs, rate=self.rate(config), init=initializers.normal(0.02), bias=True, key=key)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden states of all tokens; see `HeadForm.read`."""
-        return hidden
+    segments = "decoder_segment_ids"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EachShiftedToken(_Form):
+class EachShiftedToken(_ShiftedInputs):
     """The head of BART and T5 for question answering in transformers: dropout and a classifier per decoder position.
 
     The decoder reads the encoder's inputs, shifted right by one position. The kernel is drawn from a normal
     distribution with standard deviation 0.02.
     """
 
-    each_token = True
-
-    # Token id that the decoder's inputs begin with: 2 for BART, 0 for T5.
-    bos_id: int = features.BOS_ID
-
-    def __post_init__(self):
-        super().__post_init__()
-        _check_bos(self.bos_id)
-
-    @property
-    def inputs(self) -> FeatureSpec:
-        """The features that the model reads."""
-        return dataclasses.replace(specs.SHIFTED_INPUTS, bos_id=self.bos_id)
-
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> LinearHead:
-        """Creates the head; see `HeadForm.make`."""
-        return LinearHead(config, outputs, rate=self.rate(config), init=initializers.normal(0.02), bias=True, key=key)
-
-    def read(self, hidden: Hidden, batch: Batch) -> States:
-        """Returns the hidden states of all decoder positions; see `HeadForm.read`."""
-        return hidden
-
-
-def _check_bos(bos_id: int) -> None:
-    if bos_id < 0:
-        raise UserError(f"bos_id={bos_id} is not a token id. Give an id of at least 0.")
+    token = "each"
 
 
 def last_token(hidden: Hidden, segments: Int[Array, "batch length"]) -> States:

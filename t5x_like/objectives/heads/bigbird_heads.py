@@ -15,7 +15,7 @@ from t5x_like.layers.mlp import ACTIVATIONS, MLP
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.objectives.base import HeadConfig
 from t5x_like.objectives.heads import EachToken, GeluFirstToken
-from t5x_like.objectives.heads.head_modules import DenseHead, LinearHead, Logits, States
+from t5x_like.objectives.heads.head_modules import ClassifierHead, Layers, Logits, States
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,10 +25,9 @@ class ActivatedFirstToken(GeluFirstToken):
     Kernels are drawn from a normal distribution with standard deviation 0.02.
     """
 
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> DenseHead:
-        """Creates the head; see `HeadForm.make`."""
-        options = {"rate": self.rate(config), "init": initializers.normal(0.02)}
-        return DenseHead(config, outputs, key=key, activation=ACTIVATIONS[config.activations[0]], **options)
+    def layers_for(self, config: HeadConfig) -> Layers:
+        """Returns the layers with the activation of the model."""
+        return dataclasses.replace(self.layers, activation=ACTIVATIONS[config.activations[0]])
 
 
 class FeedForwardHead(nnx.Module):
@@ -52,11 +51,11 @@ class FeedForwardHead(nnx.Module):
         sizes, options = (config.embed_dim, config.mlp_dim), {"bias": True, "dtype": config.compute_dtype}
         self.mlp = MLP(*sizes, activations=config.activations, init=init, key=mlp_key, **options)
         self.norm = LayerNorm(config.embed_dim, epsilon=config.norm_epsilon)
-        self.classifier = LinearHead(config, outputs, rate=0.0, init=init, bias=True, key=classifier_key).classifier
+        self.classifier = ClassifierHead(config, outputs, Layers(), rate=0.0, key=classifier_key).classifier
         self.dropout = Dropout(rate)
 
     def __call__(self, states: States, dropout_key: jax.Array | None = None) -> Logits:
-        """Computes logits; see `head_modules.Head`."""
+        """Computes logits; see `head_modules.HeadModule`."""
         first_key, second_key = split_key(dropout_key, 2)
         update, _ = self.mlp(self.dropout(states, first_key))
         return self.classifier(self.norm(self.dropout(update, second_key) + states))

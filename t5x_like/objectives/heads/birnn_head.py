@@ -13,7 +13,7 @@ from t5x_like.kernels.dropout import split_key
 from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.bidirectional import BidirectionalRNN, Cells, LSTMCells
 from t5x_like.objectives.heads import HeadForm, Hidden
-from t5x_like.objectives.heads.head_modules import Head, Logits
+from t5x_like.objectives.heads.head_modules import HeadModule, Logits
 
 
 class Sequences(NamedTuple):
@@ -81,7 +81,7 @@ class BiRNNHead(nnx.Module):
       UserError: the hidden size is odd.
     """
 
-    def __init__(self, config: HeadConfig, form: BiRNN, head: Head, *, key: jax.Array):
+    def __init__(self, config: HeadConfig, form: BiRNN, head: HeadModule, *, key: jax.Array):
         if config.embed_dim % 2:
             raise UserError(
                 f"embed_dim={config.embed_dim}: odd, but each direction of a BiRNN has half of it. Give an even size."
@@ -91,7 +91,7 @@ class BiRNNHead(nnx.Module):
         self.form, self.head = form.head, head
 
     def __call__(self, sequences: Sequences, dropout_key: jax.Array | None = None) -> Logits:
-        """Computes logits, or scores, in float32; see `Head`."""
+        """Computes logits, or scores, in float32; see `HeadModule`."""
         network_key, head_key = split_key(dropout_key, 2)
         hidden, batch = sequences
         segments = batch["encoder_segment_ids" if "encoder_segment_ids" in batch else "decoder_segment_ids"]

@@ -14,7 +14,7 @@ from t5x_like.errors import UserError
 from t5x_like.layers import initializers
 from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.heads import Hidden, last_token
-from t5x_like.objectives.heads.head_modules import LinearHead, States
+from t5x_like.objectives.heads.head_modules import ClassifierHead, Layers, States
 
 Pooling = Literal["last", "mean"]
 _SMALLEST_NORM = 1e-12
@@ -55,10 +55,10 @@ class ComparedTexts:
         """The features that the model reads."""
         return choices.with_choices(specs.ENCODER_INPUTS, 2)
 
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> LinearHead:
+    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> ClassifierHead:
         """Creates the head; see `heads.HeadForm.make`."""
         sizes = _Sizes(2 * config.embed_dim, config.compute_dtype)
-        return LinearHead(sizes, outputs, rate=0.0, init=initializers.glorot_uniform, bias=True, key=key)
+        return ClassifierHead(sizes, outputs, Layers(init=initializers.glorot_uniform), rate=0.0, key=key)
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the features of each pair; see `heads.HeadForm.read`."""

@@ -27,7 +27,7 @@ from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
 from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.bidirectional import BidirectionalRNN, Cells, Inputs, LSTMCells, States
-from t5x_like.objectives.heads import Hidden
+from t5x_like.objectives.heads import Hidden, check_rate
 from t5x_like.objectives.heads.head_modules import Logits
 from t5x_like.objectives.heads.pair_attention import attend
 from t5x_like.objectives.heads.text_ids import TokenTypes
@@ -76,8 +76,7 @@ class DrQA:
         for name in ("num_layers", "size"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} of DrQA is not positive. Give a positive integer.")
-        if not 0 <= self.dropout_rate < 1:
-            raise UserError(f"dropout_rate={self.dropout_rate} of DrQA is out of range. Give a rate in [0, 1).")
+        check_rate("dropout_rate", self.dropout_rate, "DrQA")
 
     def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> "DrQAHead":
         """Creates the head; see `HeadForm.make`.
@@ -130,7 +129,7 @@ class DrQAHead(nnx.Module):
         self.no_answer = nnx.Param(jnp.zeros(()), axes=())
 
     def __call__(self, read: QuestionAndPassage, dropout_key: jax.Array | None = None) -> Logits:
-        """Computes the logits of start and end in float32, `MASKED` outside of the passage; see `Head`."""
+        """Computes the logits of start and end in float32, `MASKED` outside of the passage; see `HeadModule`."""
         input_key, passage_key, question_key = split_key(dropout_key, 3)
         tokens, is_question, is_passage = read.tokens, read.text_ids == 0, read.text_ids == 1
         x = self.dropout(read.hidden, input_key)

@@ -1,5 +1,6 @@
-"""The modules of heads for classification, which the forms in `heads.py` make."""
+"""The modules of heads for classification, which the forms in `heads` make."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
@@ -9,8 +10,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.kernels.dropout import Dropout, split_key
+from t5x_like.layers import initializers
 from t5x_like.layers.initializers import Initializer
-from t5x_like.layers.mlp import relu
 from t5x_like.layers.projections import Projection
 from t5x_like.objectives.base import HeadConfig
 
@@ -18,7 +19,7 @@ States = Float[Array, "batch positions embed"]
 Logits = Float[Array, "batch positions outputs"]
 
 
-class Head(Protocol):
+class HeadModule(Protocol):
     """The module of a head."""
 
     def __call__(self, states: States, dropout_key: jax.Array | None = None) -> Logits:
@@ -30,169 +31,77 @@ class Head(Protocol):
         """
 
 
-class LinearHead(nnx.Module):
-    """Dropout and a linear classifier.
-
-    Args:
-      config: configuration of the model.
-      outputs: number of outputs.
-      rate: dropout rate.
-      init: initializer of the kernel.
-      bias: whether the classifier has a bias.
-      key: random key for the initial values.
-      broadcast_dims: dimensions of the states that share one dropout mask.
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """The layers of a head: a dense layer, or none, and a linear classifier.
 
     Attributes:
-      classifier: projection with kernel `[embed, outputs]`, computed in float32.
+      dense: Name of the dense layer, which has a bias; None for the classifier alone.
+      activation: Activation of the dense layer.
+      init: Initializer of the kernels.
+      bias: Whether the classifier has a bias.
+      size: Size of the dense layer, which is not sharded; None for the size of the hidden states.
+      input_rate: Dropout rate of the inputs of the dense layer; None for the rate of the head.
+    """
+
+    dense: str | None = None
+    activation: Callable[[Array], Array] = jnp.tanh
+    init: Initializer = initializers.normal(0.02)
+    bias: bool = True
+    size: int | None = None
+    input_rate: float | None = 0.0
+
+
+class ClassifierHead(nnx.Module):
+    """Dropout, a dense layer with an activation, dropout, and a linear classifier; or dropout and the classifier alone.
+
+    Args:
+      config: Configuration of the model.
+      outputs: Number of outputs.
+      layers: The layers.
+      rate: Dropout rate of the inputs of the classifier.
+      key: Random key for the initial values.
+      broadcast_dims: Dimensions of the states that share one dropout mask.
+
+    Attributes:
+      classifier: Projection with kernel `[size, outputs]`, computed in float32.
+
+    The dense layer, with kernel `[embed, size]`, is the attribute that `layers.dense` names, such as `pooler`.
     """
 
     def __init__(
         self,
         config: HeadConfig,
         outputs: int,
+        layers: Layers,
         *,
         rate: float,
-        init: Initializer,
-        bias: bool,
         key: jax.Array,
         broadcast_dims: tuple[int, ...] = (),
     ):
-        self.classifier = _classifier(config, outputs, init, key, bias=bias)
+        size, axis = layers.size or config.embed_dim, None if layers.size else "embed"
+        self.layers = layers
+        if layers.dense is not None:
+            dense_key, key = jax.random.split(key)
+            sizes, axes = ((config.embed_dim,), (size,)), ("embed", None if layers.size else "mlp")
+            options = {"init": layers.init, "bias": True, "dtype": config.compute_dtype}
+            setattr(self, layers.dense, Projection(*sizes, axes=axes, key=dense_key, **options))
+        # Logits are float32 in every objective.
+        options = {"init": layers.init, "bias": layers.bias, "dtype": "float32"}
+        self.classifier = Projection((size,), (outputs,), axes=(axis, None), key=key, **options)
         self.dropout = Dropout(rate, broadcast_dims)
 
     def __call__(self, states: States, dropout_key: jax.Array | None = None) -> Logits:
-        """Computes logits; see `Head`."""
+        """Computes logits; see `HeadModule`."""
+        if self.layers.dense is not None:
+            states, dropout_key = self._drop_inputs(states, dropout_key)
+            states = self.layers.activation(getattr(self, self.layers.dense)(states))
         return self.classifier(self.dropout(states, dropout_key))
 
-
-class PooledHead(nnx.Module):
-    """BERT's pooler, tanh(W · h + b), then dropout and a linear classifier.
-
-    Args:
-      config: configuration of the model.
-      outputs: number of outputs.
-      rate: dropout rate.
-      init: initializer of the kernels.
-      key: random key for the initial values.
-      activation: activation of the pooler.
-      pooler_rate: dropout rate of what the pooler reads.
-
-    Attributes:
-      pooler: projection with kernel `[embed, embed]` and bias.
-      classifier: projection with kernel `[embed, outputs]` and bias, computed in float32.
-    """
-
-    def __init__(
-        self,
-        config: HeadConfig,
-        outputs: int,
-        *,
-        rate: float,
-        init: Initializer,
-        key: jax.Array,
-        activation: Callable[[Array], Array] = jnp.tanh,
-        pooler_rate: float = 0.0,
-    ):
-        pooler_key, classifier_key = jax.random.split(key)
-        self.pooler = _dense(config, init, pooler_key)
-        self.classifier = _classifier(config, outputs, init, classifier_key)
-        self.dropout, self.pooler_dropout, self.activation = Dropout(rate), Dropout(pooler_rate), activation
-
-    def __call__(self, states: States, dropout_key: jax.Array | None = None) -> Logits:
-        """Computes logits; see `Head`."""
-        pooler_key = None if dropout_key is None else jax.random.fold_in(dropout_key, 0)
-        pooled = self.activation(self.pooler(self.pooler_dropout(states, pooler_key)))
-        return self.classifier(self.dropout(pooled, dropout_key))
-
-
-class ReluHead(nnx.Module):
-    """DistilBERT's classifier: a dense layer with ReLU, dropout, and a linear classifier.
-
-    Args:
-      config: configuration of the model.
-      outputs: number of outputs.
-      rate: dropout rate.
-      init: initializer of the kernels.
-      key: random key for the initial values.
-      size: size of the dense layer, which is not sharded; None: that of the hidden states.
-
-    Attributes:
-      dense: projection with kernel `[embed, size]` and bias.
-      classifier: projection with kernel `[size, outputs]` and bias, computed in float32.
-    """
-
-    def __init__(
-        self,
-        config: HeadConfig,
-        outputs: int,
-        *,
-        rate: float,
-        init: Initializer,
-        key: jax.Array,
-        size: int | None = None,
-    ):
-        dense_key, classifier_key = jax.random.split(key)
-        self.dense = _dense(config, init, dense_key, size)
-        self.classifier = _classifier(config, outputs, init, classifier_key, size=size)
-        self.dropout = Dropout(rate)
-
-    def __call__(self, states: States, dropout_key: jax.Array | None = None) -> Logits:
-        """Computes logits; see `Head`."""
-        return self.classifier(self.dropout(relu(self.dense(states)), dropout_key))
-
-
-class DenseHead(nnx.Module):
-    """Dropout, a dense layer with an activation, dropout, and a linear classifier.
-
-    Args:
-      config: configuration of the model.
-      outputs: number of outputs.
-      rate: dropout rate.
-      init: initializer of the kernels.
-      key: random key for the initial values.
-      activation: activation of the dense layer.
-
-    Attributes:
-      dense: projection with kernel `[embed, embed]` and bias.
-      classifier: projection with kernel `[embed, outputs]` and bias, computed in float32.
-    """
-
-    def __init__(
-        self,
-        config: HeadConfig,
-        outputs: int,
-        *,
-        rate: float,
-        init: Initializer,
-        key: jax.Array,
-        activation: Callable[[Array], Array] = jnp.tanh,
-    ):
-        dense_key, classifier_key = jax.random.split(key)
-        self.dense = _dense(config, init, dense_key)
-        self.classifier = _classifier(config, outputs, init, classifier_key)
-        self.dropout, self.activation = Dropout(rate), activation
-
-    def __call__(self, states: States, dropout_key: jax.Array | None = None) -> Logits:
-        """Computes logits; see `Head`."""
-        first_key, second_key = split_key(dropout_key, 2)
-        dense = self.activation(self.dense(self.dropout(states, first_key)))
-        return self.classifier(self.dropout(dense, second_key))
-
-
-def _dense(config: HeadConfig, init: Initializer, key: jax.Array, size: int | None = None) -> Projection:
-    sizes, axes = ((config.embed_dim,), (size or config.embed_dim,)), ("embed", None if size else "mlp")
-    return Projection(*sizes, axes=axes, key=key, init=init, bias=True, dtype=config.compute_dtype)
-
-
-def _classifier(
-    config: HeadConfig,
-    outputs: int,
-    init: Initializer,
-    key: jax.Array,
-    *,
-    bias: bool = True,
-    size: int | None = None,
-) -> Projection:
-    # Logits are float32 in every objective.
-    sizes, axes = ((size or config.embed_dim,), (outputs,)), (None if size else "embed", None)
-    return Projection(*sizes, axes=axes, key=key, init=init, bias=bias, dtype="float32")
+    def _drop_inputs(self, states: States, key: jax.Array | None) -> tuple[States, jax.Array | None]:
+        """Applies dropout before the dense layer, and returns the key for dropout after it."""
+        if self.layers.input_rate is None:
+            input_key, key = split_key(key, 2)
+            return self.dropout(states, input_key), key
+        input_key = None if key is None else jax.random.fold_in(key, 0)
+        return Dropout(self.layers.input_rate)(states, input_key), key

@@ -1,27 +1,25 @@
 """A wrapper of heads for texts that are longer than the rows of a model: the text is read in windows."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-import jax
 import jax.numpy as jnp
 
 from t5x_like.data import choices
 from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
-from t5x_like.layers.blocks import Hidden
-from t5x_like.objectives.base import Batch, HeadConfig
-from t5x_like.objectives.heads import HeadForm, check_form
+from t5x_like.objectives.base import Batch
+from t5x_like.objectives.heads import Hidden, check_form
 from t5x_like.objectives.heads.head_modules import States
 from t5x_like.objectives.heads.maxima import largest
+from t5x_like.objectives.heads.wrapper import HeadWrapper
 from t5x_like.objectives.labels import real_choices
 
 Pooling = Literal["max", "mean"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PooledWindows:
+class PooledWindows(HeadWrapper):
     """Any head that reads one state per row, on the pooled states of the windows of a text.
 
     The hierarchical method of Sun et al. (2019, arXiv:1905.05583): the model reads each window as a row of its own, and
@@ -29,10 +27,6 @@ class PooledWindows:
     gives the windows as `inputs_0`, `inputs_1`, …; windows without tokens are left out.
     """
 
-    each_token = False
-
-    # The head.
-    form: HeadForm
     # Number of windows of a text; shorter texts have windows without tokens.
     windows: int
     # How states are combined.
@@ -54,20 +48,6 @@ class PooledWindows:
     def inputs(self) -> FeatureSpec:
         """The features that the model reads of all windows."""
         return choices.with_choices(self.form.inputs, self.windows)
-
-    @property
-    def pretrained(self) -> Mapping[str, tuple[str, ...]]:
-        """See `HeadForm`."""
-        return self.form.pretrained
-
-    @property
-    def dropout_rate(self) -> float | None:
-        """Dropout rate of the head."""
-        return getattr(self.form, "dropout_rate", None)
-
-    def make(self, config: HeadConfig, outputs: int, *, key: jax.Array) -> Any:
-        """Creates the head; see `HeadForm.make`."""
-        return self.form.make(config, outputs, key=key)
 
     def read(self, hidden: Hidden, batch: Batch) -> States:
         """Returns the pooled state of each text; see `HeadForm.read`."""

@@ -21,7 +21,7 @@ from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
 from t5x_like.objectives.base import Batch, HeadConfig
 from t5x_like.objectives.bidirectional import BidirectionalRNN, Cells, LSTMCells
-from t5x_like.objectives.heads import Hidden
+from t5x_like.objectives.heads import Hidden, check_rate
 from t5x_like.objectives.heads.head_modules import Logits
 from t5x_like.objectives.heads.maxima import largest
 from t5x_like.objectives.heads.pair_attention import PairAttention, attend_to_other_text
@@ -78,8 +78,7 @@ class TextVectors:
                 f"texts_per_row={self.texts_per_row} of TextVectors with attention={self.attention}: out of range. "
                 "Give 1, or 2 for pairs, which attention needs."
             )
-        if not 0 <= self.dropout_rate < 1:
-            raise UserError(f"dropout_rate={self.dropout_rate} of TextVectors is out of range. Give a rate in [0, 1).")
+        check_rate("dropout_rate", self.dropout_rate, "TextVectors")
 
     @property
     def inputs(self) -> FeatureSpec:
@@ -138,7 +137,7 @@ class TextVectorsHead(nnx.Module):
         self.classifier = projection((form.classifier_size, outputs), ("mlp", None), classifier_key)
 
     def __call__(self, words: Words, dropout_key: jax.Array | None = None) -> Logits:
-        """Computes logits, or scores, in float32, `[batch, 1, outputs]`; see `Head`."""
+        """Computes logits, or scores, in float32, `[batch, 1, outputs]`; see `HeadModule`."""
         second_key, last_key, *encoder_keys = split_key(dropout_key, 2 + len(self.encoder))
         hidden, text_of_word = words
         # A network skips what is in no text.
