@@ -1,10 +1,7 @@
 """ELMo: a character encoder, and LSTMs that read in both directions (Peters et al. 2018, arXiv:1802.05365; bilm-tf).
 
 The vector x of a word comes from its characters (`layers.characters`). Each direction has layers of LSTM cells of its
-own. A cell has a projection, and both its state and its output are clipped:
-
-    i, f, o = sigmoid(W x + U h + b), with 1 added to the inputs of f;  j = tanh(W x + U h + b);
-    c ← clip(f c + i j);  h ← clip(P (o tanh(c))).
+own (`layers.recurrent.ProjectedLSTMLayer`), which have a projection, and whose state and output are clipped.
 
 From the second layer on, x + h is the output of a layer, and the input of the next one. The hidden states of a word are
 the concatenated outputs of both directions; state 0 is the vector of the word, twice.
@@ -19,18 +16,15 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_like import partitioning
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import captures as capturing
-from t5x_like.layers import initializers
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.characters import CharacterEncoder
-from t5x_like.layers.projections import Projection
+from t5x_like.layers.recurrent import ProjectedLSTMLayer
 from t5x_like.models import checks
 from t5x_like.models.base import BaseConfig, Batch, StackInfo
 from t5x_like.models.character_lstm import ELMO_FILTERS
@@ -38,9 +32,6 @@ from t5x_like.models.outputs import Outputs
 from t5x_like.vocabularies.word_characters import BEGIN_OF_TEXT, END_OF_TEXT, NUM_CHARACTERS, boundary
 
 CHARACTERS, BACKWARD_CHARACTERS = "encoder_input_characters", "backward_characters"
-State = Float[Array, "batch size"]
-_GATES = 4
-_FORGET_BIAS = 1.0
 DIRECTIONS = ("forward", "backward")
 
 
@@ -120,7 +111,7 @@ class ElmoConfig(BaseConfig):
           shapes: shape `(batch, length, characters)` of each feature of characters.
         """
         number, size = sum(filters for _, filters in self.filters), self.projection_dim
-        layers = self.num_layers * self.cell_dim * (2 * _GATES + 1) * size
+        layers = self.num_layers * self.cell_dim * (2 * ProjectedLSTMLayer.num_gates + 1) * size
         total, both = 0.0, 1 if BACKWARD_CHARACTERS in shapes else 2
         for name in (CHARACTERS, BACKWARD_CHARACTERS):
             if name in shapes:
@@ -141,88 +132,20 @@ class ElmoConfig(BaseConfig):
         }
 
 
-class ElmoLayer(nnx.Module):
-    """A layer of LSTM cells with projections, in one direction.
-
-    Args:
-      config: configuration of the model.
-      key: random key of the initialization.
-
-    Attributes:
-      inputs: projection of the inputs to the gates i, j, f, o, with kernel `[projection, 4, cell]` and bias.
-      recurrent: projection of the last outputs to the gates, with kernel `[projection, 4, cell]`.
-      outputs: projection of the cells to the outputs, with kernel `[cell, projection]`, unless both have one size.
-    """
-
-    def __init__(self, config: ElmoConfig, *, key: jax.Array):
-        input_key, recurrent_key, output_key = jax.random.split(key, 3)
-        size, cells = config.projection_dim, config.cell_dim
-        # The original has one kernel of inputs and outputs, so Glorot's bound counts both.
-        init = initializers.uniform(float(np.sqrt(6 / (2 * size + _GATES * cells))))
-
-        def gates(key, bias):
-            axes, dtype = ("embed", None, "mlp"), config.compute_dtype
-            return Projection((size,), (_GATES, cells), axes=axes, key=key, init=init, bias=bias, dtype=dtype)
-
-        self.inputs, self.recurrent = gates(input_key, True), gates(recurrent_key, False)
-        self.has_projection = size != cells
-        if self.has_projection:
-            init, axes = initializers.glorot_uniform, ("mlp", "embed")
-            dtype = config.compute_dtype
-            self.outputs = Projection((cells,), (size,), axes=axes, key=output_key, init=init, dtype=dtype)
-        self.cell_clip, self.projection_clip = config.cell_clip, config.projection_clip
-
-    def __call__(
-        self,
-        x: Float[Array, "batch length projection"],
-        hidden: State,
-        cell: State,
-        padding: Bool[Array, "batch length"],
-        *,
-        dropout_key: jax.Array | None = None,
-    ) -> tuple[Float[Array, "batch length projection"], State, State]:
-        """Returns the outputs of all positions, and the last output and state.
-
-        Args:
-          x: inputs in the order in which the layer reads them.
-          hidden: output before the first position.
-          cell: state of the cells before the first position.
-          padding: positions that keep the state.
-          dropout_key: random key for adapters, whose masks all positions of the recurrent projections share; None
-            disables their dropout.
-        """
-
-        def advance(state, inputs):
-            projected, keep = inputs
-            hidden, cell = state
-            recurrent = self.recurrent(hidden[:, None], dropout_key=dropout_key)[:, 0]
-            gates = projected + recurrent.astype(jnp.float32)
-            update, candidate, forget, output = (gates[:, number] for number in range(_GATES))
-            cell = jax.nn.sigmoid(forget + _FORGET_BIAS) * cell + jax.nn.sigmoid(update) * jnp.tanh(candidate)
-            cell = _clip(cell, self.cell_clip)
-            hidden = jax.nn.sigmoid(output) * jnp.tanh(cell)
-            if self.has_projection:
-                hidden = self.outputs(hidden[:, None], dropout_key=dropout_key)[:, 0].astype(jnp.float32)
-                hidden = _clip(hidden, self.projection_clip)
-            hidden, cell = jax.tree.map(lambda old, new: jnp.where(keep[:, None], old, new), state, (hidden, cell))
-            return (hidden, cell), hidden
-
-        projected = self.inputs(x, dropout_key=dropout_key)
-        inputs = (jnp.moveaxis(projected.astype(jnp.float32), 1, 0), padding.T)
-        (hidden, cell), states = jax.lax.scan(advance, (hidden, cell), inputs)
-        return partitioning.shard(jnp.moveaxis(states, 0, 1).astype(x.dtype), "batch", "length", None), hidden, cell
-
-
-def _clip(x: State, limit: float | None) -> State:
-    return x if limit is None else jnp.clip(x, -limit, limit)
-
-
 class ElmoDirection(nnx.Module):
     """The layers of one direction, as `layer_0`, `layer_1`, …; a scan over them would gain nothing."""
 
     def __init__(self, config: ElmoConfig, *, key: jax.Array):
         for number in range(config.num_layers):
-            setattr(self, f"layer_{number}", ElmoLayer(config, key=jax.random.fold_in(key, number)))
+            layer = ProjectedLSTMLayer(
+                config.projection_dim,
+                config.cell_dim,
+                cell_clip=config.cell_clip,
+                output_clip=config.projection_clip,
+                dtype=config.compute_dtype,
+                key=jax.random.fold_in(key, number),
+            )
+            setattr(self, f"layer_{number}", layer)
 
 
 class ElmoEncoder(nnx.Module):
@@ -342,10 +265,9 @@ class Elmo(nnx.Module):
             names = [f"{direction}_{kind}_{number}" for kind in ("hidden", "cell")]
             layer = getattr(getattr(self.encoder, direction), f"layer_{number}")
             reading = slice(None, None, -1 if flip else 1)
-            y, *states = layer(
-                half[:, reading], *(before[name] for name in names), padding[:, reading], dropout_key=dropout_key
-            )
-            after |= dict(zip(names, states, strict=True))
+            state = tuple(before[name] for name in names)
+            y, state = layer(half[:, reading], state, padding[:, reading], dropout_key=dropout_key)
+            after |= dict(zip(names, state, strict=True))
             y = y[:, reading]
             outputs.append(y + half if number and self.config.residual else y)
         return jnp.concatenate(outputs, axis=-1), after

@@ -1,12 +1,8 @@
 """Gated recurrent units (Cho et al. 2014, arXiv:1406.1078): the encoder and the decoders of skip-thoughts.
 
-A cell computes, as torch's `nn.GRU`, with the gates r (reset) and u (update)
-
-    r, u = sigmoid(W x + U h + b);  c = tanh(W x + r (U h) + b);  h ← u h + (1 - u) c.
-
-The encoder has token embeddings, one layer of cells per direction, and logits with a kernel of its own, which the
-decoders of Kiros et al. (2015, arXiv:1506.06726) share. The state is 0 where a segment begins. Padding does not change
-the state.
+The encoder has token embeddings, one layer of cells (`layers.recurrent.GRULayer`) per direction, and logits with a
+kernel of its own, which the decoders of Kiros et al. (2015, arXiv:1506.06726) share. The state is 0 where a segment
+begins. Padding does not change the state.
 """
 
 import dataclasses
@@ -16,25 +12,22 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from t5x_like import partitioning
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.embeddings import Embedder, Unembedding
-from t5x_like.layers.projections import Projection
+from t5x_like.layers.recurrent import GRULayer, segment_resets
 from t5x_like.models import checks
 from t5x_like.models.base import BaseConfig, BaseModel, Batch, StackInfo
 from t5x_like.models.outputs import Outputs
 
 Direction = Literal["forward", "backward"]
-State = Float[Array, "batch embed"]
 # Feature `[batch, embed]` of a decoder, float32: the vectors of the encoder.
 VECTORS = "vectors"
-_GATES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,72 +95,8 @@ class GRUConfig(BaseConfig):
           shapes: shape `(batch, length)` of `encoder_input_tokens` in the global batch.
         """
         batch, length = shapes["encoder_input_tokens"]
-        layers = len(self.directions) * _GATES * self.cells * (self.embedding_dim + self.cells)
+        layers = len(self.directions) * GRULayer.num_gates * self.cells * (self.embedding_dim + self.cells)
         return 6.0 * batch * length * layers
-
-
-class GRULayer(nnx.Module):
-    """A layer of GRU cells.
-
-    Args:
-      size: size of the inputs.
-      cells: number of cells.
-      initializer_range: bound of the uniform distribution of the kernel of the inputs.
-      dtype: dtype of the activations.
-      key: random key of the initialization.
-      axis: logical axis of the inputs, `embed`, or `vector` for a size that devices need not divide.
-
-    Attributes:
-      inputs: projection of the inputs to the gates r, u and the candidate c, with kernel `[inputs, 3, cells]` and bias.
-      recurrent: projection of the hidden state to the same, with kernel `[cells, 3, cells]`.
-    """
-
-    def __init__(
-        self, size: int, cells: int, initializer_range: float, dtype: str, *, key: jax.Array, axis: str = "embed"
-    ):
-        self.cells = cells
-        input_key, recurrent_key = jax.random.split(key)
-        gates, uniform = (_GATES, cells), initializers.uniform(initializer_range)
-        axes = (axis, None, "mlp"), ("embed", None, "mlp")
-        self.inputs = Projection((size,), gates, axes=axes[0], key=input_key, init=uniform, bias=True, dtype=dtype)
-        self.recurrent = Projection(
-            (cells,), gates, axes=axes[1], key=recurrent_key, init=initializers.orthogonal, dtype=dtype
-        )
-
-    def __call__(
-        self,
-        x: Hidden,
-        state: State,
-        resets: Bool[Array, "batch length"],
-        padding: Bool[Array, "batch length"],
-        *,
-        dropout_key: jax.Array | None = None,
-    ) -> Hidden:
-        """Returns the hidden states of all positions.
-
-        Args:
-          x: inputs.
-          state: hidden state before the first position, float32.
-          resets: positions before which the state becomes 0.
-          padding: positions that keep the state.
-          dropout_key: random key for adapters, whose masks all positions of the recurrent projection share; None
-            disables their dropout.
-        """
-
-        def advance(before, inputs):
-            projected, reset, keep = inputs
-            old = jnp.where(reset[:, None], 0.0, before)
-            recurrent = self.recurrent(old[:, None], dropout_key=dropout_key)[:, 0].astype(jnp.float32)
-            gates = jax.nn.sigmoid(projected[:, :2] + recurrent[:, :2])
-            candidate = jnp.tanh(projected[:, 2] + gates[:, 0] * recurrent[:, 2])
-            after = gates[:, 1] * old + (1 - gates[:, 1]) * candidate
-            after = jnp.where(keep[:, None], before, after)
-            return after, after
-
-        projected = self.inputs(x, dropout_key=dropout_key)
-        inputs = (jnp.moveaxis(projected.astype(jnp.float32), 1, 0), resets.T, padding.T)
-        _, states = jax.lax.scan(advance, state, inputs)
-        return partitioning.shard(jnp.moveaxis(states, 0, 1).astype(x.dtype), "batch", "length", None)
 
 
 class GRU(BaseModel):
@@ -232,8 +161,9 @@ class GRUDirections(nnx.Module):
     def __init__(self, config: GRUConfig, key: jax.Array):
         self.num_layers, self.directions = 1, config.directions
         for number, name in enumerate(config.directions):
-            options = (config.embedding_dim, config.cells, config.initializer_range, config.compute_dtype)
-            setattr(self, name, GRULayer(*options, key=jax.random.fold_in(key, number)))
+            sizes, options = (config.embedding_dim, config.cells), {"dtype": config.compute_dtype}
+            layer = GRULayer(*sizes, config.initializer_range, key=jax.random.fold_in(key, number), **options)
+            setattr(self, name, layer)
 
     def __call__(self, x: Hidden, segments: Int[Array, "batch length"], dropout_key: jax.Array | None = None) -> Hidden:
         """Returns the states of all directions, concatenated; see `GRU.trunk`.
@@ -243,14 +173,12 @@ class GRUDirections(nnx.Module):
           segments: the segment of each token; 0 for padding.
           dropout_key: random key for adapters; None disables their dropout.
         """
-        resets = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
-        found, keys = [], split_key(dropout_key, len(self.directions))
+        resets, states = segment_resets(segments), []
+        keys = split_key(dropout_key, len(self.directions))
         for name, key in zip(self.directions, keys, strict=True):
-            layer = getattr(self, name)
             read = x if name == "forward" else jnp.take_along_axis(x, _mirrored(segments)[:, :, None], axis=1)
-            zeros = jnp.zeros((x.shape[0], layer.cells), jnp.float32)
-            found.append(layer(read, zeros, resets, segments == 0, dropout_key=key))
-        return jnp.concatenate(found, axis=-1)
+            states.append(getattr(self, name)(read, None, segments == 0, resets=resets, dropout_key=key)[0])
+        return jnp.concatenate(states, axis=-1)
 
 
 def _mirrored(segments: Int[Array, "batch length"]) -> Int[Array, "batch length"]:
@@ -318,7 +246,7 @@ class GRUDecoderConfig(BaseConfig):
           shapes: shape `(batch, length)` of the tokens in the global batch.
         """
         batch, length = shapes[self.tokens]
-        cells = _GATES * self.embed_dim * (self.input_dim + self.embed_dim)
+        cells = GRULayer.num_gates * self.embed_dim * (self.input_dim + self.embed_dim)
         return 6.0 * batch * length * (cells + self.embed_dim * self.vocab_size)
 
 
@@ -341,7 +269,9 @@ class GRUDecoder(BaseModel):
         token_key, layer_key, logits_key = jax.random.split(key, 3)
         self.config, init, dtype = config, initializers.uniform(config.initializer_range), config.compute_dtype
         self.token_embedder = Embedder(config.vocab_size, config.embedding_dim, key=token_key, init=init, dtype=dtype)
-        self.decoder = GRULayer(config.input_dim, config.embed_dim, config.initializer_range, dtype, key=layer_key)
+        self.decoder = GRULayer(
+            config.input_dim, config.embed_dim, config.initializer_range, dtype=dtype, key=layer_key
+        )
         self.logits = Unembedding(config.embed_dim, config.vocab_size, key=logits_key, init=init, bias=True)
 
     def embed(self, batch: Batch) -> dict[str, Hidden]:
@@ -362,12 +292,13 @@ class GRUDecoder(BaseModel):
         x, vectors = embedded["decoder"], batch[VECTORS].astype(jnp.float32)
         captures = capturing.parse(capture, {"decoder": (0, ())}, edits)["decoder"]
         x, captured = captures.state(capturing.EMBEDDING, x)
-        state = vectors
+        state = (vectors,)
         if self.config.conditioning == "every_step":
             given = jnp.broadcast_to(vectors[:, None], (*x.shape[:2], vectors.shape[-1])).astype(x.dtype)
-            x, state = jnp.concatenate([x, given], axis=-1), jnp.zeros_like(vectors)
+            x, state = jnp.concatenate([x, given], axis=-1), None
         never = jnp.zeros(x.shape[:2], bool)
-        x, output = captures.state(capturing.OUTPUT, self.decoder(x, state, never, never, dropout_key=dropout_key))
+        states, _ = self.decoder(x, state, never, resets=never, dropout_key=dropout_key)
+        x, output = captures.state(capturing.OUTPUT, states)
         return Outputs(hidden=x, captured=captured | output)
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:

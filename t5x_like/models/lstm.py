@@ -1,8 +1,6 @@
 """LSTM language models (Hochreiter and Schmidhuber 1997; Dai and Le 2015, arXiv:1511.01432).
 
-Token embeddings, layers of LSTM cells, and logits with a kernel of their own. A cell computes, as torch's `nn.LSTM`,
-
-    i, f, o = sigmoid(W x + U h + b);  g = tanh(W x + U h + b);  c ← f c + i g;  h ← o tanh(c).
+Token embeddings, layers of LSTM cells (`layers.recurrent.LSTMLayer`), and logits with a kernel of their own.
 
 The state of all layers is carried from batch to batch where rows continue (truncated backpropagation). The feature
 `resets` marks the tokens before which the state is reset; without the feature, it is reset at position 0. Padding,
@@ -16,15 +14,14 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from t5x_like import partitioning
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.embeddings import Embedder, Unembedding
-from t5x_like.layers.projections import Projection
+from t5x_like.layers.recurrent import LSTMLayer
 from t5x_like.models import checks
 from t5x_like.models.base import BaseConfig, Batch, StackInfo
 from t5x_like.models.embedding_norms import EmbeddingNorm, NormalizedEmbedder
@@ -32,8 +29,6 @@ from t5x_like.models.outputs import Outputs
 
 # Feature `[batch, length]`, bool: tokens before which the state becomes 0.
 RESETS = "resets"
-State = Float[Array, "batch embed"]
-_GATES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +95,7 @@ class LSTMConfig(BaseConfig):
         batch, length = shapes["decoder_input_tokens"]
         predictions = shapes["decoder_target_tokens"][1] if "decoder_target_tokens" in shapes else 0
         inputs = [self.embedding_dim, *[self.embed_dim] * (self.num_layers - 1)]
-        layers = sum(_GATES * self.embed_dim * (size + self.embed_dim) for size in inputs)
+        layers = sum(LSTMLayer.num_gates * self.embed_dim * (size + self.embed_dim) for size in inputs)
         return 6.0 * batch * (length * layers + predictions * self.embed_dim * self.vocab_size)
 
     def initial_carry(self, batch_size: int) -> dict[str, Array]:
@@ -110,70 +105,6 @@ class LSTMConfig(BaseConfig):
             for layer in range(self.num_layers)
             for kind in ("hidden", "cell")
         }
-
-
-class LSTMLayer(nnx.Module):
-    """A layer of LSTM cells.
-
-    Args:
-      config: configuration of the model.
-      size: size of the inputs.
-      key: random key of the initialization.
-      axis: logical axis of the inputs, `embed`, or `vector` for a size that devices need not divide.
-
-    Attributes:
-      inputs: projection of the inputs to the gates i, f, g, o, with kernel `[inputs, 4, embed]` and bias.
-      recurrent: projection of the hidden state to the gates, with kernel `[embed, 4, embed]`.
-    """
-
-    def __init__(self, config: LSTMConfig, size: int, *, key: jax.Array, axis: str = "embed"):
-        input_key, recurrent_key = jax.random.split(key)
-        init = initializers.uniform(config.initializer_range)
-
-        def projection(size, key, bias, axis="embed"):
-            gates, axes = (_GATES, config.embed_dim), (axis, None, "mlp")
-            return Projection((size,), gates, axes=axes, key=key, init=init, bias=bias, dtype=config.compute_dtype)
-
-        self.inputs = projection(size, input_key, bias=True, axis=axis)
-        self.recurrent = projection(config.embed_dim, recurrent_key, bias=False)
-
-    def __call__(
-        self,
-        x: Hidden,
-        hidden: State,
-        cell: State,
-        resets: Bool[Array, "batch length"],
-        padding: Bool[Array, "batch length"],
-        *,
-        dropout_key: jax.Array | None = None,
-    ) -> tuple[Hidden, State, State]:
-        """Returns the hidden states of all positions, and the last hidden and cell state.
-
-        Args:
-          x: inputs.
-          hidden: hidden state before the first position.
-          cell: cell state before the first position.
-          resets: positions before which the state becomes 0.
-          padding: positions that keep the state.
-          dropout_key: random key for adapters, whose masks all positions of the recurrent projection share; None
-            disables their dropout.
-        """
-
-        def advance(state, inputs):
-            projected, reset, keep = inputs
-            hidden, cell = (jnp.where(reset[:, None], 0.0, each) for each in state)
-            recurrent = self.recurrent(hidden[:, None], dropout_key=dropout_key)[:, 0]
-            gates = projected + recurrent.astype(jnp.float32)
-            update, forget, candidate, output = (gates[:, number] for number in range(_GATES))
-            cell = jax.nn.sigmoid(forget) * cell + jax.nn.sigmoid(update) * jnp.tanh(candidate)
-            hidden = jax.nn.sigmoid(output) * jnp.tanh(cell)
-            hidden, cell = jax.tree.map(lambda old, new: jnp.where(keep[:, None], old, new), state, (hidden, cell))
-            return (hidden, cell), hidden
-
-        projected = self.inputs(x, dropout_key=dropout_key)
-        inputs = (jnp.moveaxis(projected.astype(jnp.float32), 1, 0), resets.T, padding.T)
-        (hidden, cell), states = jax.lax.scan(advance, (hidden, cell), inputs)
-        return partitioning.shard(jnp.moveaxis(states, 0, 1).astype(x.dtype), "batch", "length", None), hidden, cell
 
 
 class LSTM(nnx.Module):
@@ -232,9 +163,10 @@ class LSTM(nnx.Module):
         x, captured = captures.state(capturing.EMBEDDING, x)
         for number, key in enumerate(keys[1:]):
             layer = getattr(self.decoder, f"layer_{number}")
-            x, after[f"hidden_{number}"], after[f"cell_{number}"] = layer(
-                x, carry[f"hidden_{number}"], carry[f"cell_{number}"], resets, padding, dropout_key=key
-            )
+            names = [f"{kind}_{number}" for kind in ("hidden", "cell")]
+            state = tuple(carry[name] for name in names)
+            x, state = layer(x, state, padding, resets=resets, dropout_key=key)
+            after |= dict(zip(names, state, strict=True))
             x = captures.of_layer(number).edits("hidden", drop(x, key))
             hidden.append(x)
         found = {name: (jnp.stack(hidden) if at is None else hidden[at]) for name, (at, _) in captures.requests.items()}
@@ -264,5 +196,7 @@ class LSTMLayers(nnx.Module):
     def __init__(self, config: LSTMConfig, key: jax.Array):
         self.num_layers = config.num_layers
         sizes = [config.embedding_dim, *[config.embed_dim] * (config.num_layers - 1)]
+        options = {"init": initializers.uniform(config.initializer_range), "dtype": config.compute_dtype}
         for number, size in enumerate(sizes):
-            setattr(self, f"layer_{number}", LSTMLayer(config, size, key=jax.random.fold_in(key, number)))
+            layer = LSTMLayer(size, config.embed_dim, key=jax.random.fold_in(key, number), **options)
+            setattr(self, f"layer_{number}", layer)

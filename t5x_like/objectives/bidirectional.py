@@ -10,12 +10,12 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from t5x_like.axis_rules import VECTOR
 from t5x_like.kernels.dropout import split_key
-from t5x_like.models.gru import GRULayer
-from t5x_like.models.lstm import LSTMConfig, LSTMLayer
+from t5x_like.layers import initializers
+from t5x_like.layers.recurrent import GRULayer, LSTMLayer, RecurrentLayer, segment_resets
 
 Inputs = Float[Array, "batch length inputs"]
 States = Float[Array, "batch length states"]
@@ -24,33 +24,14 @@ States = Float[Array, "batch length states"]
 class Cells(Protocol):
     """The cells of a recurrent network."""
 
-    def make(self, inputs: int, size: int, *, dtype: str, key: jax.Array) -> nnx.Module:
+    def make(self, inputs: int, size: int, *, dtype: str, key: jax.Array) -> RecurrentLayer:
         """Creates a layer that reads rows in one direction. Devices need not divide the size of its inputs.
 
         Args:
-          inputs: size of the inputs.
-          size: size of the states.
-          dtype: dtype of the products.
-          key: random key for the initial values.
-        """
-
-    def states(
-        self,
-        layer: nnx.Module,
-        x: Inputs,
-        resets: Bool[Array, "batch length"],
-        padding: Bool[Array, "batch length"],
-        *,
-        dropout_key: jax.Array | None = None,
-    ) -> States:
-        """Returns the hidden states of a layer, from zeros.
-
-        Args:
-          layer: result of `make`.
-          x: inputs.
-          resets: positions before which the state becomes 0.
-          padding: positions that keep the state.
-          dropout_key: random key for adapters; None disables their dropout.
+          inputs: Size of the inputs.
+          size: Size of the states.
+          dtype: Dtype of the products.
+          key: Random key for the initial values.
         """
 
 
@@ -60,25 +41,8 @@ class LSTMCells:
 
     def make(self, inputs: int, size: int, *, dtype: str, key: jax.Array) -> LSTMLayer:
         """Creates a layer; see `Cells.make`."""
-        return LSTMLayer(
-            LSTMConfig(embed_dim=size, initializer_range=1 / math.sqrt(size), dtype=dtype),
-            inputs,
-            key=key,
-            axis=VECTOR,
-        )
-
-    def states(
-        self,
-        layer: LSTMLayer,
-        x: Inputs,
-        resets: Bool[Array, "batch length"],
-        padding: Bool[Array, "batch length"],
-        *,
-        dropout_key: jax.Array | None = None,
-    ) -> States:
-        """Returns the hidden states; see `Cells.states`."""
-        zeros = jnp.zeros((x.shape[0], layer.recurrent.kernel.shape[0]), jnp.float32)
-        return layer(x, zeros, zeros, resets, padding, dropout_key=dropout_key)[0]
+        init = initializers.uniform(1 / math.sqrt(size))
+        return LSTMLayer(inputs, size, init=init, dtype=dtype, key=key, axis=VECTOR)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,20 +54,7 @@ class GRUCells:
 
     def make(self, inputs: int, size: int, *, dtype: str, key: jax.Array) -> GRULayer:
         """Creates a layer; see `Cells.make`."""
-        return GRULayer(inputs, size, 1 / math.sqrt(size), dtype, key=key, axis=VECTOR)
-
-    def states(
-        self,
-        layer: GRULayer,
-        x: Inputs,
-        resets: Bool[Array, "batch length"],
-        padding: Bool[Array, "batch length"],
-        *,
-        dropout_key: jax.Array | None = None,
-    ) -> States:
-        """Returns the hidden states; see `Cells.states`."""
-        zeros = jnp.zeros((x.shape[0], layer.cells), jnp.float32)
-        return layer(x, zeros, resets, padding, dropout_key=dropout_key)
+        return GRULayer(inputs, size, 1 / math.sqrt(size), dtype=dtype, key=key, axis=VECTOR)
 
 
 class BidirectionalRNN(nnx.Module):
@@ -122,7 +73,6 @@ class BidirectionalRNN(nnx.Module):
     """
 
     def __init__(self, cells: Cells, inputs: int, size: int, *, dtype: str, key: jax.Array):
-        self.cells = cells
         forward_key, backward_key = jax.random.split(key)
         self.forward = cells.make(inputs, size, dtype=dtype, key=forward_key)
         self.backward = cells.make(inputs, size, dtype=dtype, key=backward_key)
@@ -137,10 +87,10 @@ class BidirectionalRNN(nnx.Module):
           segments: the segment of each token, in each of which the states start from 0. Padding, 0, is skipped.
           dropout_key: random key for adapters; None disables their dropout.
         """
-        keys = split_key(dropout_key, 2)
-        backward = self._states(self.backward, x[:, ::-1], segments[:, ::-1], keys[1])
-        return jnp.concatenate([self._states(self.forward, x, segments, keys[0]), backward[:, ::-1]], axis=-1)
+        forward_key, backward_key = split_key(dropout_key, 2)
+        backward = self._read(self.backward, x[:, ::-1], segments[:, ::-1], backward_key)
+        return jnp.concatenate([self._read(self.forward, x, segments, forward_key), backward[:, ::-1]], axis=-1)
 
-    def _states(self, layer, x, segments, dropout_key):
-        resets = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
-        return self.cells.states(layer, x, resets, segments == 0, dropout_key=dropout_key)
+    def _read(self, layer: RecurrentLayer, x: Inputs, segments: Array, dropout_key: jax.Array | None) -> States:
+        resets = segment_resets(segments)
+        return layer(x, None, segments == 0, resets=resets, dropout_key=dropout_key)[0]
