@@ -174,7 +174,8 @@ def test_gradients_are_sharded_like_their_parameters():
 
     def gradient(params, batch):
         normalize = gradients.normalizers(objective, batch, None)
-        return gradients.compute(objective, params, Frozen(frozen), batch, NO_KEYS, 1, normalize)[0]
+        options = {"keys": NO_KEYS, "microbatches": 1, "normalize": normalize}
+        return gradients.compute(objective, params, Frozen(frozen), batch, **options)[0]
 
     placed = jax.tree.map(
         lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout), params, layouts

@@ -25,6 +25,7 @@ from t5x_like.adapters.base import ADAPTER, named_modules
 from t5x_like.adapters.lifecycle import AdaptedConfig, Hooks, Start, TextData
 from t5x_like.adapters.model_adapters import AdaptedModel, ModelAdapter
 from t5x_like.errors import UserError
+from t5x_like.kernels.dropout import FIRST_NAMED_KEY
 from t5x_like.kernels.prefix_keys import Prefix as Keys
 from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.embeddings import Embedder
@@ -36,7 +37,7 @@ from t5x_like.recorded import recorded
 _CROSS = "cross_attention"
 _POSITIONS = "position_embedder"
 # Index of the key of a prefix among the keys derived from the key of the adapters.
-_KEY = 2**31 + 1
+_KEY = FIRST_NAMED_KEY + 1
 _PRECISION = jax.lax.Precision.HIGHEST
 
 

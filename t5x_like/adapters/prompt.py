@@ -18,6 +18,7 @@ from t5x_like.adapters.base import ADAPTER
 from t5x_like.adapters.lifecycle import AdaptedConfig, Hooks
 from t5x_like.adapters.model_adapters import AdaptedModel, ModelAdapter
 from t5x_like.errors import UserError
+from t5x_like.kernels.dropout import FIRST_NAMED_KEY
 from t5x_like.layers.embeddings import Embedder
 from t5x_like.recorded import recorded
 
@@ -29,7 +30,7 @@ BOUND = 0.5
 INDEX = "prompt_index"
 _EMBEDDER = "token_embedder"
 # Index of the key of a prompt among the keys derived from the key of the adapters.
-_KEY = 2**31
+_KEY = FIRST_NAMED_KEY
 # Feature of a stack -> its value in the prompt: every token may attend to the prompt.
 _VALUES = {"segment_ids": 1, "prefix": 1, "ranks": 0, "global_tokens": 0}
 # Features that hold positions of encoder tokens.

@@ -136,6 +136,14 @@ def _forward(loss: LossOfRun, state, frozen, batch, keys, normalize) -> Any:
 def _forward_backward(loss: LossOfRun, state, frozen, batch, keys, normalize) -> Any:
     """Returns the norm of the gradient, so that no gradient needs memory as a result, and the metrics."""
     grads, metrics, _ = gradients.compute(
-        loss.objective, state.params, frozen, batch, keys, loss.microbatches, normalize, state.step, loss.gather
+        loss.objective,
+        state.params,
+        frozen,
+        batch,
+        keys=keys,
+        microbatches=loss.microbatches,
+        normalize=normalize,
+        step=state.step,
+        gather=loss.gather,
     )
     return optimizers.global_norm(grads), metrics

@@ -1,7 +1,7 @@
 """The objective of a student that learns from teachers."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,14 +15,14 @@ from t5x_like.distillation.loss import LogitLoss, Loss, Network, View
 from t5x_like.distillation.on_policy import OnPolicy
 from t5x_like.errors import UserError
 from t5x_like.kernels.chunks import PositionLoss
-from t5x_like.layers.captures import Edit
+from t5x_like.kernels.dropout import FIRST_NAMED_KEY
 from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import MODEL, NetworkSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import passes
-from t5x_like.objectives.base import Batch, Objective, Params, Pass
-from t5x_like.objectives.carry import NO_CARRY, TEACHER, Carry
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
+from t5x_like.objectives.carry import TEACHER, Carry
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import LogitTerm, Scalar
 from t5x_like.optimizers.schedules import Schedule
@@ -36,7 +36,7 @@ PROJECTIONS = "distillation"
 TASK = "task"
 STUDENT = "student"
 # Index of the projections' key among the keys derived from the heads' key, which count from 0.
-_PROJECTIONS_KEY = 2**31
+_PROJECTIONS_KEY = FIRST_NAMED_KEY
 
 
 class Distillation(Objective):
@@ -204,19 +204,10 @@ class Distillation(Objective):
             found |= {f"{TEACHER}{name}/{network}": arrays for network, arrays in carry.items()}
         return found
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs the student, and the teachers whose predictions are not cached; see `Objective.run`."""
         student, ran = self._student(params["model"].config), {}
-        captured, undropped = dict.fromkeys(capture), dataclasses.replace(keys, dropout=None)
+        captured, undropped = dict.fromkeys(options.capture), dataclasses.replace(options.keys, dropout=None)
         for name, teacher in self.teachers.items():
             ours, theirs = self._captures(student, name)
             captured |= dict.fromkeys(ours)
@@ -224,14 +215,14 @@ class Distillation(Objective):
                 frozen = self._frozen(name, params)
                 read = features.select(rows, teacher.objective.features)
                 prefix = f"{TEACHER}{name}/"
-                own = {key.removeprefix(prefix): each for key, each in carry.items() if key.startswith(prefix)}
+                own = {key.removeprefix(prefix): each for key, each in options.carry.items() if key.startswith(prefix)}
                 with teacher.bound():
-                    outputs = teacher.objective.run(frozen, read, keys=undropped, carry=own, capture=theirs)
+                    outputs = teacher.objective.run(frozen, read, RunOptions(keys=undropped, carry=own, capture=theirs))
                 outputs = jax.lax.stop_gradient(outputs)
                 ran[f"{TEACHER}{name}"] = outputs
                 ran |= {f"{prefix}{key}": outputs if key == MODEL else outputs.networks[key] for key in own}
         own = features.select(rows, self.objective.features)
-        outputs = self.objective.run(params, own, keys=keys, carry=carry, capture=tuple(captured), edits=edits)
+        outputs = self.objective.run(params, own, dataclasses.replace(options, capture=tuple(captured)))
         return outputs.replace(networks={**outputs.networks, **ran})
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:

@@ -10,6 +10,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+# Index of the first key that `jax.random.fold_in` derives from a key for a purpose of its own. Counters and the keys of
+# `jax.random.split` have smaller indices.
+FIRST_NAMED_KEY = 2**31
+
 
 def dropout(
     x: Float[Array, "..."], rate: float, key: jax.Array | None, *, broadcast_dims: Sequence[int] = ()

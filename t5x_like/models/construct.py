@@ -8,10 +8,11 @@ from t5x_like import parameters
 from t5x_like.adapters import model_adapters
 from t5x_like.adapters.base import WeightAdapter, adapt, dense_parameters, merged_parameters
 from t5x_like.adapters.model_adapters import ModelAdapter
+from t5x_like.kernels.dropout import FIRST_NAMED_KEY
 from t5x_like.models.base import Model, ModelConfig
 
 # Index of the adapters' key among the keys derived from the key of a model, which splits its own.
-_ADAPTERS = 2**31
+_ADAPTERS = FIRST_NAMED_KEY
 
 
 def make(config: ModelConfig, key: jax.Array) -> Model:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from t5x_like.errors import UserError
-from t5x_like.kernels.dropout import Dropout, split_key
+from t5x_like.kernels.dropout import FIRST_NAMED_KEY, Dropout, split_key
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers, stacks
 from t5x_like.layers.attention import MultiHeadAttention
@@ -36,7 +36,7 @@ from t5x_like.models.outputs import Outputs
 ENTITY_FEATURES = ("entities", "entity_positions", "entity_vectors")
 KNOWLEDGE = "knowledge"
 # Number of the key of the entities' parameters among the keys derived from those of the model.
-_KNOWLEDGE_KEY = 2**31 + 2
+_KNOWLEDGE_KEY = FIRST_NAMED_KEY + 2
 
 # Hidden states of tokens and of entities.
 Streams = tuple[Hidden, Float[Array, "batch length entity"]]

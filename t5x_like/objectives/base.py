@@ -76,6 +76,32 @@ class Pass:
         return {*self.metrics, *(name for loss in losses for name in loss.metrics)}
 
 
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """How an objective runs its networks.
+
+    Attributes:
+      keys: Random keys; without a key, there is no dropout.
+      carry: Network -> its state after the batch before; empty without networks with state.
+      capture: Names of intermediate arrays to return; see `layers.captures`.
+      edits: Interventions in named arrays of the model; see `layers.captures.Edit`.
+    """
+
+    keys: Keys = NO_KEYS
+    carry: Carry = NO_CARRY
+    capture: Sequence[str] = ()
+    edits: Sequence[Edit] = ()
+
+    def of_model(self) -> dict[str, Any]:
+        """Returns the arguments of a call of the model."""
+        carry = {"carry": self.carry[MODEL]} if MODEL in self.carry else {}
+        return {"dropout_key": self.keys.dropout, "capture": self.capture, "edits": self.edits, **carry}
+
+
+# Without dropout, state, captured arrays and edits.
+DEFAULT_OPTIONS = RunOptions()
+
+
 class Objective:
     """Base class of the training objectives.
 
@@ -189,31 +215,18 @@ class Objective:
         found = {name: each.config.initial_carry(batch_size) for name, each in specs(self, config).items()}
         return {name: arrays for name, arrays in found.items() if arrays}
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs the model.
 
         Args:
           params: the model and the heads.
           rows: the features.
-          keys: random keys; without a key, there is no dropout.
-          carry: network -> its state after the batch before; empty without networks with state.
-          capture: names of intermediate arrays to return; see `layers.captures`.
-          edits: interventions in named arrays of the model; see `layers.captures.Edit`.
+          options: random keys, carried state, captured arrays and edits.
 
         Returns:
           The last hidden states, the captured arrays and the state for the next batch.
         """
-        options = {"carry": carry[MODEL]} if MODEL in carry else {}
-        return params["model"](rows, dropout_key=keys.dropout, capture=capture, edits=edits, **options)
+        return params["model"](rows, **options.of_model())
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns what the outputs mean: the predictions, and the losses of their logits if targets are known.

@@ -1,7 +1,6 @@
 """Candidate selection: which of the candidates in a text answers its question, by a global token per candidate."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,11 +11,9 @@ from jaxtyping import Array, Bool, Float
 from t5x_like.data import specs
 from t5x_like.data.features import FeatureSpec, ModelFeature, TaskFeature
 from t5x_like.errors import UserError
-from t5x_like.layers.captures import Edit
 from t5x_like.models.bigbird_etc_inputs import GLOBAL_FEATURES
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Objective, Params, Pass
-from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
 from t5x_like.objectives.heads import HeadForm, check_form
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.labels import LABEL_METRICS, row_weights
@@ -94,21 +91,12 @@ class CandidateSelection(Objective):
         is_known = (rows["label"] >= 0) & (rows["label"] < number)
         return {NAME: self.weights(rows)[NAME] * is_known}
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Returns the states of the global tokens as `hidden` `[batch globals embed]`; see `Objective.run`."""
-        names = tuple(dict.fromkeys((*capture, _STATES)))
-        outputs = super().run(params, rows, keys=keys, carry=carry, capture=names, edits=edits)
+        names = tuple(dict.fromkeys((*options.capture, _STATES)))
+        outputs = super().run(params, rows, dataclasses.replace(options, capture=names))
         states = outputs.captured[_STATES][:, : rows[IS_CANDIDATE].shape[1]]
-        return outputs.replace(hidden=states, captured={name: outputs.captured[name] for name in capture})
+        return outputs.replace(hidden=states, captured={name: outputs.captured[name] for name in options.capture})
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the distribution over the candidates of each row; see `Objective.read`.

@@ -16,8 +16,7 @@ from t5x_like.models.base import ModelConfig
 from t5x_like.models.elmo import CHARACTERS
 from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Objective, Params, Pass
-from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
 from t5x_like.objectives.heads.text_ids import text_ids
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.recorded import recorded
@@ -80,18 +79,9 @@ class CharactersOfWords(Objective):
         """Returns `target_weights` of the other objective."""
         return self.objective.target_weights(rows)
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs the other objective with the characters of its words; see `Objective.run`."""
-        return self.objective.run(self._reading(params), rows, keys=keys, carry=carry, capture=capture, edits=edits)
+        return self.objective.run(self._reading(params), rows, options)
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns what the other objective reads; see `Objective.read`."""

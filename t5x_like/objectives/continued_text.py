@@ -1,21 +1,18 @@
 """Text generation with XLNet: a prompt, and its continuation token by token."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 from flax import nnx
 
 from t5x_like.data import specs
 from t5x_like.errors import UserError
-from t5x_like.layers.captures import Edit
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.xlnet_decoder import XLNetDecoder
 from t5x_like.objectives import permutation_lm
-from t5x_like.objectives.base import Batch, Params, Pass
-from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Params, Pass, RunOptions
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.permutation_lm import VocabularyBias
 from t5x_like.objectives.token_prediction import TokenPrediction
@@ -67,18 +64,11 @@ class ContinuedText(TokenPrediction):
         """Returns the decoder that generates text; see `Objective.generator`."""
         return XLNetDecoder(params["model"], params["objective"][permutation_lm.NAME])
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs both streams; see `Objective.run`. `Outputs.hidden` predict the token after each position."""
-        return self.generator(params)(rows, dropout_key=keys.dropout, capture=capture, edits=edits)
+        return self.generator(params)(
+            rows, dropout_key=options.keys.dropout, capture=options.capture, edits=options.edits
+        )
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the distributions of the target tokens as `targets`; see `Objective.read`."""

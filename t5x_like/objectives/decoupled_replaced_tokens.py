@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ from t5x_like.data import specs
 from t5x_like.errors import UserError
 from t5x_like.kernels.chunks import Readout
 from t5x_like.layers import initializers
-from t5x_like.layers.captures import Edit
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
@@ -22,8 +20,7 @@ from t5x_like.models.deberta import DebertaConfig
 from t5x_like.models.networks import MODEL, NetworkSpec, Shared
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import masked_lm
-from t5x_like.objectives.base import Batch, Objective, Params, Pass
-from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
 from t5x_like.objectives.discriminators import ReplacedTokens
 from t5x_like.objectives.enhanced_masked_lm import EnhancedMaskedLM, check_deberta, enhanced_outputs
 from t5x_like.objectives.keys import NO_KEYS, Keys
@@ -130,19 +127,10 @@ class _Generator(Objective):
         """Returns 1 for masked tokens; see `Objective.weights`."""
         return {masked_lm.NAME: self._reader.weights(rows)[masked_lm.NAME]}
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs the generator, from which nothing is captured; see `Objective.run`."""
         networks = params["objective"]
-        return enhanced_outputs(networks[GENERATOR], networks[masked_lm.NAME], rows, dropout_key=keys.dropout)
+        return enhanced_outputs(networks[GENERATOR], networks[masked_lm.NAME], rows, dropout_key=options.keys.dropout)
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the prediction of the masked tokens, and passes on the text with samples; see `Objective.read`."""

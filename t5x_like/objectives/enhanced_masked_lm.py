@@ -13,9 +13,7 @@ from t5x_like.layers.captures import Edit
 from t5x_like.layers.embeddings import Embedder, position_ids
 from t5x_like.models.deberta import Deberta, DebertaConfig
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Objective, Params
-from t5x_like.objectives.carry import NO_CARRY, Carry
-from t5x_like.objectives.keys import NO_KEYS, Keys
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, RunOptions
 from t5x_like.objectives.masked_lm import NAME, MaskedLM, MaskedLMHead
 from t5x_like.recorded import recorded
 
@@ -68,23 +66,13 @@ class EnhancedMaskedLM(MaskedLM):
         """
         return {NAME: EnhancedMaskedLMHead(check_deberta(self, model.config), key=key)}
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs the model and the enhanced mask decoder; see `Objective.run`.
 
         Returns:
           The states that the head reads, with the captured arrays of the model.
         """
-        options = {"dropout_key": keys.dropout, "capture": capture, "edits": edits}
-        return enhanced_outputs(params["model"], params["objective"][NAME], rows, **options)
+        return enhanced_outputs(params["model"], params["objective"][NAME], rows, **options.of_model())
 
 
 def check_deberta(objective: Objective, config: DebertaConfig) -> DebertaConfig:

@@ -14,13 +14,11 @@ from t5x_like.axis_rules import SHARED
 from t5x_like.data import specs
 from t5x_like.errors import UserError
 from t5x_like.layers import initializers
-from t5x_like.layers.captures import Edit
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
-from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, HeadConfig, Objective, Params, Pass, RunOptions
 from t5x_like.objectives.joint import Joint, merge_features
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.masked_lm import gather_positions, most_probable
@@ -156,19 +154,10 @@ class EntityAlignment(Joint):
 
         return prepare
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs the model on corrupted entities; see `Objective.run`."""
-        corrupted = {**rows, **self.corrupt(rows, keys)}
-        return super().run(params, corrupted, keys=keys, carry=carry, capture=capture, edits=edits)
+        corrupted = {**rows, **self.corrupt(rows, options.keys)}
+        return super().run(params, corrupted, options)
 
     def corrupt(self, rows: Batch, keys: Keys) -> dict[str, Array]:
         """Draws the `entities` and `entity_vectors` that the model reads.

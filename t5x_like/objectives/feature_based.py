@@ -13,8 +13,7 @@ from t5x_like.layers.captures import EMBEDDING, Edit, of_tokens
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
-from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, HeadConfig, Objective, Params, Pass, RunOptions
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.layer_mix import Features, ScalarMix, chosen_states
 from t5x_like.parameters import LAYERS
@@ -61,19 +60,10 @@ class FeatureBased(Objective):
         """Returns `target_weights` of the other objective, and of the penalty of the mixture."""
         return self.objective.target_weights(rows) | ({NAME: _ones(rows)} if NAME in self.coefficients else {})
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Computes the features as `hidden`, without dropout; see `Objective.run`."""
         viewed = self._viewed(params)
-        return self.objective.run(viewed, rows, keys=keys, carry=carry, capture=capture, edits=edits)
+        return self.objective.run(viewed, rows, options)
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns what the heads predict from the features; see `Objective.read`."""

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from t5x_like import partitioning
 from t5x_like.axis_rules import NO_AXES, Axes, batch_axes
 from t5x_like.errors import UserError
+from t5x_like.kernels.dropout import FIRST_NAMED_KEY
 from t5x_like.objectives import gathering, passes
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.carry import as_features
@@ -22,9 +23,8 @@ from t5x_like.objectives.gathering import Gathering
 from t5x_like.objectives.keys import Keys, row_keys
 from t5x_like.objectives.variables import Frozen, assemble
 
-# Indices of further keys derived from the key of a step, in which microbatches count from 0: `Keys.rows` and
-# `Keys.step`.
-_ROWS, _STEP = 2**31 + 1, 2**31 + 2
+# Indices of further keys derived from the key of a step: `Keys.rows` and `Keys.step`.
+_ROWS, _STEP = FIRST_NAMED_KEY + 1, FIRST_NAMED_KEY + 2
 # Name in a batch of the keys of its rows, which are split like a feature.
 _ROW_KEYS = "row_keys"
 
@@ -166,9 +166,10 @@ def compute(
     params: Any,
     frozen: Frozen,
     batch: Mapping[str, Array],
+    *,
     keys: Keys,
     microbatches: int,
-    normalize: Any,
+    normalize: Mapping[str, Scalar],
     step: Int[Array, ""] | int = 0,
     gather: Gathering = "per_use",
     accumulate: Callable[[Any, Any], Any] = _sum,

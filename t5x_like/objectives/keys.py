@@ -4,11 +4,10 @@ import jax
 from flax import struct
 from jaxtyping import Array, Int, Key
 
-from t5x_like.kernels.dropout import split_key
+from t5x_like.kernels.dropout import FIRST_NAMED_KEY, split_key
 
-# Index of the heads' dropout key among the keys derived from the key of a microbatch. The model derives its own keys by
-# splitting, which numbers them from 0.
-_HEADS = 2**31
+# Index of the heads' dropout key among the keys derived from the key of a microbatch.
+_HEADS = FIRST_NAMED_KEY
 
 
 @struct.dataclass

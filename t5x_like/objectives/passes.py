@@ -15,7 +15,7 @@ from t5x_like.kernels.chunks import Readout, weighted_sum_over_positions
 from t5x_like.layers.captures import Edit
 from t5x_like.models import networks
 from t5x_like.objectives import carry as carrying
-from t5x_like.objectives.base import Batch, Objective, Params, Pass
+from t5x_like.objectives.base import Batch, Objective, Params, Pass, RunOptions
 from t5x_like.objectives.keys import NO_KEYS, Keys, row_keys
 from t5x_like.objectives.prediction import Scalar
 
@@ -78,7 +78,7 @@ def forward(
     """
     features, carry = carrying.separate(batch)
     rows, params = flatten_choices(features, objective.features.axes), networks.resolve(objective, params)
-    outputs = objective.run(params, rows, keys=keys, carry=carry, capture=capture, edits=edits)
+    outputs = objective.run(params, rows, RunOptions(keys=keys, carry=carry, capture=capture, edits=edits))
     found = objective.read(params, outputs, rows, keys=keys.of_heads())
     if unknown := sorted(found.term_names() - objective.coefficients.keys()):
         raise UserError(

@@ -1,7 +1,5 @@
 """Permutation language modeling: tokens are predicted in an order that is drawn for each row."""
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -10,13 +8,11 @@ from jaxtyping import Array, Float, Int
 from t5x_like.data import specs
 from t5x_like.data.features import FeatureSpec, ModelFeature
 from t5x_like.errors import UserError
-from t5x_like.layers.captures import Edit
 from t5x_like.models.base import Model, ModelConfig
 from t5x_like.models.networks import MODEL, NetworkSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.xlnet import RANKS, TARGET_POSITIONS
-from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
-from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, HeadConfig, Objective, Params, Pass, RunOptions
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.masked_lm import most_probable
 from t5x_like.objectives.prediction import Prediction
@@ -106,20 +102,10 @@ class OrderedLM(Objective):
         """Returns 1 for targets; see `Objective.weights`."""
         return {NAME: self.targets(rows)[1]}
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs both streams of the model; see `Objective.run`. `Outputs.hidden` are the states of the targets."""
         read = {**rows, **self.order(rows), TARGET_POSITIONS: self.targets(rows)[0]}
-        options = {"carry": carry[MODEL]} if MODEL in carry else {}
-        return params["model"](read, dropout_key=keys.dropout, capture=capture, edits=edits, **options)
+        return params["model"](read, **options.of_model())
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the distributions of the targets; see `Objective.read`."""
@@ -158,29 +144,20 @@ class PermutationLM(OrderedLM):
 
     features = specs.PERMUTATION_LM
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs both streams of the model; see `OrderedLM.run`.
 
         Raises:
           UserError: the memory has tokens of the row that it continues, whose targets it would show to the model.
         """
-        if MODEL in carry:
+        if MODEL in options.carry:
             length, reuse = rows["encoder_input_tokens"].shape[1], params["model"].config.reuse_length
             if not 0 < reuse <= length // 2:
                 raise UserError(
                     f"REUSE_LENGTH={reuse}: the memory of rows of {length} tokens would have targets of the next row. "
                     f"Set {length // 2}, half of a row."
                 )
-        return super().run(params, rows, keys=keys, carry=carry, capture=capture, edits=edits)
+        return super().run(params, rows, options)
 
     def order(self, rows: Batch) -> dict[str, Array]:
         """Returns the ranks of the task; see `OrderedLM.order`."""

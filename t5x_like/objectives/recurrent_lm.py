@@ -1,7 +1,6 @@
 """Language modeling over continuous rows, by networks that carry their state from batch to batch."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,14 +11,13 @@ from jaxtyping import Array, Float
 from t5x_like.data import specs
 from t5x_like.errors import UserError
 from t5x_like.kernels.cross_entropy import target_probabilities
-from t5x_like.layers.captures import Edit
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.lstm import RESETS
 from t5x_like.models.networks import MODEL, NetworkSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import samplers
-from t5x_like.objectives.base import Batch, Objective, Params, Pass
-from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
+from t5x_like.objectives.carry import Carry
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction
 from t5x_like.objectives.samplers import Sampler
@@ -83,31 +81,22 @@ class RecurrentLM(Objective):
         last = jnp.zeros((batch_size, config.embed_dim), jnp.float32)
         return found | {MODEL: {**found.get(MODEL, {}), _LAST: last}}
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs the model; see `Objective.run`.
 
         Returns:
           Outputs whose `hidden` are shifted by one position: the state at a position predicts the token there.
         """
         tokens = rows["decoder_input_tokens"]
-        own = dict(carry.get(MODEL, {}))
+        own = dict(options.carry.get(MODEL, {}))
         last = own.pop(_LAST, jnp.zeros((tokens.shape[0], params["model"].config.embed_dim), jnp.float32))
         resets = jnp.zeros(tokens.shape, bool) if self.eos_id is None else tokens == self.eos_id
-        options = {"carry": own} if own else {}
-        read = {**rows, RESETS: resets}
-        outputs = params["model"](read, dropout_key=keys.dropout, capture=capture, edits=edits, **options)
+        carry = {MODEL: own} if own else {}
+        read, own_options = {**rows, RESETS: resets}, dataclasses.replace(options, carry=carry)
+        outputs = params["model"](read, **own_options.of_model())
         states = outputs.hidden
         before = jnp.concatenate([last[:, None].astype(states.dtype), states[:, :-1]], axis=1)
-        after = {**outputs.carry, _LAST: states[:, -1].astype(jnp.float32)} if carry else {}
+        after = {**outputs.carry, _LAST: states[:, -1].astype(jnp.float32)} if options.carry else {}
         return outputs.replace(hidden=before, carry=after)
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:

@@ -12,13 +12,12 @@ from t5x_like.data import specs
 from t5x_like.errors import UserError
 from t5x_like.kernels import position_samples
 from t5x_like.kernels.chunks import Readout
-from t5x_like.layers.captures import Edit
+from t5x_like.kernels.dropout import FIRST_NAMED_KEY
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.networks import MODEL, NetworkSpec, Shared
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import masked_lm
-from t5x_like.objectives.base import Batch, Objective, Params, Pass
-from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
 from t5x_like.objectives.discriminators import Discriminator, ReplacedTokens
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.masked_lm import MaskedLM, MaskedLMHead
@@ -32,7 +31,7 @@ _HEAD_DIM = 64
 # Function of the logits of the masked tokens, the features, a key per row and the temperature, that returns token ids.
 Insert = Callable[[Readout, Batch, Key[Array, " batch"], float], Int[Array, "batch length"]]
 # Number of the generator's key among the keys derived from those of the model.
-_GENERATOR_KEY = 2**31 + 1
+_GENERATOR_KEY = FIRST_NAMED_KEY + 1
 
 
 @recorded
@@ -144,23 +143,14 @@ class ReplacedTokenDetection(Objective):
         of_model = {self._discriminator.term: self._discriminator.weights(rows)}
         return {masked_lm.NAME: self._masked_lm.weights(rows)[masked_lm.NAME], **of_model}
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs the generator, samples its tokens, and runs the model on them; see `Objective.run`."""
-        own = None if keys.dropout is None else jax.random.fold_in(keys.dropout, _GENERATOR_KEY)
+        own = None if options.keys.dropout is None else jax.random.fold_in(options.keys.dropout, _GENERATOR_KEY)
         generated = params["objective"][GENERATOR](rows, dropout_key=own)
         predicted = self._read_generator(params, generated, rows).predictions[masked_lm.NAME]
-        tokens = self._insert(Readout(predicted.hidden, predicted.logits), rows, keys.rows, self.temperature)
+        tokens = self._insert(Readout(predicted.hidden, predicted.logits), rows, options.keys.rows, self.temperature)
         read = {**rows, "encoder_input_tokens": tokens}
-        outputs = params["model"](read, dropout_key=keys.dropout, capture=capture, edits=edits)
+        outputs = params["model"](read, **options.of_model())
         captured = {**outputs.captured, READ_TOKENS: tokens}
         return outputs.replace(captured=captured, networks={GENERATOR: generated})
 

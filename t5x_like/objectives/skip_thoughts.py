@@ -1,20 +1,16 @@
 """Skip-thoughts: the vector of a sentence predicts the sentences around it (Kiros et al. 2015, arXiv:1506.06726)."""
 
-from collections.abc import Sequence
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t5x_like.data import specs
 from t5x_like.errors import UserError
 from t5x_like.kernels.cross_entropy import target_probabilities
-from t5x_like.layers.captures import Edit
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.gru import VECTORS, Conditioning, GRUConfig, GRUDecoderConfig
 from t5x_like.models.networks import MODEL, NetworkSpec, Shared
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Objective, Params, Pass
-from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
 from t5x_like.objectives.heads import last_token
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction
@@ -68,18 +64,9 @@ class SkipThoughts(Objective):
         """Returns 1 for the tokens of each neighbor; see `Objective.weights`."""
         return {name: rows[f"{name}_loss_weights"].astype(jnp.float32) for name in self.coefficients}
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs the encoder, and the decoders from the states of the last tokens; see `Objective.run`."""
-        outputs = params["model"](rows, dropout_key=keys.dropout, capture=capture, edits=edits)
+        outputs = params["model"](rows, **options.of_model())
         vectors = last_token(outputs.hidden, rows["encoder_segment_ids"])[:, 0]
         read = {**rows, VECTORS: vectors}
         return outputs.replace(networks={name: params["objective"][name](read) for name in self.coefficients})

@@ -1,16 +1,15 @@
 """Stages: parts of a training step that update their own parameters one after the other on the same batch."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from jaxtyping import Array
 
 from t5x_like import parameters
 from t5x_like.errors import UserError
-from t5x_like.layers.captures import Edit
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.base import Batch, Objective, Params, Pass
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
 from t5x_like.objectives.carry import NO_CARRY, Carry
 from t5x_like.objectives.joint import SeveralObjectives, check_unique, union
 from t5x_like.objectives.keys import NO_KEYS, Keys
@@ -75,24 +74,15 @@ class Staged(SeveralObjectives):
             )
         return {}
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs all stages one after the other; see `Objective.run`.
 
         Returns:
           The outputs of the last stage, with `networks` that map each stage to its outputs.
         """
         found: dict[str, Outputs] = {}
-        for (name, stage), own in zip(self.stages.items(), keys.split(len(self.stages)), strict=True):
-            found[name] = stage.objective.run(params, rows, keys=own, capture=capture, edits=edits)
+        for (name, stage), own in zip(self.stages.items(), options.keys.split(len(self.stages)), strict=True):
+            found[name] = stage.objective.run(params, rows, dataclasses.replace(options, keys=own, carry=NO_CARRY))
             read = stage.objective.read(params, found[name], rows, keys=own.of_heads())
             rows = {**rows, **read.handed}
         return found[name].replace(networks=found)

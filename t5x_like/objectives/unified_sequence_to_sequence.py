@@ -2,7 +2,6 @@
 
 import dataclasses
 import types
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,15 +12,13 @@ from jaxtyping import Array, Bool, Float, Int
 from t5x_like.data import specs
 from t5x_like.data.features import ModelFeature
 from t5x_like.errors import UserError
-from t5x_like.layers.captures import Edit
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.unilm import RANKS, UnilmConfig
 from t5x_like.models.unilm_decoder import SOURCE_TYPE, TARGET_TYPE, UnilmDecoder
 from t5x_like.objectives import masked_lm
-from t5x_like.objectives.base import Batch, Params, Pass
-from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Params, Pass, RunOptions
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.masked_lm import MaskedLMHead, gather_positions
 from t5x_like.objectives.token_prediction import TERM, TokenPrediction
@@ -163,23 +160,14 @@ class UnifiedSequenceToSequence(TokenPrediction):
         unmasked = jnp.where(choice < MASK_FRACTION + KEEP_FRACTION, tokens, drawn)
         return chosen, jnp.where(chosen, jnp.where(choice < MASK_FRACTION, self.mask_id, unmasked), tokens)
 
-    def run(
-        self,
-        params: Params,
-        rows: Batch,
-        *,
-        keys: Keys = NO_KEYS,
-        carry: Carry = NO_CARRY,
-        capture: Sequence[str] = (),
-        edits: Sequence[Edit] = (),
-    ) -> Outputs:
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs the model on corrupted rows, or at evaluation on rows with a [MASK] per position; see `Objective.run`.
 
         Returns:
           At evaluation, the hidden states at the positions of `decoder_target_tokens`.
         """
         model = params["model"] if _INPUTS in rows else self.generator(params)
-        return model(rows, dropout_key=keys.dropout, capture=capture, edits=edits)
+        return model(rows, **options.of_model())
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the distributions of the chosen tokens, or of all, as `targets`; see `Objective.read`."""

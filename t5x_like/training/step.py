@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from t5x_like import optimizers, partitioning
 from t5x_like.adapters.lifecycle import Lifecycle
 from t5x_like.errors import UserError
+from t5x_like.kernels.dropout import FIRST_NAMED_KEY
 from t5x_like.objectives import gradients
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.variables import Frozen, assemble
@@ -17,9 +18,8 @@ from t5x_like.training.recipe import Update
 from t5x_like.training.stages import ONLY, are_declared, of_objective
 from t5x_like.training.state import TrainState, update_average
 
-# Index of the key of `Objective.prepare` among the keys derived from the key of a step. Microbatches count from 0, and
-# `gradients` has further numbers.
-_PREPARE = 2**31
+# Index of the key of `Objective.prepare` among the keys derived from the key of a step, of which `gradients` has more.
+_PREPARE = FIRST_NAMED_KEY
 
 Scalar = Float[Array, ""]
 
@@ -79,12 +79,12 @@ def make_train_step(
                 trainable,
                 constants,
                 features,
-                gradients.keys_of_step(stage.objective, key, features, dropout=dropout),
-                update.microbatches,
-                normalize,
-                state.step,
-                update.gather_parameters,
-                lifecycle.accumulate,
+                keys=gradients.keys_of_step(stage.objective, key, features, dropout=dropout),
+                microbatches=update.microbatches,
+                normalize=normalize,
+                step=state.step,
+                gather=update.gather_parameters,
+                accumulate=lifecycle.accumulate,
             )
             trainable, observed = lifecycle.split(trainable)
             grads, observations = lifecycle.split(grads)

@@ -153,7 +153,8 @@ def test_each_microbatch_trains_the_layers_that_it_keeps(family):
             break
     else:
         pytest.fail("no key drops different layers")
-    found, _, _ = gradients.compute(objective, split, Frozen(constants), batch, Keys(dropout=key), 2, normalize)
+    options = {"keys": Keys(dropout=key), "microbatches": 2, "normalize": normalize}
+    found, _, _ = gradients.compute(objective, split, Frozen(constants), batch, **options)
     found = parameters.stack(parameters.named_leaves(found["model"]))
     stored = {f"model/{name}": leaf for name, leaf in parameters.stack(parameters.named_leaves(dropping)).items()}
     expected = {name: np.zeros_like(leaf) for name, leaf in found.items()}

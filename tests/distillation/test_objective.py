@@ -144,7 +144,8 @@ def gradient(objective, microbatches, devices):
 
     def run(params, others, batch):
         normalize = gradients.normalizers(objective, batch, "NUM_REAL_TARGET_TOKENS")
-        return gradients.compute(objective, params, others, batch, NO_KEYS, microbatches, normalize, 7)[:2]
+        options = {"keys": NO_KEYS, "microbatches": microbatches, "normalize": normalize, "step": 7}
+        return gradients.compute(objective, params, others, batch, **options)[:2]
 
     found = partitioner.jit(run)(student(), frozen(student()), partitioner.put_batch(PRETRAINING.batch()))
     return parameters.named_leaves(found[0]), {name: np.stack(pair) for name, pair in found[1].items()}
@@ -335,9 +336,9 @@ def test_teacher_reads_more_features_than_the_student():
     read = []
 
     class Student(MaskedLM):
-        def run(self, params, rows, **options):
+        def run(self, params, rows, options):
             read.extend(rows)
-            return super().run(params, rows, **options)
+            return super().run(params, rows, options)
 
     batch = {name: array for name, array in PRETRAINING.batch().items() if name in objective.features.dtypes}
     objective = Distillation(Student(), {"kl": Logits()}, teachers={"t": teacher})

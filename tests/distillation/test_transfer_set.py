@@ -76,7 +76,9 @@ def test_student_learns_the_probabilities_of_a_teacher_without_labels(batch):
     def gradient(batch):
         frozen = Frozen(optimizers.split(student, ())[1], {"teacher": teacher})
         normalize = gradients.normalizers(objective, batch, "NUM_REAL_TARGET_TOKENS")
-        return gradients.compute(objective, student, frozen, batch, NO_KEYS, 1, normalize)[:2]
+        return gradients.compute(objective, student, frozen, batch, keys=NO_KEYS, microbatches=1, normalize=normalize)[
+            :2
+        ]
 
     grads, metrics = gradient(batch)
     targets, predictions = (predict(OBJECTIVE, each, batch)["probabilities"] for each in (teacher, student))

@@ -14,6 +14,7 @@ from torch_rewrites import join_key_biases, unstacked
 from t5x_like import parameters
 from t5x_like.models.deberta import DebertaConfig
 from t5x_like.objectives import passes
+from t5x_like.objectives.base import RunOptions
 from t5x_like.objectives.enhanced_masked_lm import EnhancedMaskedLM
 
 torch = pytest.importorskip("torch", reason="compares with torch (extra `parity`)")
@@ -102,7 +103,7 @@ def test_logits_loss_and_gradients(scan, capture, assert_parity):
     params, batch, objective = make_params(scan), make_batch(), EnhancedMaskedLM()
 
     def loss(params):
-        outputs = objective.run(params, batch, capture=capture)
+        outputs = objective.run(params, batch, RunOptions(capture=capture))
         found = objective.read(params, outputs, batch)
         total, _ = passes.loss(found, {"masked_lm": 1 / COUNTS.sum()})
         predicted = found.predictions["all_tokens"]

@@ -66,7 +66,8 @@ def gradient(case, microbatches, devices):
         batch = prepared(case.objective, params, batch)
         normalize = gradients.normalizers(case.objective, batch, "NUM_REAL_TARGET_TOKENS")
         keys = gradients.keys_of_step(case.objective, jax.random.key(0), batch, dropout=False)
-        return gradients.compute(case.objective, params, Frozen(frozen), batch, keys, microbatches, normalize)[:2]
+        options = {"keys": keys, "microbatches": microbatches, "normalize": normalize}
+        return gradients.compute(case.objective, params, Frozen(frozen), batch, **options)[:2]
 
     found, metrics = partitioner.jit(run)(case.params(), partitioner.put_batch(case.batch()))
     return parameters.named_leaves(found), {name: np.stack(pair) for name, pair in metrics.items()}

@@ -12,6 +12,7 @@ from t5x_like.data import batches
 from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import heads, passes
+from t5x_like.objectives.base import RunOptions
 from t5x_like.objectives.candidate_selection import NAME, CandidateSelection
 
 OBJECTIVE = CandidateSelection(head=heads.EachToken(dropout_rate=0.0))
@@ -63,7 +64,8 @@ def test_head_reads_the_states_of_the_global_tokens():
     model = random_model(config)
     params = {"model": model, "objective": OBJECTIVE.init(jax.random.key(0), model)}
     rows = batch()
-    found = jax.jit(lambda params: OBJECTIVE.run(params, rows, capture=("encoder/layers/1/hidden",)))(params)
+    options = RunOptions(capture=("encoder/layers/1/hidden",))
+    found = jax.jit(lambda params: OBJECTIVE.run(params, rows, options))(params)
     assert list(found.captured) == ["encoder/layers/1/hidden"] and found.hidden.shape == (3, 4, config.embed_dim)
     np.testing.assert_allclose(found.hidden, found.captured["encoder/layers/1/hidden"][:, :4], rtol=1e-6)
     # With the hard mask, the score of a candidate depends on its own tokens first: another token changes it the most.

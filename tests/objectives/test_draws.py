@@ -51,9 +51,8 @@ def gradient(microbatches, devices, gather="per_use"):
         batch = OBJECTIVE.prepare(params, batch, key=jax.random.key(1), step=0)
         normalize = gradients.normalizers(OBJECTIVE, batch, "NUM_REAL_TARGET_TOKENS")
         keys = gradients.keys_of_step(OBJECTIVE, jax.random.key(0), batch, dropout=False)
-        return gradients.compute(
-            OBJECTIVE, params, Frozen(frozen), batch, keys, microbatches, normalize, gather=gather
-        )[:2]
+        options = {"keys": keys, "microbatches": microbatches, "normalize": normalize, "gather": gather}
+        return gradients.compute(OBJECTIVE, params, Frozen(frozen), batch, **options)[:2]
 
     found, metrics = partitioner.jit(run)(CASE.params(), partitioner.put_batch(CASE.batch()))
     return parameters.named_leaves(found), {name: np.stack(pair) for name, pair in metrics.items()}

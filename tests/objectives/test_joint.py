@@ -93,7 +93,8 @@ def test_gradient_is_equal_on_any_microbatches_and_devices(microbatches, devices
 
     def run(params, batch):
         normalize = gradients.normalizers(PRETRAINING, batch, "NUM_REAL_TARGET_TOKENS")
-        return gradients.compute(PRETRAINING, params, Frozen(frozen), batch, NO_KEYS, microbatches, normalize)[:2]
+        options = {"keys": NO_KEYS, "microbatches": microbatches, "normalize": normalize}
+        return gradients.compute(PRETRAINING, params, Frozen(frozen), batch, **options)[:2]
 
     found, metrics = partitioner.jit(run)(make_params(), partitioner.put_batch(make_batch()))
     assert_close(parameters.named_leaves(found), reference_gradient())

@@ -74,9 +74,9 @@ class Next(Objective):
     def weights(self, rows):
         return {"error": jnp.ones(rows["x"].shape[:2])}
 
-    def run(self, params, rows, *, keys, carry, capture=(), edits=()):
-        outputs = super().run(params, rows, keys=keys, carry=carry)
-        second = params["objective"]["second"](rows, carry=carry.get("second"))
+    def run(self, params, rows, options):
+        outputs = super().run(params, rows, options)
+        second = params["objective"]["second"](rows, carry=options.carry.get("second"))
         return outputs.replace(networks={"second": second})
 
     def read(self, params, outputs, rows, *, keys):

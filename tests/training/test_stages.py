@@ -57,7 +57,7 @@ class Drawing(Objective):
     def weights(self, rows):
         return {"first": rows["weights"]}
 
-    def run(self, params, rows, *, keys, **options):
+    def run(self, params, rows, options):
         return Outputs(params["objective"]["drawer"](rows["x"]))
 
     def read(self, params, outputs, rows, *, keys):
@@ -76,7 +76,7 @@ class Judging(Objective):
     def weights(self, rows):
         return {"second": jnp.abs(rows["y"][:, :1])}
 
-    def run(self, params, rows, **options):
+    def run(self, params, rows, options):
         shift = params["objective"]["drawer"].kernel[...]  # as the first stage has updated it
         return Outputs(params["model"](rows["x"]) + rows["x"] @ jax.lax.stop_gradient(shift))
 

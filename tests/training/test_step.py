@@ -55,7 +55,7 @@ class TwoTerms(Objective):
     def weights(self, rows):
         return {"masked": rows["mask"], "row": jnp.ones((rows["x"].shape[0], 1), jnp.float32)}
 
-    def run(self, params, rows, **options):
+    def run(self, params, rows, options):
         return Outputs(params["model"](rows["x"]))
 
     def read(self, params, outputs, rows, **options):
@@ -94,7 +94,8 @@ def test_gradient_is_equal_on_any_microbatches_and_devices(microbatches, devices
 
     def run(params, batch):
         normalize = gradients.normalizers(TwoTerms(), batch, "NUM_REAL_TARGET_TOKENS")
-        return gradients.compute(TwoTerms(), params, frozen, batch, NO_KEYS, microbatches, normalize, gather=gather)[:2]
+        options = {"keys": NO_KEYS, "microbatches": microbatches, "normalize": normalize, "gather": gather}
+        return gradients.compute(TwoTerms(), params, frozen, batch, **options)[:2]
 
     grads, metrics = partitioner.jit(run)(params, partitioner.put_batch(make_batch()))
     expected = direct_gradient(params, make_batch())["model"].kernel[...]
@@ -182,7 +183,8 @@ def test_coefficients_may_be_schedules_of_the_step():
 
     def row_gradient(objective, at):
         normalize = {"masked": jnp.inf, "row": 1.0}
-        return gradients.compute(objective, params, frozen, make_batch(), NO_KEYS, 1, normalize, at)[0]
+        options = {"keys": NO_KEYS, "microbatches": 1, "normalize": normalize, "step": at}
+        return gradients.compute(objective, params, frozen, make_batch(), **options)[0]
 
     first, fifth = (row_gradient(Scheduled(), at)["model"].kernel[...] for at in (0, 5))
     np.testing.assert_array_equal(first, row_gradient(TwoTerms(), 5)["model"].kernel[...])

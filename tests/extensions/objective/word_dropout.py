@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from t5x_like.objectives.base import DEFAULT_OPTIONS
 from t5x_like.objectives.causal_lm import CausalLM
-from t5x_like.objectives.keys import NO_KEYS
 from t5x_like.recorded import recorded
 
 
@@ -23,9 +23,9 @@ class WordDropoutLM(CausalLM):
         super().__init__(bos_id=bos_id)
         self.rate = rate
 
-    def run(self, params, rows, *, keys=NO_KEYS, **options):
-        if keys.rows is not None:
+    def run(self, params, rows, options=DEFAULT_OPTIONS):
+        if options.keys.rows is not None:
             tokens = rows["decoder_input_tokens"]
-            hidden = jax.vmap(lambda key: jax.random.bernoulli(key, self.rate, tokens.shape[1:]))(keys.rows)
+            hidden = jax.vmap(lambda key: jax.random.bernoulli(key, self.rate, tokens.shape[1:]))(options.keys.rows)
             rows = {**rows, "decoder_input_tokens": jnp.where(hidden, 0, tokens)}
-        return super().run(params, rows, keys=keys, **options)
+        return super().run(params, rows, options)
