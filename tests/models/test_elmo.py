@@ -44,8 +44,9 @@ def test_clips_by_hand(cell_clip, projection_clip, cell, hidden):
     layer.recurrent.kernel[...] = jnp.zeros((2, 4, 1))
     layer.inputs.bias[...] = jnp.array([[4.0], [0.5], [4.0], [2.5]])
     layer.outputs.kernel[...] = jnp.array([[4.0, -4.0]])
-    outputs, last, state = layer(jnp.ones((1, 1, 2)), jnp.zeros((1, 2)), jnp.full((1, 1), 1.5), np.zeros((1, 1), bool))
-    np.testing.assert_allclose(state, [[cell]], rtol=5e-5)
+    state = (jnp.zeros((1, 2)), jnp.full((1, 1), 1.5))
+    outputs, (last, last_cell) = layer(jnp.ones((1, 1, 2)), state, np.zeros((1, 1), bool))
+    np.testing.assert_allclose(last_cell, [[cell]], rtol=5e-5)
     np.testing.assert_allclose(last, [[hidden, -hidden]], rtol=5e-5)
     np.testing.assert_array_equal(outputs[:, 0], last)
 
