@@ -15,10 +15,11 @@ from t5x_like.interop.fasttext_files import FastTextModel
 from t5x_like.interop.word_vectors import Vectors
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.word_vectors import WordVectorsConfig
-from t5x_like.objectives.base import TABLE, Objective
+from t5x_like.objectives.base import Objective
 from t5x_like.objectives.word_vectors.fasttext import SubwordBagOfWords, SubwordSkipGram
 from t5x_like.objectives.word_vectors.fasttext_classification import OUTPUT as LABEL_VECTORS
 from t5x_like.objectives.word_vectors.fasttext_classification import FastTextClassification, LabelTree, Softmax
+from t5x_like.objectives.word_vectors.interface import TABLE, vectors_of
 from t5x_like.objectives.word_vectors.word2vec import ContinuousBagOfWords, SkipGram
 from t5x_like.runtime import run_files
 from t5x_like.stored import run_vocabulary
@@ -228,7 +229,7 @@ def write(
         paths.write_output("OUTPUT_PATH", output_path, _fasttext_file(objective, leaves, counts))
         logging.info("wrote %d words and %d buckets to %s", len(words), objective.subwords.buckets, output_path)
         return
-    vectors = objective.vectors(leaves, words)
+    vectors = vectors_of(objective, leaves, words)
     table = np.asarray(vectors, np.float32)[FIRST_WORD_ID : FIRST_WORD_ID + len(words)]
     paths.write_output("OUTPUT_PATH", output_path, word_vectors.to_bytes(output_path, Vectors(words, table)))
     logging.info("wrote %d vectors of %d features to %s", *table.shape, output_path)

@@ -18,7 +18,7 @@ from t5x_like.inference.text_vectors import Frame, Pooling, TextRows, TokenizedT
 from t5x_like.interop import word_vectors
 from t5x_like.layers.captures import OUTPUT
 from t5x_like.models.word_vectors import WordVectorsConfig
-from t5x_like.objectives.base import Objective
+from t5x_like.objectives.word_vectors.interface import ComposesWords, MakesVectors, vectors_of
 from t5x_like.stored.loaded import Loaded
 from t5x_like.vocabularies.word_characters import MAX_CHARACTERS
 
@@ -106,7 +106,7 @@ def embed(
         table = _expanded_table(loaded, vocabulary, given)
         vocabulary = vocabulary.with_words(vocabulary_expansion.further_words(given.words, vocabulary.pieces))
         vocab_size = len(table)
-    elif _objective(loaded).composes_words and vocabulary is not None:
+    elif isinstance(loaded.objective, ComposesWords) and vocabulary is not None:
         vocabulary, table = _with_composed_words(loaded, vocabulary, values)
         vocab_size = len(table)
     if pooling == "cls" and level == "sentence" and vocabulary is not None and frame.cls is None:
@@ -205,14 +205,9 @@ def _with_composed_words(loaded: Loaded, vocabulary: Any, values: Sequence[Any])
         if word not in pieces and (vector := loaded.objective.compose(word, rows)) is not None:
             composed[word] = vector
     words = vocabulary.pieces[vocabulary.num_special :]
-    known = np.asarray(loaded.objective.vectors(parameters.named_leaves(loaded.params), words))
+    known = np.asarray(vectors_of(loaded.objective, parameters.named_leaves(loaded.params), words))
     table = np.concatenate([known, np.stack(list(composed.values()))]) if composed else known
     return vocabulary.with_words(list(composed)), table
-
-
-def _objective(loaded: Loaded) -> Objective:
-    """Returns the objective of a model; one without static vectors for sequence-to-sequence generation."""
-    return loaded.objective or Objective()
 
 
 def _model(loaded: Loaded, table: np.ndarray | None = None) -> Any:
@@ -224,9 +219,13 @@ def _model(loaded: Loaded, table: np.ndarray | None = None) -> Any:
     """
     if table is not None:
         name = "token_embedder/embedding"
-        model = loaded.params["model"] if _objective(loaded).updates_rows else loaded.read_model()
+        model = (
+            loaded.params["model"]
+            if loaded.objective is not None and loaded.objective.updates_rows
+            else loaded.read_model()
+        )
         return parameters.map_named(lambda each, leaf: table if each == name else leaf, model)
-    if not _objective(loaded).makes_vectors:  # tables of the objective are not read
+    if not isinstance(loaded.objective, MakesVectors):  # tables of the objective are not read
         return loaded.read_model()
     params, vocabulary = loaded.params, loaded.tokenizer or loaded.data.vocabularies()["targets"]
     words = vocabulary.pieces[vocabulary.num_special :]
@@ -247,7 +246,7 @@ def _static_neighbors(loaded: Loaded, word: str, count: int) -> list[str]:
     table = np.asarray(_model(loaded).token_embedder.table)[: len(words)]
     index = vocabulary.find(word)
     query = None if index is None else table[index]
-    if index is None and _objective(loaded).composes_words:
+    if index is None and isinstance(loaded.objective, ComposesWords):
         query = loaded.objective.compose(word, loaded.params["model"].token_embedder.table)
     if query is None:
         raise UserError(

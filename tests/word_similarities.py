@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from t5x_like.objectives.base import TABLE
 from t5x_like.objectives.row_updates import Tables
+from t5x_like.objectives.word_vectors.interface import TABLE, vectors_of
 from t5x_like.objectives.word_vectors.word2vec import WordPrediction
 from t5x_like.optimizers.rows import row_sgd
 from t5x_like.vocabularies.word_counts import FIRST_WORD_ID
@@ -78,7 +78,7 @@ def train(objective: WordPrediction, text: Text, first: np.ndarray, *, rate: flo
     total = EPOCHS * len(rows)
     for at in range(total):
         tables = step(tables, rows[at % len(rows)], rate * (1 - at / total), jax.random.key(seed * total + at))
-    return np.asarray(objective.vectors(tables.values, text.words))[FIRST_WORD_ID:size]
+    return np.asarray(vectors_of(objective, tables.values, text.words))[FIRST_WORD_ID:size]
 
 
 def agreement(first: np.ndarray, second: np.ndarray) -> float:

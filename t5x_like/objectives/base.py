@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import jax
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -21,8 +20,6 @@ from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction, Scalar
 from t5x_like.optimizers.schedules import Schedule
 
-# Name of the table of the vectors of tokens, or of words.
-TABLE = "model/token_embedder/embedding"
 # The model, heads and further networks of a run: `{"model": module, "objective": {HEAD or NETWORK: module}}`. With
 # teachers, the key "teachers" is `{NAME: {"model": …, "objective": …}}`.
 Params = Mapping[str, Any]
@@ -136,8 +133,6 @@ class Objective:
       prompt_format: how a decoder that continues texts reads them; None for other objectives.
       draws: whether `run` or `read` draws random values for rows, so that they get `Keys.rows` and `Keys.step`.
       updates_rows: whether the objective makes the updates of a step by itself; see `row_updates.RowObjective`.
-      makes_vectors: whether `vectors` reads more than the table of the model.
-      composes_words: whether `compose` returns vectors of words that are not in the vocabulary.
     """
 
     features: FeatureSpec
@@ -153,8 +148,6 @@ class Objective:
     prompt_format: PromptFormat | None = None
     draws: bool = False
     updates_rows: bool = False
-    makes_vectors: bool = False
-    composes_words: bool = False
     stages: "Mapping[str, Any]" = types.MappingProxyType({})
 
     def networks(self, config: ModelConfig) -> Mapping[str, NetworkSpec]:
@@ -238,24 +231,6 @@ class Objective:
           keys: random keys of the heads; see `Keys.of_heads`.
         """
         raise NotImplementedError
-
-    def vectors(self, tables: Mapping[str, Array], words: Sequence[str]) -> Float[Array, "ids embed"]:
-        """Returns the vectors of the ids of a vocabulary that a run gives: the table of the model.
-
-        Args:
-          tables: All parameters by name.
-          words: The words of the vocabulary, without special ones.
-        """
-        return tables[TABLE]
-
-    def compose(self, word: str, table: Float[Array, "rows embed"]) -> Float[np.ndarray, " embed"] | None:
-        """Returns the vector of a word that is not in the vocabulary; None if it has none.
-
-        Args:
-          word: The word.
-          table: The table of the model.
-        """
-        return None
 
     def predict(self, found: Pass) -> dict[str, Array]:
         """Predicts the targets.

@@ -14,7 +14,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fasttext_files, word_vectors
 from t5x_like.interop.word_vectors import Vectors
 from t5x_like.loading import open_model
-from t5x_like.objectives.base import TABLE
+from t5x_like.objectives.word_vectors.interface import TABLE
 from t5x_like.vocabularies.word_counts import WordCounts
 
 WORDS = ("the", "naïve", "queen", "king")

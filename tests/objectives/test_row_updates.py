@@ -10,10 +10,10 @@ from t5x_like import parameters
 from t5x_like.data.cooccurrences import COLUMNS, COUNTS, ROWS, CooccurrenceSource
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.models.word_vectors import WordVectorsConfig
-from t5x_like.objectives.base import TABLE
 from t5x_like.objectives.word_vectors.fasttext import SubwordSkipGram
 from t5x_like.objectives.word_vectors.fasttext_classification import FastTextClassification
 from t5x_like.objectives.word_vectors.glove import GloVe
+from t5x_like.objectives.word_vectors.interface import TABLE
 from t5x_like.objectives.word_vectors.word2vec import SkipGram
 from t5x_like.optimizers.rows import row_adagrad, row_sgd
 from t5x_like.partitioning import Partitioner

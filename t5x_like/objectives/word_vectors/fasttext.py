@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from t5x_like.data.subwords import Subwords
 from t5x_like.errors import UserError
-from t5x_like.objectives.base import TABLE
+from t5x_like.objectives.word_vectors.interface import TABLE
 from t5x_like.objectives.word_vectors.word2vec import WordPrediction
 from t5x_like.objectives.word_vectors.word_contexts import Contexts, offsets, pairs
 from t5x_like.objectives.word_vectors.word_outputs import NegativeSampling, WordOutput
@@ -43,8 +43,6 @@ class SubwordSkipGram(WordPrediction):
     Raises:
       UserError: A number is not positive, or the lengths are not in order.
     """
-
-    makes_vectors = composes_words = True
 
     def __init__(
         self,

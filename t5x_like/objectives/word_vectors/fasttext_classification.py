@@ -20,7 +20,7 @@ from t5x_like.errors import UserError
 from t5x_like.layers.embeddings import Embedder
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.word_vectors import TOKENS
-from t5x_like.objectives.base import TABLE, Batch, HeadConfig, Params, Pass
+from t5x_like.objectives.base import Batch, HeadConfig, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.labels import LABEL_METRICS
 from t5x_like.objectives.prediction import Prediction, Scalar, identity
@@ -28,6 +28,7 @@ from t5x_like.objectives.row_updates import RowObjective, Tables, Updated
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_prediction import NAME
 from t5x_like.objectives.word_vectors.fasttext import mean_vectors
+from t5x_like.objectives.word_vectors.interface import TABLE
 from t5x_like.objectives.word_vectors.word_ngrams import MAX_BUCKETS, buckets_of_ngrams
 from t5x_like.optimizers.rows import Apply
 from t5x_like.recorded import recorded
@@ -179,7 +180,6 @@ class FastTextClassification(RowObjective, SequenceClassification):
     """
 
     draws = False
-    makes_vectors = True
 
     def __init__(
         self,

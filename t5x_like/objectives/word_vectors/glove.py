@@ -15,10 +15,11 @@ from t5x_like.errors import UserError
 from t5x_like.layers import initializers
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.word_vectors import table
-from t5x_like.objectives.base import TABLE, Batch, Params, Pass
+from t5x_like.objectives.base import Batch, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Scalar
 from t5x_like.objectives.row_updates import RowObjective, Tables, Updated
+from t5x_like.objectives.word_vectors.interface import TABLE
 from t5x_like.optimizers.rows import Apply
 from t5x_like.parameters import named_leaves
 from t5x_like.recorded import recorded
@@ -62,7 +63,6 @@ class GloVe(RowObjective):
     features = SPEC
     coefficients = {TERM: 1.0}
     draws = False
-    makes_vectors = True
 
     def __init__(self, *, x_max: float = 100.0, alpha: float = 0.75, examples_per_update: int = 256):
         for name, value in (("X_MAX", x_max), ("ALPHA", alpha), ("EXAMPLES_PER_UPDATE", examples_per_update)):

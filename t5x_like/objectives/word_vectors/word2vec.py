@@ -15,10 +15,11 @@ from t5x_like.data.specs import WORDS
 from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.word_vectors import TOKENS, table
-from t5x_like.objectives.base import TABLE, Batch, Params, Pass
+from t5x_like.objectives.base import Batch, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Scalar
 from t5x_like.objectives.row_updates import RowObjective, Tables, Updated
+from t5x_like.objectives.word_vectors.interface import TABLE
 from t5x_like.objectives.word_vectors.word_contexts import Contexts, contexts, offsets, pairs
 from t5x_like.objectives.word_vectors.word_outputs import NegativeSampling, WordOutput
 from t5x_like.optimizers.rows import Apply

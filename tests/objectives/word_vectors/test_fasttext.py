@@ -11,9 +11,9 @@ from t5x_like.data.subwords import Subwords, hash_of, ngrams
 from t5x_like.errors import UserError
 from t5x_like.interop import fasttext_files
 from t5x_like.models.word_vectors import WordVectorsConfig
-from t5x_like.objectives.base import TABLE
 from t5x_like.objectives.row_updates import Tables
 from t5x_like.objectives.word_vectors.fasttext import SubwordBagOfWords, SubwordSkipGram, mean_vectors
+from t5x_like.objectives.word_vectors.interface import TABLE
 from t5x_like.objectives.word_vectors.word2vec import shuffled
 from t5x_like.objectives.word_vectors.word_contexts import contexts
 from t5x_like.objectives.word_vectors.word_outputs import HierarchicalSoftmax

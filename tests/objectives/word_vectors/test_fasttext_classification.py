@@ -11,9 +11,9 @@ from t5x_like.data.subwords import hash_of
 from t5x_like.errors import UserError
 from t5x_like.models.word_vectors import WordVectorsConfig
 from t5x_like.objectives import passes
-from t5x_like.objectives.base import TABLE
 from t5x_like.objectives.row_updates import Tables
 from t5x_like.objectives.word_vectors.fasttext_classification import OUTPUT, FastTextClassification, LabelTree
+from t5x_like.objectives.word_vectors.interface import TABLE
 from t5x_like.optimizers.rows import row_sgd
 from t5x_like.parameters import rebuild
 from t5x_like.vocabularies.word_counts import EOS

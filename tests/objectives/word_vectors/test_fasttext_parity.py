@@ -9,9 +9,9 @@ from published_word_vectors import Published, exact, keep_order, near
 from word_similarities import DIM as TEXT_DIM
 from word_similarities import EPOCHS, MIN_COUNT, Text, assert_agree, train
 
-from t5x_like.objectives.base import TABLE
 from t5x_like.objectives.row_updates import Tables
 from t5x_like.objectives.word_vectors.fasttext import SubwordBagOfWords, SubwordSkipGram
+from t5x_like.objectives.word_vectors.interface import TABLE
 from t5x_like.objectives.word_vectors.word_outputs import Decisions, HierarchicalSoftmax
 from t5x_like.optimizers.rows import row_sgd
 from t5x_like.vocabularies import word_counts

@@ -11,9 +11,9 @@ from t5x_like.data import cooccurrences
 from t5x_like.data.cooccurrences import COLUMNS, COUNTS, ROWS, CooccurrenceSource, count
 from t5x_like.errors import UserError
 from t5x_like.models.word_vectors import WordVectorsConfig
-from t5x_like.objectives.base import TABLE
 from t5x_like.objectives.row_updates import Tables
 from t5x_like.objectives.word_vectors.glove import CONTEXTS, GloVe
+from t5x_like.objectives.word_vectors.interface import TABLE
 from t5x_like.optimizers.rows import row_adagrad
 
 IDS, DIM = 12, 4

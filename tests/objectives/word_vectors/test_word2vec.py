@@ -12,8 +12,8 @@ from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import UserError
 from t5x_like.models.word_vectors import WordVectorsConfig
 from t5x_like.objectives import passes
-from t5x_like.objectives.base import TABLE
 from t5x_like.objectives.row_updates import Tables
+from t5x_like.objectives.word_vectors.interface import TABLE
 from t5x_like.objectives.word_vectors.word2vec import ContinuousBagOfWords, SkipGram, shuffled
 from t5x_like.objectives.word_vectors.word_contexts import contexts, offsets
 from t5x_like.objectives.word_vectors.word_outputs import HierarchicalSoftmax, NegativeSampling
