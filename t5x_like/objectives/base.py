@@ -15,7 +15,7 @@ from t5x_like.layers.captures import Edit
 from t5x_like.models.base import Batch, ModelConfig
 from t5x_like.models.networks import MODEL, NetworkSpec, specs
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.carry import Carry
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction, Scalar
 from t5x_like.optimizers.schedules import Schedule
@@ -85,7 +85,7 @@ class RunOptions:
     """
 
     keys: Keys = NO_KEYS
-    carry: Carry = NO_CARRY
+    carry: Carry = dataclasses.field(default_factory=dict)
     capture: Sequence[str] = ()
     edits: Sequence[Edit] = ()
 

@@ -4,7 +4,6 @@ Row i of a batch continues row i of the batch before. In a batch, the arrays of 
 `carry/NETWORK/NAME`, so that they are split into microbatches and over devices, and joined again, like their rows.
 """
 
-import types
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -18,7 +17,6 @@ from t5x_like.models.outputs import Outputs
 
 # Network -> name -> array `[batch, …]`.
 Carry = Mapping[str, Mapping[str, Array]]
-NO_CARRY: Carry = types.MappingProxyType({})
 # Prefix of the names of teachers among the networks.
 TEACHER = "teachers/"
 

@@ -10,7 +10,7 @@ from t5x_like.errors import UserError
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
-from t5x_like.objectives.carry import NO_CARRY, Carry
+from t5x_like.objectives.carry import Carry
 from t5x_like.objectives.joint import SeveralObjectives, check_unique, union
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.optimizers.base import Optimizer
@@ -82,7 +82,7 @@ class Staged(SeveralObjectives):
         """
         found: dict[str, Outputs] = {}
         for (name, stage), own in zip(self.stages.items(), options.keys.split(len(self.stages)), strict=True):
-            found[name] = stage.objective.run(params, rows, dataclasses.replace(options, keys=own, carry=NO_CARRY))
+            found[name] = stage.objective.run(params, rows, dataclasses.replace(options, keys=own, carry={}))
             read = stage.objective.read(params, found[name], rows, keys=own.of_heads())
             rows = {**rows, **read.handed}
         return found[name].replace(networks=found)
