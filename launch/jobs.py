@@ -4,6 +4,7 @@ Requires Python 3.10 and only its standard library.
 """
 
 import argparse
+import ast
 import difflib
 import re
 from pathlib import Path
@@ -15,30 +16,25 @@ ROOT = Path(__file__).resolve().parent.parent
 SHIPPED_GIN_FILES = ROOT / "gin_configs"
 # Variables that the launchers and launch/supervise.py set for a job.
 RESERVED_VARIABLES = ("PATH", SUPERVISED)
-TRAINING_COMMANDS = ("train", "distill")  # write a run; other commands read one, or write a file
-DRY_RUN_COMMANDS = (
-    *TRAINING_COMMANDS,
-    "eval",
-    "infer",
-    "embed",
-    "analyze",
-    "augment",
-    "prune",
-    "ablate",
-    "cache",
-    "cache_logits",
-    "bench",
-)  # support --dry_run
-COMMANDS = (
-    *DRY_RUN_COMMANDS,
-    "inspect",
-    "vocabulary",
-    "clean",
-    "convert",
-    "compare",
-    "plan",
-    "report",
-)
+COMMAND_TABLES = ("commands.py", "corpus_commands.py")  # in t5x_like/cli
+
+
+def read_commands() -> dict[str, set[str]]:
+    """Returns name -> the settings of each command in the tables of t5x_like, which is not imported."""
+    entries = {}
+    for table in COMMAND_TABLES:
+        tree = ast.parse((ROOT / "t5x_like" / "cli" / table).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Dict):
+                for name, value in zip(node.keys, node.values, strict=True):
+                    if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "Command":
+                        entries[name.value] = {keyword.arg for keyword in value.keywords}
+    return entries
+
+
+COMMANDS = read_commands()
+TRAINING_COMMANDS = {name for name, settings in COMMANDS.items() if "trains" in settings}  # write a run
+DRY_RUN_COMMANDS = {name for name, settings in COMMANDS.items() if "dry_run" in settings}
 DCN_FLAGS = ("--gin.DCN", "--gin.Partitioner.dcn", "--gin.partitioning.Partitioner.dcn")
 
 

@@ -18,7 +18,7 @@ from logits_cases import write_logits as write
 
 from t5x_like import cache_logits as command
 from t5x_like import cli
-from t5x_like.cli import execute
+from t5x_like.cli import resolution
 from t5x_like.data.cached import CachedMixture, CachedSource, MixtureFile, logits_writer
 from t5x_like.data.cached.logits_rows import Stored
 from t5x_like.distillation.cached_logits import predictions_of
@@ -81,16 +81,16 @@ def test_command_accepts_the_recipe_of_the_student(tmp_path):
     settings = ["--gin.VOCABULARY_PATH=vocab.txt", "--gin.TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 4}"]
     settings += ["--gin.TRAIN_EPOCHS=2", "--gin.LEARNING_RATE=0.1", "--gin.MIXTURE_OR_TASK_NAME=a_task"]
     files = [f"--gin_file={tmp_path / 'own.gin'}", "--gin_file=runs/bert.gin"]
-    resolved = execute.resolve(cli.parse(["cache_logits", *files, *directories, *settings]), None)
+    resolved = resolution.resolve(cli.parse(["cache_logits", *files, *directories, *settings]), None)
     assert "objective = %OBJECTIVE" in resolved.text and "dropout_rate" not in resolved.text
     (tmp_path / "hub").mkdir()
     sizes = {"hidden_size": 4, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
     (tmp_path / "hub/config.json").write_text(json.dumps({"model_type": "bert", "vocab_size": 99} | sizes))
     student = ["--gin_file=runs/bert.gin", f"--gin.HF_PATH={tmp_path / 'hub'}"]
-    assert "MaskedLM" in execute.resolve(cli.parse(["cache_logits", *student, *directories]), None).text
-    execute.resolve(cli.parse(["cache_logits", *directories]), None)  # the teacher has an objective of its own
+    assert "MaskedLM" in resolution.resolve(cli.parse(["cache_logits", *student, *directories]), None).text
+    resolution.resolve(cli.parse(["cache_logits", *directories]), None)  # the teacher has an objective of its own
     with pytest.raises(UserError, match="LEARNING_RAT is not used; did you mean LEARNING_RATE"):
-        execute.resolve(cli.parse(["cache_logits", *files, *directories, "--gin.LEARNING_RAT=1"]), None)
+        resolution.resolve(cli.parse(["cache_logits", *files, *directories, "--gin.LEARNING_RAT=1"]), None)
 
 
 # ---- contents and alignment ------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ This module imports nothing heavy, so that help appears immediately.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Command:
       compiles: Whether it uses the persistent compilation cache; see `runtime.compilation_cache`.
       paths: Macros with paths that it reads or writes; see `cli.path_checks`.
       files: Those of `paths` that are files to write. The other paths to write are directories.
+      derives: Settings that are derived for it: those of the `model`, of `decoding`, or the number of `steps` from
+        TRAIN_EPOCHS; see `cli.derivations`.
       dry_run: The function of `cli.dry_run_checks` that checks it; None if it does not accept `--dry_run`.
     """
 
@@ -55,6 +58,7 @@ class Command:
     compiles: bool = False
     paths: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    derives: Collection[Literal["model", "decoding", "steps"]] = ()
     dry_run: str | None = None
 
     def gin_files(self, given: Sequence[str] = ()) -> list[str]:

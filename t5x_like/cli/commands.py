@@ -50,6 +50,7 @@ COMMANDS = {
         compiles=True,
         paths=("MODEL_DIR", "INITIAL_CHECKPOINT_PATH"),
         dry_run="check_training",
+        derives=("model", "decoding", "steps"),
     ),
     "distill": Command(
         "t5x_like.train.train",
@@ -66,6 +67,7 @@ COMMANDS = {
         compiles=True,
         paths=("MODEL_DIR", "INITIAL_CHECKPOINT_PATH", "TEACHER"),
         dry_run="check_training",
+        derives=("model", "decoding", "steps"),
     ),
     "eval": Command(
         "t5x_like.eval.evaluate",
@@ -90,6 +92,7 @@ COMMANDS = {
         compiles=True,
         paths=("CHECKPOINT_PATH", "OUTPUT_DIR"),
         dry_run="check_eval",
+        derives=("model", "decoding"),
     ),
     "infer": Command(
         "t5x_like.infer.infer",
@@ -120,6 +123,7 @@ COMMANDS = {
         paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
         files=("OUTPUT_PATH",),
         dry_run="check_infer",
+        derives=("model", "decoding"),
     ),
     "augment": Command(
         "t5x_like.augment.augment",
@@ -149,6 +153,7 @@ COMMANDS = {
         paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
         files=("OUTPUT_PATH",),
         dry_run="check_loaded",
+        derives=("model",),
     ),
     "embed": Command(
         "t5x_like.embed.embed",
@@ -179,6 +184,7 @@ COMMANDS = {
         paths=("CHECKPOINT_PATH", "INPUT_PATH", "OUTPUT_PATH"),
         files=("OUTPUT_PATH",),
         dry_run="check_loaded",
+        derives=("model",),
     ),
     "analyze": Command(
         "t5x_like.analyze.analyze",
@@ -211,6 +217,7 @@ COMMANDS = {
         paths=("CHECKPOINT_PATH", "OUTPUT_PATH"),
         files=("OUTPUT_PATH",),
         dry_run="check_loaded",
+        derives=("model",),
     ),
     **corpus_commands.COMMANDS,
     "convert": Command(
@@ -259,6 +266,7 @@ COMMANDS = {
         compiles=True,
         paths=("CHECKPOINT_PATH", "OUTPUT_PATH"),
         dry_run="check_loaded",
+        derives=("model",),
     ),
     "ablate": Command(
         "t5x_like.ablate.ablate",
@@ -292,6 +300,7 @@ COMMANDS = {
         compiles=True,
         paths=("CACHE_DIR",),
         dry_run="check_cache",
+        derives=("model", "steps"),
     ),
     "cache_logits": Command(
         "t5x_like.cache_logits.cache_logits",
@@ -318,6 +327,7 @@ COMMANDS = {
         compiles=True,
         paths=("TEACHER_LOGITS",),
         dry_run="check_cache_logits",
+        derives=("model", "steps"),
     ),
     "bench": Command(
         "t5x_like.bench.bench",
@@ -337,6 +347,7 @@ COMMANDS = {
         paths=("JSON_PATH",),
         files=("JSON_PATH",),
         dry_run="check_program",
+        derives=("model", "steps"),
     ),
     "compare": Command(
         "t5x_like.compare.compare",
@@ -380,6 +391,7 @@ COMMANDS = {
         compiles=True,
         paths=("JSON_PATH",),
         files=("JSON_PATH",),
+        derives=("model", "steps"),
     ),
     "report": Command(
         "t5x_like.report.report",

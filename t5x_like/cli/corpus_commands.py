@@ -29,6 +29,7 @@ COMMANDS = {
         needs_run=True,
         run_macros=("SEPARATOR",),
         base_gin_file="commands/inspect.gin",
+        derives=("model",),
     ),
     "vocabulary": Command(
         "t5x_like.vocabulary.vocabulary",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_like import config
-from t5x_like.cli import dry_run_checks, execute
+from t5x_like.cli import dry_run_checks, resolution
 from t5x_like.cli.arguments import ELSEWHERE, Arguments
 from t5x_like.cli.checklist import Checklist
 from t5x_like.cli.command import Command
@@ -44,21 +44,21 @@ def dry_run(command: Command, arguments: Arguments) -> int:
 
 def _arguments(command: Command, arguments: Arguments, checklist: Checklist) -> dict[str, Any] | None:
     """Returns the arguments of a command after a check of its paths; None if they cannot be read here."""
-    macros = execute.given_macros(arguments)
+    macros = resolution.given_macros(arguments)
     _check_paths(command, macros, checklist)
     run = None
-    if execute.reads_run(command, arguments):
+    if resolution.reads_run(command, arguments):
         names = [name for name in ("MODEL_DIR", "CHECKPOINT_PATH") if macros.get(name)]
         subject = " and ".join(f"{name}={macros[name]}" for name in names)
-        run = checklist.run(subject, lambda: execute.find_run(arguments))
+        run = checklist.run(subject, lambda: resolution.find_run(arguments))
         if run is None and subject in checklist.unchecked:
             return None
-    resolved = checklist.run("the configuration", lambda: execute.resolve(arguments, run))
+    resolved = checklist.run("the configuration", lambda: resolution.resolve(arguments, run))
     if resolved is None:
         return None
     _check_paths(command, resolved.macros, checklist)
     given = checklist.run("the configuration", lambda: config.arguments(resolved.configured()))
-    return None if given is None else given | execute.given_arguments(command, arguments, resolved)
+    return None if given is None else given | resolution.given_arguments(command, arguments, resolved)
 
 
 def _check_paths(command: Command, macros: Mapping[str, Any], checklist: Checklist) -> None:

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from t5x_like import cli, config, interop, paths
-from t5x_like.cli import execute
+from t5x_like.cli import resolution
 from t5x_like.cli.derivations import epochs
 from t5x_like.config import description
 
@@ -50,7 +50,7 @@ SHOWN = [
 def run_directory(tmp_path_factory):
     """Returns a run from which commands with MODEL_DIR or CHECKPOINT_PATH read their model and task."""
     directory = tmp_path_factory.mktemp("run")
-    resolved = execute.resolve(cli.parse(["train", *RUN.split()]), None)
+    resolved = resolution.resolve(cli.parse(["train", *RUN.split()]), None)
     (directory / "config.gin").write_text(resolved.text)
     return str(directory)
 
@@ -129,9 +129,9 @@ def test_shown_command_resolves(words, run_directory, huggingface, own_run, modu
     monkeypatch.setattr(paths, "_open_store", lambda path: (fsspec.filesystem("memory"), path.partition("://")[2]))
     arguments = cli.parse(words)
     given = dict(arguments.bindings)
-    uses_run = execute.reads_run(cli.COMMANDS[arguments.command], arguments) and "HF_PATH" not in given
+    uses_run = resolution.reads_run(cli.COMMANDS[arguments.command], arguments) and "HF_PATH" not in given
     uses_run = uses_run and (not arguments.gin_files or bool({"MODEL_DIR", "CHECKPOINT_PATH"} & given.keys()))
-    resolved = execute.resolve(arguments, run_directory if uses_run else None)
+    resolved = resolution.resolve(arguments, run_directory if uses_run else None)
     assert isinstance(resolved, config.Resolved)
     if arguments.command in ("train", "distill"):
         module = dict(arguments.bindings).get("MIXTURE_OR_TASK_MODULE")
@@ -143,7 +143,7 @@ def check_stored(resolved, directory, words=()):
     (directory / "config.gin").write_text(resolved.text)
     given = {"eval": words, "infer": words, "convert": ["--output=out"]}
     for command, others in given.items():
-        execute.resolve(cli.parse([command, f"--gin.MODEL_DIR={directory}", *others]), str(directory))
+        resolution.resolve(cli.parse([command, f"--gin.MODEL_DIR={directory}", *others]), str(directory))
 
 
 SHOWN_OBJECTS = [
@@ -155,14 +155,14 @@ SHOWN_OBJECTS = [
 
 @pytest.mark.parametrize("binding", SHOWN_OBJECTS)
 def test_run_with_shown_object_is_read_by_other_commands(binding, tmp_path):
-    resolved = execute.resolve(cli.parse(["train", *RUN.split(), *shlex.split(binding)]), None)
+    resolved = resolution.resolve(cli.parse(["train", *RUN.split(), *shlex.split(binding)]), None)
     assert shlex.split(binding)[0].partition("@")[2] in resolved.text
     check_stored(resolved, tmp_path)
 
 
 def test_eval_has_the_batch_size_of_the_run(run_directory):
     def batch_size(*words):
-        return execute.resolve(cli.parse(["eval", *words]), run_directory if len(words) < 3 else None).macros[
+        return resolution.resolve(cli.parse(["eval", *words]), run_directory if len(words) < 3 else None).macros[
             "BATCH_SIZE"
         ]
 
@@ -175,11 +175,10 @@ def test_eval_has_the_batch_size_of_the_run(run_directory):
 def test_embed_has_the_row_length_of_a_model_with_one(tmp_path):
     files = "--gin_file=models/longformer/tiny.gin --gin_file=runs/finetune_longformer.gin"
     settings = "--gin.MIXTURE_OR_TASK_NAME=a --gin.TRAIN_STEPS=1 --gin.LABELS=('a','b') --gin.INITIAL_CHECKPOINT_PATH=x"
-    run = execute.resolve(cli.parse(["train", *files.split(), *settings.split(), "--gin.MAX_LENGTH=64"]), None)
+    run = resolution.resolve(cli.parse(["train", *files.split(), *settings.split(), "--gin.MAX_LENGTH=64"]), None)
     (tmp_path / "config.gin").write_text(run.text)
-    assert (
-        execute.resolve(cli.parse(["embed", f"--gin.MODEL_DIR={tmp_path}"]), str(tmp_path)).macros["MAX_LENGTH"] == 64
-    )
+    embed = resolution.resolve(cli.parse(["embed", f"--gin.MODEL_DIR={tmp_path}"]), str(tmp_path))
+    assert embed.macros["MAX_LENGTH"] == 64
 
 
 def test_continued_lines_end_with_a_backslash():

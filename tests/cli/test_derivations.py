@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from t5x_like import cli, config, interop
-from t5x_like.cli import derivations, execute
+from t5x_like.cli import derivations, resolution
 from t5x_like.cli.commands import COMMANDS
 from t5x_like.config import description
 from t5x_like.decoding.settings import Decoding
@@ -48,7 +48,7 @@ def directory(tmp_path):
 
 
 def resolve(*words, run=None):
-    return execute.resolve(cli.parse(words), run)
+    return resolution.resolve(cli.parse(words), run)
 
 
 def built(resolved, *names):

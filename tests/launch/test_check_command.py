@@ -65,7 +65,8 @@ def test_checks_that_were_not_possible_are_printed(environment, capsys):
 
 def test_commands_match_t5x_like():
     assert sorted(jobs.COMMANDS) == sorted(commands.COMMANDS)
-    assert set(jobs.DRY_RUN_COMMANDS) == {name for name, each in commands.COMMANDS.items() if each.dry_run}
+    assert jobs.DRY_RUN_COMMANDS == {name for name, each in commands.COMMANDS.items() if each.dry_run}
+    assert jobs.TRAINING_COMMANDS == {name for name, each in commands.COMMANDS.items() if each.trains}
 
 
 def test_misspelled_command_raises(environment):

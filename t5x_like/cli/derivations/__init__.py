@@ -7,34 +7,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from t5x_like.cli.commands import COMMANDS
 from t5x_like.cli.derivations import epochs, generation, huggingface, labels, own_run, prompts, student
 
 if TYPE_CHECKING:
     from t5x_like.config import Derivation
 
-_COMMANDS = (
-    *("train", "distill", "plan", "bench", "cache", "cache_logits", "inspect", "eval", "infer", "augment", "embed"),
-    *("analyze", "prune"),
-)
-_WITH_STEPS = ("train", "distill", "plan", "bench", "cache", "cache_logits")
-
 
 def of_command(command: str) -> tuple[Derivation, ...]:
-    """Returns the derivations of a command.
+    """Returns the derivations of a command; see `Command.derives`.
 
     Args:
       command: Name of the command.
     """
     from t5x_like.config import Derivation
 
-    if command not in _COMMANDS:
-        return ()
-    return (
+    derives = COMMANDS[command].derives
+    of_model = (
         Derivation((), student.require_recipe),
         Derivation(("HF_PATH", "DECODER_OBJECTIVE"), huggingface.from_directory),
         Derivation((), own_run.from_run),
         Derivation((), labels.from_task),
         Derivation(("PROMPT_LABELS", "PROMPT_TEXT"), prompts.from_text),
-        *([Derivation((), generation.from_directory)] if command in ("train", "distill", "eval", "infer") else []),
-        *([Derivation(("TRAIN_EPOCHS",), epochs.to_steps)] if command in _WITH_STEPS else []),
+    )
+    return (
+        *(of_model if "model" in derives else ()),
+        *([Derivation((), generation.from_directory)] if "decoding" in derives else []),
+        *([Derivation(("TRAIN_EPOCHS",), epochs.to_steps)] if "steps" in derives else []),
     )
