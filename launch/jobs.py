@@ -16,14 +16,13 @@ ROOT = Path(__file__).resolve().parent.parent
 SHIPPED_GIN_FILES = ROOT / "gin_configs"
 # Variables that the launchers and launch/supervise.py set for a job.
 RESERVED_VARIABLES = ("PATH", SUPERVISED)
-COMMAND_TABLES = ("commands.py", "corpus_commands.py")  # in t5x_like/cli
 
 
 def read_commands() -> dict[str, set[str]]:
     """Returns name -> the settings of each command in the tables of t5x_like, which is not imported."""
     entries = {}
-    for table in COMMAND_TABLES:
-        tree = ast.parse((ROOT / "t5x_like" / "cli" / table).read_text(encoding="utf-8"))
+    for table in (ROOT / "t5x_like" / "cli").glob("*commands.py"):
+        tree = ast.parse(table.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Dict):
                 for name, value in zip(node.keys, node.values, strict=True):

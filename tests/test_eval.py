@@ -11,6 +11,7 @@ from letters import CONFIG, TASK, exact, partitioner, source
 from opened import call
 
 from t5x_like import optimizers
+from t5x_like.data.cooccurrences import CooccurrenceSource
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.seqio_feed.evaluation import TaskEvaluator
 from t5x_like.decoding.settings import Decoding
@@ -93,6 +94,12 @@ def test_metrics_of_predictions_without_inputs_raise():
     message = f"task {TASK}: its metric_fns exact need predictions, but GPTConfig with CausalLM has no inputs"
     with pytest.raises(UserError, match=message):
         call(evaluate, model=DECODER, objective=CausalLM(), data=source("validation"), checkpoint_path="none")
+
+
+def test_split_of_data_without_splits_raises():
+    data = CooccurrenceSource(text=source("train"), batch_size=2)
+    with pytest.raises(UserError, match="EVAL_SPLIT=test: the data of a CooccurrenceSource has no splits. Give"):
+        Evaluation(data=data, splits="test").parts()
 
 
 def test_log_names_step_and_split(letters_run, caplog):

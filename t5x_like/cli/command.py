@@ -91,3 +91,10 @@ MESH = {
     "PARTITIONING": "logical-axis rules: dp, fsdp, fsdp_tp, fsdp_tp_residual or fsdp_tp_sp",
     "ICI": "mesh within a slice, such as \"{'fsdp': 4, 'tensor': 2}\"; -1 stands for the remaining devices",
 }
+# Values of macros that a run requires, for commands that do not read its data and initial weights.
+PLACEHOLDERS = {
+    "MIXTURE_OR_TASK_NAME": "any",
+    "TRAIN_STEPS": "1000000",
+    "LABELS": "('0', '1')",
+    "INITIAL_CHECKPOINT_PATH": "any",
+}

@@ -1,21 +1,24 @@
-"""The commands: name, function, gin files and flags of each. A new command is one entry here.
+"""The commands: name, function, gin files and flags of each. A new command is one entry here or in `…_commands.py`.
 
 This module imports nothing heavy, so that help appears immediately.
 """
 
-from t5x_like.cli import corpus_commands
-from t5x_like.cli.command import BATCH, CHECKPOINT, DECODING, HF_PATH, LENGTHS, MESH, MODULE, TASK, Command
+from t5x_like.cli import corpus_commands, measuring_commands
+from t5x_like.cli.command import (
+    BATCH,
+    CHECKPOINT,
+    DECODING,
+    HF_PATH,
+    LENGTHS,
+    MESH,
+    MODULE,
+    PLACEHOLDERS,
+    TASK,
+    Command,
+)
 
 # The functions that make recipes.
 RECIPES = ("t5x_like.training.recipe.Recipe", "t5x_like.distill.distill")
-
-# Values of macros that a run requires, for commands that do not read its data and initial weights.
-_PLACEHOLDERS = {
-    "MIXTURE_OR_TASK_NAME": "any",
-    "TRAIN_STEPS": "1000000",
-    "LABELS": "('0', '1')",
-    "INITIAL_CHECKPOINT_PATH": "any",
-}
 
 _RUN = (
     TASK
@@ -321,7 +324,7 @@ COMMANDS = {
         | BATCH
         | MESH,
         base_gin_file="commands/cache_logits.gin",
-        placeholder_macros={"LABELS": _PLACEHOLDERS["LABELS"]},
+        placeholder_macros={"LABELS": PLACEHOLDERS["LABELS"]},
         accepts_recipe=True,
         multi_process=True,
         compiles=True,
@@ -329,78 +332,5 @@ COMMANDS = {
         dry_run="check_cache_logits",
         derives=("model", "steps"),
     ),
-    "bench": Command(
-        "t5x_like.bench.bench",
-        "measure the speed and the memory of a run's training step on this machine; reads no task",
-        "runs/quickstart.gin",
-        flags={
-            "steps": ("BENCH_STEPS", "number of measured steps (default: 10)"),
-            "warmup_steps": ("BENCH_WARMUP_STEPS", "number of steps before them (default: 2)"),
-            "max_seconds": ("BENCH_SECONDS", "seconds after which no further step is measured (default: 600)"),
-            "parts": ("BENCH_PARTS", "False: measure the whole step alone (default: True)"),
-            "json": ("JSON_PATH", "a file to write the result to, as JSON"),
-        },
-        settings=BATCH | LENGTHS | {"MICROBATCHES": "microbatches per step"} | MESH,
-        base_gin_file="commands/bench.gin",
-        placeholder_macros=_PLACEHOLDERS,
-        multi_process=True,
-        paths=("JSON_PATH",),
-        files=("JSON_PATH",),
-        dry_run="check_program",
-        derives=("model", "steps"),
-    ),
-    "compare": Command(
-        "t5x_like.compare.compare",
-        "compare stored models by size, memory, latency and score",
-        "commands/compare.gin",
-        positional=("MODELS", "MODEL"),
-        positional_repeats=True,
-        flags={
-            "rows": ("ROWS", "rows of the timed batches (default: 1,32)"),
-            "metric": ("METRIC", "metric of the scores (default: the first one of the task)"),
-            "rounds": ("COMPARE_ROUNDS", "how often each prediction is timed (default: 20)"),
-            "warmup_rounds": ("COMPARE_WARMUP_ROUNDS", "calls before the rounds, not timed (default: 2)"),
-            "max_seconds": ("COMPARE_SECONDS", "seconds after which no further round starts (default: 600)"),
-            "json": ("JSON_PATH", "a file to write the result to, as JSON"),
-            "plot": ("PLOT_PATH", "a .png file to draw the scores over the sizes to"),
-        },
-        text_flags=("rows", "metric"),
-        settings=LENGTHS,
-        paths=("JSON_PATH", "PLOT_PATH"),
-        files=("JSON_PATH", "PLOT_PATH"),
-    ),
-    "plan": Command(
-        "t5x_like.plan.plan",
-        "estimate memory and speed of a run on a TPU slice; needs no TPU",
-        "runs/quickstart.gin",
-        flags={
-            "topology": ("TOPOLOGY", "the slice, such as v5e:4x8 or v5p:8x8x8"),
-            "num_slices": ("NUM_SLICES", "number of slices (default: 1)"),
-            "price": ("PRICE", "price of a chip per hour"),
-            "json": ("JSON_PATH", "a file to write the plan to, as JSON"),
-            "search": ("SEARCH", "search microbatches, remat, mesh and rules, and compile the best 4, or this many"),
-        },
-        flag_defaults={"search": "4"},
-        settings=BATCH
-        | LENGTHS
-        | {"MICROBATCHES": "microbatches per step"}
-        | MESH
-        | {"DCN": "mesh across slices, such as \"{'data': 2}\""},
-        base_gin_file="commands/plan.gin",
-        placeholder_macros=_PLACEHOLDERS,
-        compiles=True,
-        paths=("JSON_PATH",),
-        files=("JSON_PATH",),
-        derives=("model", "steps"),
-    ),
-    "report": Command(
-        "t5x_like.report.report",
-        "write an HTML page about one or several runs",
-        "commands/report.gin",
-        positional=("MODEL_DIRS", "MODEL_DIR"),
-        positional_repeats=True,
-        flags={"output": ("OUTPUT_PATH", "the .html file to write (default: report.html)")},
-        paths=("OUTPUT_PATH",),
-        files=("OUTPUT_PATH",),
-    ),
+    **measuring_commands.COMMANDS,
 }

@@ -40,24 +40,24 @@ class PrefixModule(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of activations that differ from each other.
+    """Sizes of the activations of an attention.
 
     Attributes:
-      inputs: size of the activations that queries and keys are computed from.
-      values: size of the activations that values are computed from.
-      outputs: size of the output.
+      inputs: Size of the activations that queries and keys are computed from.
+      values: Size of the activations that values are computed from; None for `inputs`.
+      outputs: Size of the output; None for `inputs`.
     """
 
     inputs: int
-    values: int
-    outputs: int
+    values: int | None = None
+    outputs: int | None = None
 
 
 class MultiHeadAttention(nnx.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with optional grouped queries and rotary positions.
 
     Args:
-      size: size of inputs and outputs; or `Sizes`.
+      sizes: sizes of inputs and outputs.
       heads: number of query heads.
       head_dim: size of the queries, keys and values of a head.
       kv_heads: number of key and value heads, each of which serves `heads / kv_heads` query heads; None for `heads`
@@ -86,7 +86,7 @@ class MultiHeadAttention(nnx.Module):
 
     def __init__(
         self,
-        size: int | Sizes,
+        sizes: Sizes,
         *,
         heads: int,
         head_dim: int,
@@ -103,7 +103,6 @@ class MultiHeadAttention(nnx.Module):
         key: jax.Array,
     ):
         query_key, key_key, value_key, out_key = jax.random.split(key, 4)
-        sizes = size if isinstance(size, Sizes) else Sizes(size, size, size)
 
         def project_to_heads(key, size, num_heads, init, axis):
             axes = (embed_axis, axis, "kv")
@@ -112,10 +111,10 @@ class MultiHeadAttention(nnx.Module):
         self.kv_heads = kv_heads or heads
         self.query = project_to_heads(query_key, sizes.inputs, heads, query_init or init, "heads")
         self.key = project_to_heads(key_key, sizes.inputs, self.kv_heads, init, "kv_heads")
-        self.value = project_to_heads(value_key, sizes.values, self.kv_heads, init, "kv_heads")
+        self.value = project_to_heads(value_key, sizes.values or sizes.inputs, self.kv_heads, init, "kv_heads")
         self.out = Projection(
             (heads, head_dim),
-            (sizes.outputs,),
+            (sizes.outputs or sizes.inputs,),
             axes=("heads", "kv", embed_axis),
             key=out_key,
             init=out_init or init,

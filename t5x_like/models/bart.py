@@ -19,7 +19,7 @@ from t5x_like.adapters import model_adapters
 from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import initializers
-from t5x_like.layers.attention import MultiHeadAttention
+from t5x_like.layers.attention import MultiHeadAttention, Sizes
 from t5x_like.layers.blocks import Hidden, Inputs, TransformerLayer
 from t5x_like.layers.captures import Captures
 from t5x_like.layers.embeddings import Embedder, position_ids
@@ -100,7 +100,7 @@ def make_layer(config: BartConfig, attentions: tuple[str, ...], key: jax.Array) 
     *attention_keys, mlp_key = jax.random.split(key, len(attentions) + 1)
     blocks = {
         name: MultiHeadAttention(
-            config.embed_dim,
+            Sizes(config.embed_dim),
             heads=config.num_heads,
             head_dim=config.head_dim,
             init=INIT,

@@ -22,7 +22,7 @@ from t5x_like.kernels.dropout import Dropout, split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers
-from t5x_like.layers.attention import MultiHeadAttention
+from t5x_like.layers.attention import MultiHeadAttention, Sizes
 from t5x_like.layers.blocks import Hidden, TransformerLayer
 from t5x_like.layers.embeddings import Embedder, position_ids
 from t5x_like.layers.mlp import MLP
@@ -186,7 +186,7 @@ def make_attention(config: BertConfig, *, key: jax.Array) -> MultiHeadAttention:
 def attention_options(config: BertConfig) -> dict[str, Any]:
     """Returns the arguments of `MultiHeadAttention`, without scale and key."""
     return {
-        "size": config.embed_dim,
+        "sizes": Sizes(config.embed_dim),
         "heads": config.num_heads,
         "head_dim": config.head_dim,
         "init": config.initializer,

@@ -20,7 +20,7 @@ from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import FIRST_NAMED_KEY, Dropout, split_key
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import initializers, stacks
-from t5x_like.layers.attention import MultiHeadAttention
+from t5x_like.layers.attention import MultiHeadAttention, Sizes
 from t5x_like.layers.blocks import Hidden, TransformerLayer
 from t5x_like.layers.captures import Captures
 from t5x_like.layers.embeddings import position_ids
@@ -115,7 +115,7 @@ def make_entity_layer(config: ErnieConfig, key: jax.Array, *, attention: bool) -
     head_dim, blocks = config.entity_dim // config.entity_heads, {}
     if attention:
         blocks["attention"] = MultiHeadAttention(
-            config.entity_dim,
+            Sizes(config.entity_dim),
             heads=config.entity_heads,
             head_dim=head_dim,
             scale=head_dim**-0.5,

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.layers import embeddings, initializers, stacks
-from t5x_like.layers.attention import MultiHeadAttention
+from t5x_like.layers.attention import MultiHeadAttention, Sizes
 from t5x_like.layers.blocks import Hidden, TransformerLayer
 from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import LayerNorm
@@ -114,7 +114,7 @@ def make_layer(config: GPTConfig, key: jax.Array) -> TransformerLayer:
     )
     blocks = {
         "attention": MultiHeadAttention(
-            config.embed_dim,
+            Sizes(config.embed_dim),
             heads=config.num_heads,
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5,

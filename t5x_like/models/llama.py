@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.layers import embeddings, initializers, stacks
-from t5x_like.layers.attention import MultiHeadAttention
+from t5x_like.layers.attention import MultiHeadAttention, Sizes
 from t5x_like.layers.blocks import Hidden, TransformerLayer
 from t5x_like.layers.mlp import MLP
 from t5x_like.layers.norms import RMSNorm
@@ -129,7 +129,7 @@ def make_layer(config: LlamaConfig, key: jax.Array) -> TransformerLayer:
     init = initializers.normal(INIT_STDDEV)
     blocks = {
         "attention": MultiHeadAttention(
-            config.embed_dim,
+            Sizes(config.embed_dim),
             heads=config.num_heads,
             head_dim=config.head_dim,
             kv_heads=config.num_kv_heads,

@@ -19,7 +19,7 @@ from t5x_like.kernels.dropout import Dropout, dropout, split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.score_bias import ScoreBias
 from t5x_like.layers import embeddings, initializers, stacks
-from t5x_like.layers.attention import MultiHeadAttention
+from t5x_like.layers.attention import MultiHeadAttention, Sizes
 from t5x_like.layers.blocks import Hidden, TransformerLayer
 from t5x_like.layers.captures import Captures
 from t5x_like.layers.mlp import MLP
@@ -111,7 +111,7 @@ def make_layer(config: T5Config, attentions: tuple[str, ...], key: jax.Array) ->
     shared_dropout = Dropout(config.dropout_rate, broadcast_dims=(-2,))
     blocks = {
         name: MultiHeadAttention(
-            config.embed_dim,
+            Sizes(config.embed_dim),
             heads=config.num_heads,
             head_dim=config.head_dim,
             init=initializers.fan_in(),

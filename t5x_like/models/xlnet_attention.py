@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.relative_scores import RelativeScores
-from t5x_like.layers.attention import MultiHeadAttention
+from t5x_like.layers.attention import MultiHeadAttention, Sizes
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.cache import KeyValueCache
 from t5x_like.layers.initializers import Initializer
@@ -52,7 +52,7 @@ class RelativeAttention(MultiHeadAttention):
         content_key, relative_key, *keys = jax.random.split(key, 6)
         heads, init, dtype = (config.num_heads, config.head_dim), config.initializer, config.compute_dtype
         super().__init__(
-            config.embed_dim,
+            Sizes(config.embed_dim),
             heads=config.num_heads,
             head_dim=config.head_dim,
             init=init,

@@ -62,7 +62,11 @@ class Evaluation:
                 raise UserError(f"{macro}={value} is not positive. Give a positive integer, or None for all {all_of}.")
 
     def per_split(self) -> "dict[str, Evaluation]":
-        """Returns split -> evaluation; the split is empty if there is only one."""
+        """Returns split -> evaluation; the split is empty if there is only one.
+
+        Raises:
+          UserError: The data has no splits.
+        """
         splits = (self.splits,) if isinstance(self.splits, str) else tuple(self.splits or (None,))
         return {
             split if len(splits) > 1 else "": dataclasses.replace(self, data=_with_split(self.data, split), splits=None)
@@ -83,6 +87,8 @@ class Evaluation:
 def _with_split(data: DataSource, split: str | None) -> DataSource:
     if split is None or split == getattr(data, "split", None):
         return data
+    if not hasattr(data, "split"):
+        raise UserError(f"EVAL_SPLIT={split}: the data of a {type(data).__name__} has no splits. Give EVAL_SPLIT=None.")
     return dataclasses.replace(data, split=split)
 
 
