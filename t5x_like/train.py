@@ -12,8 +12,7 @@ from absl import logging
 from t5x_like.checkpoints.checkpointer import Checkpointer
 from t5x_like.runtime import console_log, distributed
 from t5x_like.runtime.background import Background
-from t5x_like.training import checks, debugging, export_note, loop, resuming, run_feed, run_start
-from t5x_like.training.improvement import restore_improvement
+from t5x_like.training import checks, debugging, early_stopping, export_note, loop, resuming, run_feed, run_start
 from t5x_like.training.program import Program, make_program
 from t5x_like.training.recipe import Recipe
 from t5x_like.training.reports import Callbacks, StepCallback, open_reports
@@ -120,10 +119,10 @@ def train(
         stack.enter_context(run_directory.closing(checkpointer))
         checks.check_best_metric(recipe, program, evaluations, checkpointer)
         start = run_start.begin(recipe, program, run, checkpointer)
-        improvement = restore_improvement(
+        stopping = early_stopping.restore(
             checkpointer.best_metric, periods.patience, run.model_dir, start.step, evaluations.names
         )
-        early = improvement.reason() if start.step and improvement.is_exhausted else None
+        early = stopping.reason() if start.step and stopping.is_exhausted else None
         if start.step >= periods.total or early:
             ended = loop.LoopResult(start.state, start.step, stopped_by=None, evaluation={}, finished=early)
             result = _result(ended, start, program, run, checkpointer)
@@ -153,7 +152,7 @@ def train(
             recipe=recipe,
             checkpointer=checkpointer,
             evaluations=evaluations,
-            improvement=improvement,
+            stopping=stopping,
             reports=reports,
         )
         result = _result(ended, start, program, run, checkpointer)

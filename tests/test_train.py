@@ -23,9 +23,8 @@ from t5x_like.metrics import read_goodput, read_metrics, read_starts
 from t5x_like.metrics.best import BestMetric
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import step
+from t5x_like.training import early_stopping, step
 from t5x_like.training.evaluation import Evaluation, Evaluations
-from t5x_like.training.improvement import restore_improvement
 from t5x_like.training.runs import run_directory
 from t5x_like.training.runs.run_directory import read_status
 
@@ -270,7 +269,7 @@ def test_evaluations_without_labels_do_not_count_for_patience(tmp_path):
     assert names == ("validation",)
     run(tmp_path, evaluations=evaluations, total=2, evaluate=1)
     assert len(losses(tmp_path, "validation")) == 2 and not losses(tmp_path, "test")
-    improvement = restore_improvement(BestMetric("loss"), 1, str(tmp_path), 2, names)
+    improvement = early_stopping.restore(BestMetric("loss"), 1, str(tmp_path), 2, names)
     assert improvement.best_step in (1, 2)
 
 

@@ -1,23 +1,27 @@
 """The checks of a run, each a function. `train` and `cli.run_checks.check_run` call them in the same order."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from t5x_like.checkpoints.checkpointer import Checkpointer
 from t5x_like.data import provenance
+from t5x_like.errors import UserError
+from t5x_like.metrics.best import BestMetric, flatten
 from t5x_like.models.base import ModelConfig
 from t5x_like.runtime import distributed
 from t5x_like.stored import frozen_base, run_tokenizer, warm_start
 from t5x_like.training import run_feed
+from t5x_like.training.early_stopping import EarlyStopping
 from t5x_like.training.evaluation import Evaluations
-from t5x_like.training.improvement import check_metrics, check_run
 from t5x_like.training.program import Program
 from t5x_like.training.recipe import Recipe
 from t5x_like.training.runs import run_directory, run_teachers, stored_config
 from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
 
 Result = TypeVar("Result")
+# The split of the rows of training metrics.
+_TRAIN = "train"
 
 
 class RunCheck(Protocol):
@@ -88,7 +92,7 @@ def check_recipe(recipe: Recipe, program: Program, run: RunCheck = run_check) ->
 
     def open_evaluations() -> Evaluations:
         evaluations = Evaluations(recipe.evaluations or {}, recipe.predicting, config, partitioner)
-        check_run(evaluations.names if periods.evaluate is not None else (), periods.patience)
+        _check_evaluations(evaluations.names if periods.evaluate is not None else (), periods.patience)
         return evaluations
 
     evaluations = run("the evaluation data", open_evaluations)
@@ -192,4 +196,39 @@ def check_best_metric(recipe: Recipe, program: Program, evaluations: Evaluations
     if not evaluations.names or periods.evaluate is None:
         return
     decides = periods.patience is not None or checkpointer.keep_best
-    check_metrics(evaluations, checkpointer.best_metric if decides else None, program.param_shapes)
+    _check_metrics(evaluations, checkpointer.best_metric if decides else None, program.param_shapes)
+
+
+def _check_evaluations(names: Sequence[str], patience: int | None) -> None:
+    """Checks the evaluations of a run before it starts.
+
+    Args:
+      names: The names of the evaluations.
+      patience: See `EarlyStopping`.
+
+    Raises:
+      UserError: A name is reserved for the training metrics, or the patience is not positive or has no evaluations.
+    """
+    if _TRAIN in names:
+        raise UserError(f"EVALUATIONS: the name {_TRAIN!r} is reserved for the training metrics. Give another name.")
+    EarlyStopping(BestMetric(), patience)
+    if patience is not None and not names:
+        raise UserError(f"PATIENCE={patience}: the run has no evaluation. Set EVALUATIONS and EVAL_PERIOD, or None.")
+
+
+def _check_metrics(evaluations: Evaluations, best: BestMetric | None, params: Any) -> None:
+    """Checks that the metrics can be computed and that one of them is the best metric, before the run starts.
+
+    Args:
+      evaluations: The evaluations of a run.
+      best: The metric that decides which evaluations are the best, if one does.
+      params: Shapes of the parameters.
+
+    Raises:
+      UserError: A metric of predictions needs a package that is not installed, or no evaluation has the best metric.
+        The latter is not raised if the names of a task's metrics are not yet known.
+    """
+    of_tasks = evaluations.task_metric_names()
+    if best is not None and of_tasks is not None:
+        names = evaluations.metric_names(params)
+        best.value(flatten({name: each | of_tasks[name] for name, each in names.items()}))

@@ -10,9 +10,10 @@ from t5x_like import metrics
 from t5x_like.checkpoints.checkpointer import Checkpointer
 from t5x_like.checkpoints.save_timer import SaveTimer
 from t5x_like.data.feed import Feed
-from t5x_like.metrics.best import Improvement, flatten
+from t5x_like.metrics.best import flatten
 from t5x_like.runtime import compilation_cache, distributed
 from t5x_like.training import debugging, resuming
+from t5x_like.training.early_stopping import EarlyStopping
 from t5x_like.training.evaluation import Evaluations
 from t5x_like.training.program import Program
 from t5x_like.training.recipe import Recipe
@@ -53,7 +54,7 @@ def run(
     recipe: Recipe,
     checkpointer: Checkpointer,
     evaluations: Evaluations,
-    improvement: Improvement,
+    stopping: EarlyStopping,
     reports: Reports,
 ) -> LoopResult:
     """Trains from the step of `start` to the last one, and logs, evaluates and saves on the way.
@@ -70,7 +71,7 @@ def run(
       recipe: Its periods and its storage say when to log, evaluate, save and stop.
       checkpointer: Saves the state, with the position of the feed.
       evaluations: Evaluate the parameters.
-      improvement: Decides from the evaluations whether the run stops early.
+      stopping: Decides from the evaluations whether the run stops early.
       reports: Where metrics, progress and status go.
 
     Returns:
@@ -139,7 +140,7 @@ def run(
                     results = evaluations(to_evaluate(state, frozen))
                 reports.evaluation(step, results)
                 evaluation = flatten(results)
-                if finished := _judge(improvement, checkpointer, step, evaluation):
+                if finished := _judge(stopping, checkpointer, step, evaluation):
                     decision = policy.decide(step, stops=True, is_due=is_due)
             if decision.saves:
                 timer.restart(step)
@@ -164,12 +165,12 @@ def run(
     return LoopResult(state, step, None if is_finished else stopped_by, evaluation, finished)
 
 
-def _judge(improvement: Improvement, checkpointer: Checkpointer, step: int, evaluation: dict[str, float]) -> str | None:
+def _judge(stopping: EarlyStopping, checkpointer: Checkpointer, step: int, evaluation: dict[str, float]) -> str | None:
     """Adds an evaluation to the history of the best metric, and returns why the run stops, or None."""
-    if improvement.patience is None and not checkpointer.keep_best:
+    if stopping.patience is None and not checkpointer.keep_best:
         return None  # the evaluations may not have the metric
-    improvement.add(step, improvement.metric.value(evaluation))
-    return improvement.reason() if improvement.is_exhausted else None
+    stopping.add(step, stopping.metric.value(evaluation))
+    return stopping.reason() if stopping.is_exhausted else None
 
 
 @dataclasses.dataclass

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from t5x_like.errors import UserError
-from t5x_like.metrics.best import BestMetric, Improvement, find, flatten, larger_is_better
+from t5x_like.metrics.best import BestMetric, find, flatten, larger_is_better
 
 pytestmark = pytest.mark.notf
 
@@ -50,15 +50,3 @@ def test_best_is_the_earliest_finite_extremum():
     assert BestMetric("loss").best(values) == [2, 4, 1]
     assert BestMetric("accuracy").best(values) == [1, 2, 4]
     assert BestMetric("accuracy", is_larger=False).best(values) == [2, 4, 1]
-
-
-def test_patience_counts_evaluations_since_the_best():
-    improvement = Improvement(BestMetric("accuracy"), 2, [(10, 0.5), (20, 0.7)])
-    improvement.add(30, 0.7)  # not an improvement
-    assert not improvement.is_exhausted
-    improvement.add(40, math.nan)
-    assert improvement.is_exhausted
-    assert improvement.reason() == "accuracy has not improved in 2 evaluations since step 20 (0.7)"
-    assert not Improvement(BestMetric("accuracy"), None, [(10, 0.5), (20, 0.1)]).is_exhausted
-    with pytest.raises(UserError, match="PATIENCE=0 is not positive"):
-        Improvement(BestMetric(), 0)
