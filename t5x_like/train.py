@@ -144,7 +144,7 @@ def train(
         distributed.heartbeat("the compilation of the training step")
         with run.goodput.phase("compile"):
             compilation.wait()
-        ended = loop.run(
+        ended = loop.run_steps(
             program.repeated(periods.repeat),
             start,
             feed,

@@ -74,7 +74,7 @@ def is_scanned(layers: Layers) -> bool:
     return not isinstance(layers, list | nnx.List)
 
 
-def run(
+def apply_layers(
     layers: Layers,
     functions: LayerFunction | Sequence[LayerFunction],
     carry: Any,
@@ -327,7 +327,7 @@ class Stack(nnx.Module):
 
         x, captured = captures.state(EMBEDDING, x)
         options = {"order": self.order if order is None else order, "dropout_key": dropout_key, "remat": self.remat}
-        x, kept = run(self.run_layers, [bind(each) for each in inputs], x, keep=captures.kept, **options)
+        x, kept = apply_layers(self.run_layers, [bind(each) for each in inputs], x, keep=captures.kept, **options)
         return x, captured | captures.named(kept)
 
     def step(
@@ -354,7 +354,8 @@ class Stack(nnx.Module):
 
             return step
 
-        (x, cache), _ = run(self.run_layers, [make_step(each) for each in inputs], (x, cache), order=self.order)
+        steps = [make_step(each) for each in inputs]
+        (x, cache), _ = apply_layers(self.run_layers, steps, (x, cache), order=self.order)
         return self.apply_norm(x), cache
 
     def apply_norm(self, x: Hidden) -> Hidden:

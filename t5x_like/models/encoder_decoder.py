@@ -238,7 +238,7 @@ class EncoderDecoder(BaseModel):
           The cache, without keys and values of the self-attention.
         """
         config, layers = self.config, self.decoder.layers
-        _, cross = stacks.run(
+        _, cross = stacks.apply_layers(
             layers,
             lambda layer, _, index, key: (None, layer.cross_attention.make_cache(encoded.hidden)),
             None,

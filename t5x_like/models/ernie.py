@@ -251,7 +251,7 @@ class Ernie(Bert):
 
         keep = {f"{name}/{what}": layers for name, part in parts.items() for what, layers in part.kept.items()}
         options = {"order": range(count), "dropout_key": dropout_key, "remat": self.config.remat}
-        streams, kept = stacks.run(layers, apply, streams, keep=keep, **options)
+        streams, kept = stacks.apply_layers(layers, apply, streams, keep=keep, **options)
         captured = {}
         for name, part in parts.items():
             captured |= part.named({what: kept[f"{name}/{what}"] for what in part.kept})

@@ -51,8 +51,8 @@ class Pass:
       sums: term -> the part of its sum that is not a function of the logits of a prediction.
       metrics: metric -> (sum, weight), for the metrics that no loss of a prediction gives.
       carry: the state of each network that has one, for the next batch.
-      handed: feature -> array `[batch, …]`, which joins the batch of the next stages without a gradient; see
-        `objectives.staged`. An objective that is not a stage hands nothing on.
+      next_stage_features: feature -> array `[batch, …]`, which joins the batch of the next stages without a gradient;
+        see `objectives.staged`. It is empty for an objective that is not a stage.
     """
 
     rows: Batch
@@ -61,7 +61,7 @@ class Pass:
     sums: Mapping[str, Scalar] = dataclasses.field(default_factory=dict)
     metrics: Mapping[str, tuple[Scalar, Scalar]] = dataclasses.field(default_factory=dict)
     carry: Carry = dataclasses.field(default_factory=dict)
-    handed: Batch = dataclasses.field(default_factory=dict)
+    next_stage_features: Batch = dataclasses.field(default_factory=dict)
 
     def term_names(self) -> set[str]:
         """Returns the names of all terms: of `sums`, and of the losses of the predictions."""

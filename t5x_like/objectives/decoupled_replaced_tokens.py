@@ -139,7 +139,7 @@ class _Generator(Objective):
         names = {f"{masked_lm.NAME}_loss": "nll", f"{masked_lm.NAME}_accuracy": "correct"}
         predicted = dataclasses.replace(found, losses=()).with_cross_entropy(masked_lm.NAME, names)
         tokens = one_sample(Readout(found.hidden, found.logits), rows, keys.rows, self._temperature)
-        return Pass(rows, outputs, {masked_lm.NAME: predicted}, handed={"encoder_input_tokens": tokens})
+        return Pass(rows, outputs, {masked_lm.NAME: predicted}, next_stage_features={"encoder_input_tokens": tokens})
 
 
 class _Discriminator(Objective):

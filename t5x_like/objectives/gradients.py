@@ -154,7 +154,7 @@ def loss_of_rows(
     """
     features = {name: x for name, x in rows.items() if name != _ROW_KEYS}
     found = passes.forward(objective, params, features, keys=keys.replace(rows=rows.get(_ROW_KEYS)))
-    return *passes.loss(found, factors), {**found.handed, **as_features(found.carry)}
+    return *passes.loss(found, factors), {**found.next_stage_features, **as_features(found.carry)}
 
 
 def _sum(total: Any, added: Any) -> Any:

@@ -139,7 +139,7 @@ class Joint(SeveralObjectives):
             predictions=union("prediction", [each.predictions for each in found]),
             sums=union("term", [each.sums for each in found]),
             metrics=union("metric", [each.metrics for each in found]),
-            handed=union("handed feature", [each.handed for each in found]),
+            next_stage_features=union("handed feature", [each.next_stage_features for each in found]),
         )
 
     def predict(self, found: Pass) -> dict[str, Array]:

@@ -58,7 +58,7 @@ class LabelGain(SequenceClassification):
         gained = gained.with_cross_entropy(TERM, {}, label_smoothing=self.label_smoothing)
         # The metrics of the last token are no part of the loss.
         losses = last.with_cross_entropy(TERM, LABEL_METRICS).losses
-        losses = tuple(dataclasses.replace(loss, share=0.0) for loss in losses)
+        losses = tuple(dataclasses.replace(loss, factor=0.0) for loss in losses)
         last = dataclasses.replace(last, targets=None, target_weights=None, losses=losses)
         return Pass(rows, outputs, {TERM: gained, NAME: last})
 

@@ -133,11 +133,11 @@ def loss(found: Pass, factors: Mapping[str, Scalar | float]) -> tuple[Scalar, Te
         value, summed = weighted_sum_over_positions(
             Readout(prediction.hidden, prediction.logits),
             {number: each.loss for number, each in losses.items()},
-            {number: factors[each.term] * each.share for number, each in losses.items()},
+            {number: factors[each.term] * each.factor for number, each in losses.items()},
         )
         total += value
         for number, each in losses.items():
-            sums[each.term] = sums.get(each.term, 0.0) + each.share * each.loss.trained(summed[number])
+            sums[each.term] = sums.get(each.term, 0.0) + each.factor * each.loss.trained(summed[number])
             for name, read in each.metrics.items():
                 pair = read(summed[number])
                 metrics[name] = jax.tree.map(jnp.add, metrics[name], pair) if name in metrics else pair

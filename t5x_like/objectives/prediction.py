@@ -22,14 +22,14 @@ class LogitTerm:
     Attributes:
       term: name of the term.
       loss: the function, summed over the positions.
-      share: factor of its trained sum in the term.
+      factor: factor of its trained sum in the term.
       metrics: metric -> how to read it. Metrics with the same name are added, so that their value is a mean over all
         positions.
     """
 
     term: str
     loss: PositionLoss
-    share: float = 1.0
+    factor: float = 1.0
     metrics: Mapping[str, ReadMetric] = dataclasses.field(default_factory=dict)
 
 

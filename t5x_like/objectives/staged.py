@@ -40,10 +40,10 @@ class Stage:
 class Staged(SeveralObjectives):
     """Several objectives, each of which is a stage of a training step.
 
-    A stage runs over all microbatches and updates its parameters before the next one runs. What its `read` hands on
-    (`Pass.handed`), such as sampled token ids, joins the batch of the following stages. If the loss or the gradient of
-    one stage is not finite, no stage changes anything. At evaluation and for predictions, the stages run one after the
-    other with the same parameters.
+    A stage runs over all microbatches and updates its parameters before the next one runs. The
+    `Pass.next_stage_features` of a stage, such as sampled token ids, join the batch of the following stages. If the
+    loss or the gradient of one stage is not finite, no stage changes anything. At evaluation and for predictions, the
+    stages run one after the other with the same parameters.
 
     Args:
       stages: name -> stage, in their order.
@@ -84,7 +84,7 @@ class Staged(SeveralObjectives):
         for (name, stage), own in zip(self.stages.items(), options.keys.split(len(self.stages)), strict=True):
             found[name] = stage.objective.run(params, rows, dataclasses.replace(options, keys=own, carry={}))
             read = stage.objective.read(params, found[name], rows, keys=own.of_heads())
-            rows = {**rows, **read.handed}
+            rows = {**rows, **read.next_stage_features}
         return found[name].replace(networks=found)
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
@@ -92,7 +92,7 @@ class Staged(SeveralObjectives):
         found = []
         for (name, stage), own in zip(self.stages.items(), keys.split(len(self.stages)), strict=True):
             found.append(stage.objective.read(params, outputs.networks[name], rows, keys=own))
-            rows = {**rows, **found[-1].handed}
+            rows = {**rows, **found[-1].next_stage_features}
         check_unique("metric", [each.metric_names() for each in found])
         return Pass(
             rows,

@@ -45,7 +45,7 @@ class LoopResult:
     finished: str | None = None
 
 
-def run(
+def run_steps(
     program: Program,
     start: Start,
     feed: Feed,

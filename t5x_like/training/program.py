@@ -42,7 +42,7 @@ class Program:
       batch_shapes: Model feature -> shape of the global batch.
       batch_dtypes: Model feature -> dtype.
       batch_axes: Model feature -> logical axes.
-      lifecycle: The hooks of the adapters of its networks.
+      hooks: The hooks of the adapters of its networks.
       flops: Floating-point operations of one training step: of all networks (see `flops.of_step`), and of the forward
         passes of the teachers.
       num_trained: Number of parameters that the last update trains; see `optimizers.count_trained`.
@@ -57,7 +57,7 @@ class Program:
     batch_shapes: Mapping[str, tuple[int, ...]]
     batch_dtypes: Mapping[str, str]
     batch_axes: Axes
-    lifecycle: Lifecycle
+    hooks: Lifecycle
     flops: float
     num_trained: int
 
@@ -94,7 +94,7 @@ class Program:
         Raises:
           UserError: The settings of an adapter do not fit the model or the data.
         """
-        for start in self.lifecycle.starts(self.config, data):
+        for start in self.hooks.starts(self.config, data):
             params = self.partitioner.jit(start, out_shardings=self.shardings[0].params)(state.params, frozen.params)
             state = state.replace(params=params, average=None if state.average is None else copy(params))
         return state
@@ -162,7 +162,7 @@ def make_program(recipe: Recipe) -> Program:
         check_inputs(each.config, each.objective, batch_shapes)
     for each in (*of_run.values(), *teachers.values()):
         Lifecycle.of([each.config]).check_rows(each.config, packed=is_packed(recipe.data))
-    lifecycle = Lifecycle.of(each.config for each in of_run.values())
+    hooks = Lifecycle.of(each.config for each in of_run.values())
     axes = objective.features.axes
     rows = {objective.read_as.get(name, name): rows_of_shape(shape, axes[name]) for name, shape in batch_shapes.items()}
 
@@ -171,7 +171,7 @@ def make_program(recipe: Recipe) -> Program:
         trainable, frozen = optimizers.split(params, optimizer.groups)
         carry = carrying.initial(objective, config, batch_size) if is_continuous(recipe.data) else {}
         frozen = Frozen(in_frozen_dtype(frozen, update.frozen_dtype))
-        stages = of_objective(objective, optimizer, lifecycle=lifecycle)
+        stages = of_objective(objective, optimizer, hooks=hooks)
         has_average = update.ema_decay is not None
         return create_state(trainable, stages, recipe.seed, carry, has_average=has_average), frozen
 
@@ -180,7 +180,7 @@ def make_program(recipe: Recipe) -> Program:
     # Parameters that the mesh does not divide are reported here by their name in model_info.txt.
     partitioner.shardings(all_params)
     num_trained = optimizers.count_trained(all_params, optimizer.groups, max(recipe.periods.total - 1, 0))
-    lifecycle.check(shapes[0].params, shapes[1].params, gather=update.gather_parameters)
+    hooks.check(shapes[0].params, shapes[1].params, gather=update.gather_parameters)
     batch = {name: jax.ShapeDtypeStruct(shape, objective.features.dtypes[name]) for name, shape in batch_shapes.items()}
     batch |= {name: leaf.get_value() for name, leaf in shapes[0].carry.items()}
     rows |= {name.rsplit("/", 1)[-1]: leaf.get_value().shape for name, leaf in shapes[0].carry.items()}
@@ -195,7 +195,7 @@ def make_program(recipe: Recipe) -> Program:
         shapes=shapes,
         shardings=shardings,
         train_step=partitioner.jit(
-            _train_step(objective, optimizer, update, lifecycle),
+            _train_step(objective, optimizer, update, hooks),
             donate_argnums=0,
             out_shardings=(shardings[0], None),
             compiler_options=dict(update.compiler_options or {}) or None,
@@ -203,7 +203,7 @@ def make_program(recipe: Recipe) -> Program:
         batch_shapes=batch_shapes,
         batch_dtypes=objective.features.dtypes,
         batch_axes=objective.features.axes,
-        lifecycle=lifecycle,
+        hooks=hooks,
         # The forward pass takes a third of the operations of a training step.
         flops=flops.of_step(objective, optimizer, config, batch, shapes[1].teachers, rows)
         + sum(each.config.train_flops(rows) / 3 for each in teachers.values()),
@@ -211,15 +211,13 @@ def make_program(recipe: Recipe) -> Program:
     )
 
 
-def _train_step(
-    objective: Objective, optimizer: optimizers.Optimizer, update: Update, lifecycle: Lifecycle
-) -> Callable:
+def _train_step(objective: Objective, optimizer: optimizers.Optimizer, update: Update, hooks: Lifecycle) -> Callable:
     """Returns the function of a training step."""
     count_tokens = objective.features.segment_features
     if objective.updates_rows:
         row_step.check(objective, optimizer, update)
         return row_step.make_train_step(objective, optimizer, count_tokens=count_tokens)
-    return step.make_train_step(objective, optimizer, update, count_tokens=count_tokens, lifecycle=lifecycle)
+    return step.make_train_step(objective, optimizer, update, count_tokens=count_tokens, hooks=hooks)
 
 
 def _with_teachers(pair: tuple[Any, Frozen], teachers: Mapping[str, Any]) -> tuple[Any, Frozen]:

@@ -23,14 +23,14 @@ class RunStage:
       optimizer: Updates the parameters of the stage.
       max_grad_norm: Gradients with a larger global norm are scaled down to it; None disables clipping.
       trains: Regular expression of the names of its parameters; None for all.
-      lifecycle: The hooks of the adapters of the run.
+      hooks: The hooks of the adapters of the run.
     """
 
     objective: Objective
     optimizer: optimizers.Optimizer
     max_grad_norm: float | None
     trains: str | None = None
-    lifecycle: Lifecycle = NO_HOOKS
+    hooks: Lifecycle = NO_HOOKS
 
     def split(self, params: Any) -> tuple[Any, Any]:
         """Splits trainable parameters by this stage, with None in the places of the others.
@@ -52,14 +52,14 @@ class RunStage:
 
     def init(self, params: Any) -> Any:
         """Returns the initial state of the optimizer, for those parameters of the stage that it updates."""
-        return self.optimizer.init(self.lifecycle.split(params)[0])
+        return self.optimizer.init(self.hooks.split(params)[0])
 
 
 def of_objective(
     objective: Objective,
     optimizer: optimizers.Optimizer,
     max_grad_norm: float | None = None,
-    lifecycle: Lifecycle = NO_HOOKS,
+    hooks: Lifecycle = NO_HOOKS,
 ) -> dict[str, RunStage]:
     """Returns the stages of an objective by name. An objective without declared stages is a single one.
 
@@ -67,18 +67,18 @@ def of_objective(
       objective: The objective of the run.
       optimizer: The optimizer of the run, for stages that do not name one.
       max_grad_norm: The limit of the run, for stages that do not set one.
-      lifecycle: The hooks of the adapters of the run.
+      hooks: The hooks of the adapters of the run.
     """
     declared = objective.stages
     if not declared:
-        return {ONLY: RunStage(objective, optimizer, max_grad_norm, lifecycle=lifecycle)}
+        return {ONLY: RunStage(objective, optimizer, max_grad_norm, hooks=hooks)}
     return {
         name: RunStage(
             each.objective,
             each.optimizer or optimizer,
             max_grad_norm if each.max_grad_norm is None else each.max_grad_norm,
             each.trains,
-            lifecycle,
+            hooks,
         )
         for name, each in declared.items()
     }

@@ -31,7 +31,7 @@ def make_train_step(
     *,
     dropout: bool = True,
     count_tokens: Sequence[str] = (),
-    lifecycle: Lifecycle,
+    hooks: Lifecycle,
 ) -> Callable[[TrainState, Frozen, Mapping[str, Array]], tuple[TrainState, dict[str, tuple[Scalar, Scalar]]]]:
     """Creates `train_step(state, frozen, batch) -> (state, metrics)`, to be jitted with `Partitioner.jit`.
 
@@ -47,7 +47,7 @@ def make_train_step(
       update: Microbatches, clipping, normalization and averages.
       dropout: Whether the model gets a dropout key.
       count_tokens: Features whose non-zero entries are counted as `tokens`.
-      lifecycle: The hooks of the adapters of the run, `Lifecycle.of(configs)`.
+      hooks: The hooks of the adapters of the run, `Lifecycle.of(configs)`.
 
     Returns:
       The function.
@@ -58,7 +58,7 @@ def make_train_step(
     if update.microbatches < 1:
         raise UserError(f"MICROBATCHES={update.microbatches} is not positive. Give a positive integer.")
 
-    stages = of_objective(objective, optimizer, update.max_grad_norm, lifecycle)
+    stages = of_objective(objective, optimizer, update.max_grad_norm, hooks)
     several = are_declared(stages)
 
     def train_step(state: TrainState, frozen: Frozen, batch: Mapping[str, Array]):
@@ -84,17 +84,17 @@ def make_train_step(
                 normalize=normalize,
                 step=state.step,
                 gather=update.gather_parameters,
-                accumulate=lifecycle.accumulate,
+                accumulate=hooks.accumulate,
             )
-            trainable, observed = lifecycle.split(trainable)
-            grads, observations = lifecycle.split(grads)
+            trainable, observed = hooks.split(trainable)
+            grads, observations = hooks.split(grads)
             grad_norms[name] = optimizers.global_norm(grads)
             if stage.max_grad_norm is not None:
                 grads = optimizers.clip_groups(grads, trainable, stage.max_grad_norm, stage.optimizer.groups)
             opt_state = state.opt_state[name] if several else state.opt_state
             updates, opt_states[name] = stage.optimizer.update(grads, opt_state, trainable, step=state.step)
             trainable = jax.tree.map(jnp.add, trainable, partitioning.shard_tree(updates))
-            trainable = optimizers.merge(trainable, lifecycle.update_observed(observed, observations))
+            trainable = optimizers.merge(trainable, hooks.update_observed(observed, observations))
             params = optimizers.merge(trainable, rest)
             metrics = _merge_metrics(metrics, stage_metrics)
             features = {**features, **outputs}
@@ -102,8 +102,8 @@ def make_train_step(
         grad_norm = _norm_of_stages(grad_norms)
         finite = jnp.isfinite(grad_norm) & jnp.isfinite(metrics["objective"][0])
         params = _select(finite, params, state.params)
-        params = lifecycle.after_update(params, frozen.params, state.step + 1)
-        param_norm = optimizers.global_norm(lifecycle.split(params)[0])
+        params = hooks.after_update(params, frozen.params, state.step + 1)
+        param_norm = optimizers.global_norm(hooks.split(params)[0])
         opt_state = opt_states if several else opt_states[ONLY]
         opt_state = _select(_computed_after(param_norm, finite), opt_state, state.opt_state)
         skipped = jnp.where(finite, 0, 1)
@@ -111,7 +111,7 @@ def make_train_step(
         if update.ema_decay is not None:
             number = state.step + 1 - state.skipped
             average = _select(finite, update_average(average, params, update.ema_decay, number), average)
-            average = lifecycle.after_update(average, frozen.params, state.step + 1)
+            average = hooks.after_update(average, frozen.params, state.step + 1)
         new_state = state.replace(
             step=state.step + 1,
             params=params,
@@ -128,7 +128,7 @@ def make_train_step(
             "skipped": (new_state.skipped.astype(jnp.float32), one),
             "skipped_in_a_row": (new_state.skipped_in_a_row.astype(jnp.float32), one),
             "learning_rate": (optimizer.learning_rate(state.step), one),
-            **lifecycle.metrics(params, frozen.params),
+            **hooks.metrics(params, frozen.params),
         }
         for name, stage in stages.items():
             if several:

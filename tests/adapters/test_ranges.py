@@ -46,10 +46,10 @@ def trained(scan=False, microbatches=1, partitioner=None, steps=2, config=QUANTI
 
     def init(key):
         params = networks.make(objective, config, key)
-        return create_state(params, of_objective(objective, optimizer, lifecycle=lifecycle), 0)
+        return create_state(params, of_objective(objective, optimizer, hooks=lifecycle), 0)
 
     settings = Update(microbatches=microbatches, max_grad_norm=1.0)
-    update = step.make_train_step(objective, optimizer, settings, dropout=False, lifecycle=lifecycle)
+    update = step.make_train_step(objective, optimizer, settings, dropout=False, hooks=lifecycle)
     jit = jax.jit if partitioner is None else partitioner.jit
     state, update = jit(init)(jax.random.key(0)), jit(update)
     for number in range(steps):

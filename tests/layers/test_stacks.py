@@ -40,7 +40,7 @@ def loss(tree, x, remat="none", key=None):
         x = layer(x, key)
         return x, {"sum": jnp.sum(x), "index": index * jnp.ones(())}
 
-    x, outs = stacks.run(tree["layers"], function, x, order=range(NUMBER), dropout_key=key, remat=remat)
+    x, outs = stacks.apply_layers(tree["layers"], function, x, order=range(NUMBER), dropout_key=key, remat=remat)
     return jnp.sum(x**2), stack_outputs(tree["layers"], outs)
 
 
@@ -60,7 +60,7 @@ def test_dots_policy_saves_products_with_parameters(remat, recomputed, platform)
         return jnp.sin(contract(jnp.tanh(x), kernel, 1, platform=platform)), None
 
     def squares(kernels, x):
-        x, _ = stacks.run(kernels, layer, x, order=range(NUMBER), remat=remat)
+        x, _ = stacks.apply_layers(kernels, layer, x, order=range(NUMBER), remat=remat)
         return jnp.sum(x**2)
 
     kernels = jnp.ones((NUMBER, SIZE, SIZE))
@@ -95,7 +95,7 @@ def test_layers_have_different_dropout():
     def function(layer, carry, index, key):
         return carry, layer(X, key)
 
-    _, outs = stacks.run(tree["layers"], function, None, order=range(NUMBER), dropout_key=jax.random.key(0))
+    _, outs = stacks.apply_layers(tree["layers"], function, None, order=range(NUMBER), dropout_key=jax.random.key(0))
     assert not np.array_equal(outs[0], outs[1]) and not np.array_equal(outs[1], outs[2])
 
 
@@ -103,12 +103,12 @@ def test_layers_have_different_dropout():
 def test_alternating_layer_functions(scan):
     layers = stacks.make_layers(Layer, 4, key=jax.random.key(0), scan=scan)
     functions = [lambda layer, x, index, key, sign=sign: (sign * x + index, x) for sign in (1, -1)]
-    x, outs = stacks.run(layers, functions, jnp.asarray(5.0), order=range(4))
+    x, outs = stacks.apply_layers(layers, functions, jnp.asarray(5.0), order=range(4))
     # 5 -> 5 + 0 -> -5 + 1 -> -4 + 2 -> 2 + 3
     assert float(x) == 5.0
     np.testing.assert_array_equal(stack_outputs(layers, outs), [5, 5, -4, -2])
     with pytest.raises(ValueError, match="3 layers cannot follow a pattern of 2 layers"):
-        stacks.run(layers, functions, jnp.asarray(5.0), order=range(3))
+        stacks.apply_layers(layers, functions, jnp.asarray(5.0), order=range(3))
 
 
 ORDERS = {
@@ -145,7 +145,7 @@ def test_order_of_layers(order, period, remat):
     def run(tree):
         functions = [lambda *each, sign=sign: apply(*each, sign) for sign in (1, -1)[:period]]
         options = {"order": order, "dropout_key": key, "remat": remat, "keep": keep}
-        x, kept = stacks.run(tree["layers"], functions, X, **options)
+        x, kept = stacks.apply_layers(tree["layers"], functions, X, **options)
         return jnp.sum(x**2), {name: jnp.stack(list(each)) for name, each in kept.items()}
 
     (value, outs), gradient = jax.jit(jax.value_and_grad(loop, has_aux=True))(make(False))
@@ -176,7 +176,7 @@ def test_only_kept_outputs_are_returned(scan, period):
         return x + 1, {"all": x, "some": 10 * x}
 
     keep = {"all": (0, 1, 2, 3), "some": (1, 3)}
-    x, kept = stacks.run(layers, [function] * period, jnp.zeros(()), order=range(4), keep=keep)
+    x, kept = stacks.apply_layers(layers, [function] * period, jnp.zeros(()), order=range(4), keep=keep)
     assert float(x) == 4
     np.testing.assert_array_equal(kept["all"], [0, 1, 2, 3])
     np.testing.assert_array_equal(kept["some"], [10, 30])
@@ -193,7 +193,7 @@ def test_memory_of_a_scan_holds_only_kept_outputs():
             projected = jnp.tanh(x @ kernel)
             return projected, {"scores": projected @ projected.T}
 
-        _, kept = stacks.run(stack, function, x, order=range(layers), keep={"scores": indices})
+        _, kept = stacks.apply_layers(stack, function, x, order=range(layers), keep={"scores": indices})
         return kept["scores"][-1]
 
     def temporary_bytes(function, indices):

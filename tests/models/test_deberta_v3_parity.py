@@ -73,7 +73,7 @@ def take_steps(params, batch):
     params, frozen = optimizers.split(params, ())
     state = create_state(params, stages.of_objective(OBJECTIVE, adam, MAX_NORM), 0)
     train_step = partitioner.jit(
-        step.make_train_step(OBJECTIVE, adam, Update(max_grad_norm=MAX_NORM), dropout=False, lifecycle=NO_HOOKS)
+        step.make_train_step(OBJECTIVE, adam, Update(max_grad_norm=MAX_NORM), dropout=False, hooks=NO_HOOKS)
     )
     for _ in range(STEPS):
         state, metrics = train_step(state, Frozen(frozen), partitioner.put_batch(batch))

@@ -45,6 +45,6 @@ def _differentiable(found: Pass) -> Terms:
     for prediction in found.predictions.values():
         readout = Readout(prediction.hidden, prediction.logits)
         for each in prediction.losses:
-            value = each.share * each.loss.trained(sum_over_positions(readout, each.loss))
+            value = each.factor * each.loss.trained(sum_over_positions(readout, each.loss))
             sums[each.term] = sums.get(each.term, 0.0) + value
     return Terms(sums, terms(found).metrics)

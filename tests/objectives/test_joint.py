@@ -140,10 +140,12 @@ def test_handed_features_of_all_objectives_are_united():
     class Handing(MaskedLM):
         def read(self, params, outputs, rows, **options):
             return dataclasses.replace(
-                super().read(params, outputs, rows, **options), handed={"hidden": outputs.hidden}
+                super().read(params, outputs, rows, **options), next_stage_features={"hidden": outputs.hidden}
             )
 
-    found = jax.eval_shape(lambda: forward(Joint([Handing(), NextSentence()]), make_params(), make_batch()).handed)
+    found = jax.eval_shape(
+        lambda: forward(Joint([Handing(), NextSentence()]), make_params(), make_batch()).next_stage_features
+    )
     assert {name: x.shape for name, x in found.items()} == {"hidden": (BATCH, LENGTH, CONFIG.embed_dim)}
 
 

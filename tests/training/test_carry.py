@@ -105,7 +105,7 @@ def take_steps(batches, microbatches=1, devices=1, gather="per_use"):
             optimizer,
             Update(microbatches=microbatches, gather_parameters=gather),
             dropout=False,
-            lifecycle=NO_HOOKS,
+            hooks=NO_HOOKS,
         )
     )
     for x in batches:

@@ -65,7 +65,7 @@ class Drawing(Objective):
         error = jnp.sum(rows["weights"][:, 0] * jnp.sum((outputs.hidden - rows["y"]) ** 2, axis=-1))
         sums = {"first": error}
         metrics = {"loss": (error, jnp.sum(rows["weights"]))}
-        return Pass(rows, outputs, {}, sums, metrics, handed={"signs": jnp.sign(outputs.hidden + noise)})
+        return Pass(rows, outputs, {}, sums, metrics, next_stage_features={"signs": jnp.sign(outputs.hidden + noise)})
 
 
 class Judging(Objective):
@@ -117,7 +117,7 @@ def take_steps(objective, count=3, microbatches=1, devices=1, gather="per_use", 
             sgd,
             Update(microbatches=microbatches, gather_parameters=gather),
             dropout=False,
-            lifecycle=NO_HOOKS,
+            hooks=NO_HOOKS,
         )
     )
     for _ in range(count):
@@ -141,7 +141,7 @@ def test_stages_update_one_after_the_other_as_written_by_hand():
 
         def first(heads, params=params, keys=keys):
             found = passes.forward(Drawing(), {**params, "objective": heads}, batch, keys=keys)
-            return found.sums["first"] / batch["weights"].sum(), found.handed
+            return found.sums["first"] / batch["weights"].sum(), found.next_stage_features
 
         grads, handed = jax.grad(first, has_aux=True)(params["objective"])
         grads = optimizers.clip_by_global_norm(grads, 0.5)

@@ -108,9 +108,7 @@ def make_state(optimizer=None, **options):
     optimizer = optimizer or optimizers.adamw(learning_rate=schedules.constant(0.1))
     params = {"model": Net(jax.random.key(0)), "objective": {}}
     trainable, frozen = optimizers.split(params, ())
-    train_step = jax.jit(
-        step.make_train_step(TwoTerms(), optimizer, Update(**options), dropout=False, lifecycle=NO_HOOKS)
-    )
+    train_step = jax.jit(step.make_train_step(TwoTerms(), optimizer, Update(**options), dropout=False, hooks=NO_HOOKS))
     has_average = "ema_decay" in options
     state = create_state(trainable, of_objective(TwoTerms(), optimizer), 0, has_average=has_average)
     return state, Frozen(frozen), train_step
@@ -205,7 +203,7 @@ def test_batch_is_prepared_before_weights_and_microbatches():
         Frozen(optimizers.split(params, ())[1]),
     )
     train_step = jax.jit(
-        step.make_train_step(Doubled(), optimizer, Update(microbatches=4), dropout=False, lifecycle=NO_HOOKS)
+        step.make_train_step(Doubled(), optimizer, Update(microbatches=4), dropout=False, hooks=NO_HOOKS)
     )
     state, first = train_step(state, frozen, make_batch())
     assert float(first["loss"][1]) == 2 * BATCH * LENGTH
@@ -290,7 +288,7 @@ def test_microbatches_lower_peak_memory():
 
     def temporary_bytes(microbatches):
         train_step = step.make_train_step(
-            SequenceToSequence(), optimizer, Update(microbatches=microbatches), dropout=False, lifecycle=NO_HOOKS
+            SequenceToSequence(), optimizer, Update(microbatches=microbatches), dropout=False, hooks=NO_HOOKS
         )
         compiled = jax.jit(train_step).lower(state, frozen, batch).compile()
         return compiled.memory_analysis().temp_size_in_bytes
