@@ -3,10 +3,7 @@
 Writes are atomic: a concurrent reader, or a run that is killed during a write, sees the old or the new contents. The
 module does not need TensorFlow.
 
-Stores are opened by fsspec. `etils.epath`, which Orbax uses for the directory of a checkpoint, cannot replace it here:
-it opens `gs://` with TensorFlow if TensorFlow is installed, raises an error for `memory://` and other schemes, reuses
-cached listings, so that a process does not see the new files of another one, and cannot create a file exclusively, as
-the lock of a run needs. Local files are opened by the standard library, which alone can make a write durable.
+Local files are opened by the standard library, which alone can make a write durable; stores by `t5x_like.stores`.
 """
 
 import contextlib
@@ -16,8 +13,8 @@ import pathlib
 import shutil
 from collections.abc import Iterator, Sequence
 
-from t5x_like import own_files
-from t5x_like.errors import MachineError, RunFailed, UserError
+from t5x_like import own_files, stores
+from t5x_like.errors import RunFailed, UserError
 
 # Directory of devices, and the part of it that is for files.
 _DEVICES, _MEMORY = "/dev", "/dev/shm"
@@ -25,14 +22,6 @@ _DEVICES, _MEMORY = "/dev", "/dev/shm"
 _UNWRITABLE = {
     os.strerror(number): number for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 }
-
-
-class StoreUnreachable(RunFailed, OSError):
-    """A store that cannot be read. A retry may succeed."""
-
-
-class StoreNotSupported(MachineError, ImportError):
-    """A URL for which fsspec has no package."""
 
 
 def is_local(path: str | os.PathLike) -> bool:
@@ -73,14 +62,14 @@ def exists(path: str | os.PathLike) -> bool:
     """Returns whether `path` is an existing file or directory."""
     if is_local(path):
         return os.path.exists(local(path))
-    return _store_type(path) is not None
+    return stores.entry_type(path) is not None
 
 
 def is_file(path: str | os.PathLike) -> bool:
     """Returns whether `path` is an existing file."""
     if is_local(path):
         return os.path.isfile(local(path))
-    return _store_type(path) == "file"
+    return stores.entry_type(path) == "file"
 
 
 def listdir(path: str | os.PathLike) -> list[str]:
@@ -88,9 +77,9 @@ def listdir(path: str | os.PathLike) -> list[str]:
     if is_local(path):
         directory = local(path)
         return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
-    if _store_type(path) != "directory":
+    if stores.entry_type(path) != "directory":
         return []
-    filesystem, inner = _open_store(path)
+    filesystem, inner = stores.open_store(path)
     return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in filesystem.ls(inner, detail=False))
 
 
@@ -124,7 +113,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
     """
     if is_local(path):
         return local(path).read_bytes()
-    filesystem, inner = _open_store(path)
+    filesystem, inner = stores.open_store(path)
     return filesystem.cat_file(inner)
 
 
@@ -162,7 +151,7 @@ def write_atomic(path: str | os.PathLike, contents: str | bytes) -> None:
     """
     data = contents.encode("utf-8") if isinstance(contents, str) else contents
     if not is_local(path):
-        filesystem, inner = _open_store(path)
+        filesystem, inner = stores.open_store(path)
         filesystem.makedirs(inner.rpartition("/")[0], exist_ok=True)
         filesystem.pipe_file(inner, data)  # a store replaces an object as a whole
         return
@@ -195,7 +184,7 @@ def create(path: str | os.PathLike, contents: str) -> bool:
     """
     data = contents.encode("utf-8")
     if not is_local(path):
-        filesystem, inner = _open_store(path)
+        filesystem, inner = stores.open_store(path)
         if filesystem.exists(inner):
             return False
         filesystem.makedirs(inner.rpartition("/")[0], exist_ok=True)
@@ -246,7 +235,7 @@ def remove(path: str | os.PathLike) -> None:
     if is_local(path):
         local(path).unlink(missing_ok=True)
     elif exists(path):
-        filesystem, inner = _open_store(path)
+        filesystem, inner = stores.open_store(path)
         filesystem.rm_file(inner)
 
 
@@ -322,7 +311,7 @@ def remove_directory(directory: str | os.PathLike) -> None:
     if is_local(directory):
         shutil.rmtree(local(directory), ignore_errors=True)
     elif exists(directory):
-        filesystem, inner = _open_store(directory)
+        filesystem, inner = stores.open_store(directory)
         filesystem.rm(inner, recursive=True)
 
 
@@ -402,35 +391,3 @@ def sync_directory(directory: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _store_type(path) -> str | None:
-    """Returns the type of an entry of a store, `file` or `directory`, or None if it does not exist.
-
-    fsspec's `isfile` and `isdir` also return False if the store cannot be read. A run that resumes would then find no
-    checkpoints and begin again.
-
-    Raises:
-      StoreUnreachable: the store cannot be read.
-    """
-    filesystem, inner = _open_store(path)
-    try:
-        return filesystem.info(inner)["type"]
-    except FileNotFoundError:
-        return None
-    except Exception as error:  # stores raise errors of their own
-        raise StoreUnreachable(
-            f"{os.fspath(path)} cannot be read: {str(error) or type(error).__name__}. Check the network and your "
-            "access. For gs://, log in with `gcloud auth application-default login`."
-        ) from error
-
-
-def _open_store(path):
-    import fsspec  # imported only for URLs, because the import takes 0.1 s
-
-    try:
-        filesystem, inner = fsspec.core.url_to_fs(os.fspath(path))
-    except (ImportError, ValueError) as error:  # a missing package, or an unknown scheme
-        raise StoreNotSupported(f"{os.fspath(path)} cannot be opened: {error}. Give a local path or gs://….") from error
-    filesystem.invalidate_cache()
-    return filesystem, inner

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEVELS = (
     {
         *("axis_rules", "checkpoint_paths", "errors", "limits", "mesh", "own_files", "packages", "parameters"),
-        *("partitioning", "paths", "recorded", "runtime", "version"),
+        *("partitioning", "paths", "recorded", "runtime", "stores", "version"),
     },
     {"vocabularies"},
     {"data", "optimizers", "metrics"},

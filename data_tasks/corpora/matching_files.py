@@ -9,7 +9,7 @@ import fsspec
 
 from data_tasks.corpora.formats import format_of
 from t5x_like.errors import UserError
-from t5x_like.paths import StoreNotSupported
+from t5x_like.stores import StoreNotSupported
 
 # Local files of at most this size together are identified by their contents, others by their names and sizes.
 _HASHED_BYTES = 64 << 20

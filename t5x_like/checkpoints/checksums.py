@@ -16,7 +16,7 @@ import fsspec
 import google_crc32c
 from etils import epath
 
-from t5x_like import paths
+from t5x_like import paths, stores
 
 # CRC-32C, as Cloud Storage: it detects any burst of up to 32 damaged bits, and is faster than storage.
 ALGORITHM = "crc32c"
@@ -124,7 +124,7 @@ def _list_store(url: str) -> dict[str, _Stored]:
     try:
         found = filesystem.find(root, detail=True)
     except Exception as error:  # each store raises its own errors
-        raise paths.StoreUnreachable(f"{url} cannot be listed: {error}. Check the network and your access.") from error
+        raise stores.StoreUnreachable(f"{url} cannot be listed: {error}. Check the network and your access.") from error
     sums = {name: entry.get("crc32c") for name, entry in found.items()}
     return {
         name.removeprefix(f"{root}/"): _Stored(entry["size"], sums[name] and base64.b64decode(sums[name]).hex())

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from t5x_like import paths
+from t5x_like import paths, stores
 from t5x_like.errors import MachineError
 from t5x_like.mesh import DeviceMismatchError
 
@@ -26,7 +26,7 @@ _CLIENTS = (
     "urllib3",
 )
 # Errors of what this machine lacks or cannot reach.
-_OF_MACHINE = (MachineError, ConnectionError, TimeoutError, paths.StoreUnreachable)
+_OF_MACHINE = (MachineError, ConnectionError, TimeoutError, stores.StoreUnreachable)
 
 # After this time without an answer, a store is reported as not checked.
 ANSWER_SECONDS = 60.0

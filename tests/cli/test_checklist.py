@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from t5x_like import paths
+from t5x_like import stores
 from t5x_like.cli import checklist
 from t5x_like.cli.checklist import Checklist
 from t5x_like.errors import UserError
@@ -30,7 +30,7 @@ def test_results_are_returned():
     [
         MissingPackageError("seqio is not installed"),
         DeviceMismatchError("the mesh needs 8 devices"),
-        paths.StoreUnreachable("gs://bucket cannot be read"),
+        stores.StoreUnreachable("gs://bucket cannot be read"),
         ConnectionError("refused"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from t5x_like import cli, config, interop, paths
+from t5x_like import cli, config, interop, stores
 from t5x_like.cli import resolution
 from t5x_like.cli.derivations import epochs
 from t5x_like.config import description
@@ -126,7 +126,7 @@ def test_shown_command_resolves(words, run_directory, huggingface, own_run, modu
     monkeypatch.setenv("T5X_LIKE_TRUSTED_MODULES", ",".join(path.stem for path in modules.glob("*.py")))
     monkeypatch.setattr(epochs, "_rows", lambda settings: 1000)  # the data of the commands is not here
     # The buckets are empty. Without access to the network, each request for them would be repeated for half a minute.
-    monkeypatch.setattr(paths, "_open_store", lambda path: (fsspec.filesystem("memory"), path.partition("://")[2]))
+    monkeypatch.setattr(stores, "open_store", lambda path: (fsspec.filesystem("memory"), path.partition("://")[2]))
     arguments = cli.parse(words)
     given = dict(arguments.bindings)
     uses_run = resolution.reads_run(cli.COMMANDS[arguments.command], arguments) and "HF_PATH" not in given

@@ -9,7 +9,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from t5x_like import cli, interop, paths
+from t5x_like import cli, interop, stores
 from t5x_like.interop import safetensors_files
 from t5x_like.models.t5 import T5Config
 from t5x_like.runtime import protocol
@@ -144,9 +144,9 @@ def test_files_of_initial_weights_are_checked(empty_directory, capsys, change, c
 
 def test_stores_without_access_are_reported_as_not_checked(capsys, monkeypatch):
     def refuse(path):
-        raise paths.StoreUnreachable(f"{path} cannot be read: Forbidden.")
+        raise stores.StoreUnreachable(f"{path} cannot be read: Forbidden.")
 
-    monkeypatch.setattr(paths, "_store_type", refuse)
+    monkeypatch.setattr(stores, "entry_type", refuse)
     line = [*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.MODEL_DIR=gs://bucket/run"]
     assert cli.main(line) == protocol.NOT_CHECKED
     shown = capsys.readouterr().out
