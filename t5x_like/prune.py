@@ -155,7 +155,7 @@ class Plan:
             count = max(1, math.ceil(self.round_share * parts - 1e-9))
             tied = structures.tied_blocks(structure, axes)
             return rounds.per_layer(left, importances, count=count, least=goal, tied=tied)
-        total = sum(of.size for of in left.values())
+        total = sum(mask.size for mask in left.values())
         count = min(_number(left) - _goal(left, goal), max(1, int(self.round_share * total)))
         return rounds.over_all(left, importances, count=count, structure=structure)
 
@@ -210,7 +210,7 @@ def _prune_in_rounds(
         reduced = {each: plan.reduce(each, left[each], found[each], goal, model.axes) for each, goal in goals.items()}
         model.leaves = model.zeroed(reduced)
         score = measured.score()
-        importances = {each.noun: {b: x.tolist() for b, x in of.items()} for each, of in found.items()}
+        importances = {each.noun: {b: x.tolist() for b, x in blocks.items()} for each, blocks in found.items()}
         record.append({"score": score, "importance_before": importances, **_parts(reduced)})
         logging.info("%s %.4f with %s", plan.metric.name, score, _describe(reduced))
         if plan.is_too_bad(score, first):
@@ -223,21 +223,23 @@ def _prune_in_rounds(
 
 
 def _number(left: rounds.Left) -> int:
-    return int(sum(of.sum() for of in left.values()))
+    return int(sum(mask.sum() for mask in left.values()))
 
 
 def _goal(left: rounds.Left, kept: int) -> int:
-    return sum(len(of) * kept for of in left.values())
+    return sum(len(mask) * kept for mask in left.values())
 
 
 def _parts(left: Mapping[Structure, rounds.Left]) -> dict[str, Any]:
     return {
-        each.noun: {block: of.astype(int).tolist() for block, of in blocks.items()} for each, blocks in left.items()
+        each.noun: {block: mask.astype(int).tolist() for block, mask in blocks.items()} for each, blocks in left.items()
     }
 
 
 def _describe(left: Mapping[Structure, rounds.Left]) -> str:
-    return ", ".join(f"{_number(of)} of {sum(x.size for x in of.values())} {each.noun}" for each, of in left.items())
+    return ", ".join(
+        f"{_number(blocks)} of {sum(x.size for x in blocks.values())} {each.noun}" for each, blocks in left.items()
+    )
 
 
 def _write(model: PrunableModel, record: list[dict[str, Any]], output_path: str, data: DataSource | None) -> None:

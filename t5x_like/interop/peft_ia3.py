@@ -68,17 +68,17 @@ def read(
         }
         of_inputs = {module: peft_settings.is_feedforward(settings, module) for module in adapted}
     for module, matrix in adapted.items():
-        of = "inputs" if of_inputs[module] else "outputs"
+        place = "inputs" if of_inputs[module] else "outputs"
         scale = tensors.require(f"{module}.ia3_l", (1, matrix.inputs) if of_inputs[module] else (matrix.outputs, 1))
         for k, (name, mapping, shape) in matrix.projections.items():
-            if of == "inputs":
+            if place == "inputs":
                 own = scale.reshape(shape[: mapping.input_dims])
             else:
                 own = scale[matrix.rows(k)].reshape(shape[mapping.input_dims :])
                 if np.any(own != 1):
                     _check_bias(matrix, k)
-            matrix.put(leaves[of], f"{name}/{ADAPTER}/scale", own, fill=1.0)
-    adapters = tuple(IA3(pattern=matrices.pattern_of(found), of=of) for of, found in leaves.items() if found)
+            matrix.put(leaves[place], f"{name}/{ADAPTER}/scale", own, fill=1.0)
+    adapters = tuple(IA3(pattern=matrices.pattern_of(found), of=place) for place, found in leaves.items() if found)
     if not adapters:
         raise UserError(f"{tensors.file}: no update of a projection of the base model found. Check BASE_PATH.")
     return adapters, leaves["outputs"] | leaves["inputs"]

@@ -56,7 +56,7 @@ class PrunableModel:
     def cut(self, left: Mapping[Structure, rounds.Left]) -> None:
         """Removes the parts that are not left, of which each layer has the same number."""
         for structure, blocks in left.items():
-            kept = {block: np.nonzero(of)[1].reshape(len(of), -1) for block, of in blocks.items()}
+            kept = {block: np.nonzero(mask)[1].reshape(len(mask), -1) for block, mask in blocks.items()}
             parts = next(iter(blocks.values())).shape[1]
             self.leaves = structures.cut(structure, self.leaves, self.axes, kept)
             self.config = structures.smaller(structure, self.config, kept, parts)

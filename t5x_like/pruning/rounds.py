@@ -44,14 +44,14 @@ def per_layer(left: Left, importance: Importance, *, count: int, least: int, tie
       tied: blocks whose layers lose the same parts: those with the smallest sums of importance over the layers.
     """
     found = {}
-    for block, of in left.items():
-        scores = np.where(of, importance[block], -1.0)
+    for block, mask in left.items():
+        scores = np.where(mask, importance[block], -1.0)
         if block in tied:
             scores = np.broadcast_to(scores.sum(0), scores.shape)
-            scores = np.where(of, scores, -np.inf)
-        kept = max(least, int(of[0].sum()) - count)
+            scores = np.where(mask, scores, -np.inf)
+        kept = max(least, int(mask[0].sum()) - count)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :kept]
-        found[block] = np.zeros_like(of)
+        found[block] = np.zeros_like(mask)
         np.put_along_axis(found[block], best, True, 1)
     return found
 
@@ -64,14 +64,14 @@ def over_all(left: Left, importance: Importance, *, count: int, structure: Struc
     """
     order = sorted(
         (float(importance[block][layer, part]), block, layer, part)
-        for block, of in left.items()
-        for layer, part in zip(*np.nonzero(of), strict=True)
+        for block, mask in left.items()
+        for layer, part in zip(*np.nonzero(mask), strict=True)
     )
-    found = {block: of.copy() for block, of in left.items()}
+    found = {block: mask.copy() for block, mask in left.items()}
     for _, block, layer, part in order[:count]:
         found[block][layer, part] = False
-    for block, of in found.items():
-        if empty := np.flatnonzero(~of.any(1)).tolist():
+    for block, mask in found.items():
+        if empty := np.flatnonzero(~mask.any(1)).tolist():
             raise UserError(
                 f"{structure.setting}: layer {empty[0]} of {block} has no {structure.noun} left. Keep a larger share, "
                 "or remove the same number from each layer with PER_LAYER=True."

@@ -110,9 +110,9 @@ def count_parts(structure: Structure, leaves: Mapping[str, Array], axes: Axes) -
       UserError: the model has no such parts, or blocks have different numbers of them.
     """
     found: dict[str, int] = {}
-    read = {block_of(name) for name, of in axes.items() if structure.reads(name, of)} - {None}
-    for name, of in axes.items():
-        block, dimension = block_of(name), structure.of_leaf(of)
+    read = {block_of(name) for name, leaf_axes in axes.items() if structure.reads(name, leaf_axes)} - {None}
+    for name, leaf_axes in axes.items():
+        block, dimension = block_of(name), structure.of_leaf(leaf_axes)
         if block in read and dimension is not None:
             found[block] = min(leaves[name].shape[dimension], found.get(block, leaves[name].shape[dimension]))
     if len(set(found.values())) != 1:
@@ -129,11 +129,13 @@ def tied_blocks(structure: Structure, axes: Axes) -> set[str]:
 
     T5's relative biases of a stack belong to the heads of its self-attention.
     """
-    stacks = {name.split("/")[1] for name, of in axes.items() if block_of(name) is None and structure.axis in of}
+    stacks = {
+        name.split("/")[1] for name, leaf_axes in axes.items() if block_of(name) is None and structure.axis in leaf_axes
+    }
     return {
         block
-        for name, of in axes.items()
-        if structure.reads(name, of)
+        for name, leaf_axes in axes.items()
+        if structure.reads(name, leaf_axes)
         and (block := block_of(name)).split("/")[1] in stacks
         and not block.rsplit("/", 1)[1].startswith("cross")
     }

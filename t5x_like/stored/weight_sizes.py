@@ -7,7 +7,7 @@ from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import UserError
 from t5x_like.interop import safetensors_files
 from t5x_like.stored import frozen_base
-from t5x_like.stored.weight_source import AVERAGE, PARAMS, below
+from t5x_like.stored.weight_source import AVERAGE, PARAMS, strip_prefix
 
 
 def stored_bytes(path: str, names: Collection[str] | None = None, *, averaged: bool = True) -> int:
@@ -35,7 +35,7 @@ def stored_bytes(path: str, names: Collection[str] | None = None, *, averaged: b
         sizes = reader.sizes(step)
     finally:
         reader.close()
-    found = below(PARAMS, sizes) | (below(AVERAGE, sizes) if averaged else {})
+    found = strip_prefix(PARAMS, sizes) | (strip_prefix(AVERAGE, sizes) if averaged else {})
     total = sum(size for name, size in found.items() if names is None or name in names)
     base = frozen_base.of_run(checkpoint_choice.run_of(path))
     if base is not None and base.without(found) is not None:

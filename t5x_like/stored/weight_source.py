@@ -241,7 +241,7 @@ def open_run(
         if step is None:
             raise UserError(weight_files.explain_missing(path))
         shapes = reader.shapes(step, verify=verify)
-        stored, averages = below(PARAMS, shapes), below(AVERAGE, shapes) if averaged else {}
+        stored, averages = strip_prefix(PARAMS, shapes), strip_prefix(AVERAGE, shapes) if averaged else {}
         lacking = base.without(stored) if base is not None else None
         of_base = lacking.leaves if lacking is not None else {}
 
@@ -253,7 +253,7 @@ def open_run(
             }
             others = {name: shape for name, shape in wanted.items() if name in of_base}
             leaves = reader.read(step, own) if own else {}
-            found = below(PARAMS, leaves) | below(AVERAGE, leaves)
+            found = strip_prefix(PARAMS, leaves) | strip_prefix(AVERAGE, leaves)
             return found | read_base(lacking, others) if others else found
 
         shapes = stored | {name: leaf.shape for name, leaf in of_base.items()}
@@ -282,6 +282,6 @@ def _put(leaf: np.ndarray, shape: jax.ShapeDtypeStruct) -> jax.Array:
     )
 
 
-def below(prefix: str, leaves: Mapping[str, Any]) -> dict[str, Any]:
+def strip_prefix(prefix: str, leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the leaves whose names begin with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}

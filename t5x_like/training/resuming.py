@@ -77,10 +77,10 @@ def restore(
       UserError: The base is missing or has changed, the checkpoint has no averages, or only it is quantized.
     """
     names = checkpointer.shapes(saved_step, verify=False)
-    stored = weight_source.below(weight_source.PARAMS, names)
+    stored = weight_source.strip_prefix(weight_source.PARAMS, names)
     base = base.without(stored) if base is not None else None
     state, frozen = shapes
-    if state.average is not None and not weight_source.below(weight_source.AVERAGE, names):
+    if state.average is not None and not weight_source.strip_prefix(weight_source.AVERAGE, names):
         raise UserError(
             f"EMA_DECAY: checkpoint {saved_step} has no averages, because the run had none. Resume without EMA_DECAY, "
             "or start a new run from this one with INITIAL_CHECKPOINT_PATH."

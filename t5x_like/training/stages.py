@@ -11,7 +11,7 @@ from t5x_like.errors import UserError
 from t5x_like.objectives.base import Objective
 
 # Name of the stage of an objective that declares none. It trains all parameters.
-ONLY = "only"
+SINGLE_STAGE = "only"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def of_objective(
     """
     declared = objective.stages
     if not declared:
-        return {ONLY: RunStage(objective, optimizer, max_grad_norm, hooks=hooks)}
+        return {SINGLE_STAGE: RunStage(objective, optimizer, max_grad_norm, hooks=hooks)}
     return {
         name: RunStage(
             each.objective,
@@ -98,7 +98,7 @@ def init_optimizers(params: Any, stages: Mapping[str, RunStage]) -> Any:
       UserError: A stage trains no parameter, or a parameter is trained by no stage or by several.
     """
     if not are_declared(stages):
-        return stages[ONLY].init(params)
+        return stages[SINGLE_STAGE].init(params)
     owners: dict[str, str] = {}
     states = {}
     for name, stage in stages.items():

@@ -15,7 +15,7 @@ from t5x_like.objectives import gradients
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.variables import Frozen, assemble
 from t5x_like.training.recipe import Update
-from t5x_like.training.stages import ONLY, are_declared, of_objective
+from t5x_like.training.stages import SINGLE_STAGE, are_declared, of_objective
 from t5x_like.training.state import TrainState, update_average
 
 # Index of the key of `Objective.prepare` among the keys derived from the key of a step, of which `gradients` has more.
@@ -104,7 +104,7 @@ def make_train_step(
         params = _select(finite, params, state.params)
         params = hooks.after_update(params, frozen.params, state.step + 1)
         param_norm = optimizers.global_norm(hooks.split(params)[0])
-        opt_state = opt_states if several else opt_states[ONLY]
+        opt_state = opt_states if several else opt_states[SINGLE_STAGE]
         opt_state = _select(_computed_after(param_norm, finite), opt_state, state.opt_state)
         skipped = jnp.where(finite, 0, 1)
         average = state.average

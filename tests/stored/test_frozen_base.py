@@ -33,7 +33,7 @@ def stacked(params):
 
 def stored(model_dir, step):
     shapes = Checkpoints(str(model_dir / "checkpoints"), read_only=True).shapes(step)
-    return weight_source.below(weight_source.PARAMS, shapes)
+    return weight_source.strip_prefix(weight_source.PARAMS, shapes)
 
 
 def opened(path):

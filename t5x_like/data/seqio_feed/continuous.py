@@ -49,7 +49,7 @@ def windows(
     (lead,) = {spec.lead(name) for name in lengths}
     padding = padding_ids.get(lead, 0) if spec.task_dtype(lead) == "int32" else None
     ds = ds.map(lambda example: _document(example, spec, lead, padding))
-    shapes = {name: of.shape[1:] for name, of in ds.element_spec.items()}
+    shapes = {name: spec.shape[1:] for name, spec in ds.element_spec.items()}
     ds = ds.scan(tf.zeros([batch_size], tf.int32), lambda left, document: _choose_row(left, document, length))
     ds = ds.ragged_batch(_DOCUMENTS_AT_ONCE, row_splits_dtype=tf.int32).map(_group)
     if to_the_end:
@@ -132,10 +132,10 @@ def _advance(streams, group: Mapping[str, tf.Tensor], lengths: Mapping[str, int]
     firsts = tf.reshape(starts[mine] + begin, [-1])
     taken = tf.ragged.range(firsts, firsts + sizes)
     found = {
-        name: tf.RaggedTensor.from_row_splits(tf.gather(of, taken.values), taken.row_splits)
-        for name, of in items.items()
+        name: tf.RaggedTensor.from_row_splits(tf.gather(values, taken.values), taken.row_splits)
+        for name, values in items.items()
     }
     position = tf.range(tf.size(owners)) - tf.repeat(starts, left)
     kept = position >= batches * length
-    items = {name: tf.boolean_mask(of, kept) for name, of in items.items()}
+    items = {name: tf.boolean_mask(values, kept) for name, values in items.items()}
     return (items, tf.maximum(left - batches * length, 0)), found
