@@ -23,18 +23,18 @@ def make_mesh(
     """Makes a mesh with the axes `data`, `fsdp`, `sequence` and `tensor`.
 
     Args:
-      ici: mesh axis -> size within a slice. Missing axes have size 1. The size -1 of at most one axis stands for the
+      ici: Mesh axis -> size within a slice. Missing axes have size 1. The size -1 of at most one axis stands for the
         remaining devices of a slice. The default is `{"data": -1}`.
-      dcn: mesh axis -> size across slices, which multiplies the size within a slice. The size -1 of at most one axis
+      dcn: Mesh axis -> size across slices, which multiplies the size within a slice. The size -1 of at most one axis
         stands for the number of slices (see `count_slices`). The default has no axis across slices.
-      devices: devices of the mesh; the default is all devices.
+      devices: Devices of the mesh; the default is all devices.
 
     Returns:
       A mesh of `Auto` axes over all `devices`.
 
     Raises:
-      UserError: an axis is unknown or a size is invalid.
-      DeviceMismatchError: the sizes do not multiply to the number of devices, or JAX cannot build the mesh.
+      UserError: An axis is unknown or a size is invalid.
+      DeviceMismatchError: The sizes do not multiply to the number of devices, or JAX cannot build the mesh.
     """
     devices = list(jax.devices() if devices is None else devices)
     ici, dcn = dict(ici or {"data": -1}), dict(dcn or {})
@@ -83,7 +83,7 @@ def count_slices(devices: Sequence[Any]) -> int:
     """Counts the slices that the devices belong to.
 
     Args:
-      devices: devices of the same platform.
+      devices: Devices of the same platform.
 
     Returns:
       The number of slices on TPU, of machines on GPU and of processes on CPU.
@@ -97,11 +97,11 @@ def equal_feed_shards(shards_of: Mapping[int, set[int]], shards: int) -> list[tu
     """Returns the distinct sets of batch shards that processes hold, in order.
 
     Args:
-      shards_of: process -> indices of the shards of a batch that its devices hold.
-      shards: number of shards of a batch.
+      shards_of: Process -> indices of the shards of a batch that its devices hold.
+      shards: Number of shards of a batch.
 
     Raises:
-      UserError: the sets overlap or have different sizes.
+      UserError: The sets overlap or have different sizes.
     """
     feed_shards = sorted({tuple(sorted(held)) for held in shards_of.values()})
     if [shard for held in feed_shards for shard in held] != list(range(shards)) or len({*map(len, feed_shards)}) > 1:

@@ -43,19 +43,19 @@ class Partitioner:
     """A mesh and the rules that map logical axes to mesh axes.
 
     Args:
-      rules: name of a rule set in `axis_rules.RULE_SETS`, or a mapping logical axis -> mesh axes.
-      ici: see `make_mesh`.
-      dcn: see `make_mesh`.
-      devices: see `make_mesh`.
+      rules: Name of a rule set in `axis_rules.RULE_SETS`, or a mapping logical axis -> mesh axes.
+      ici: See `make_mesh`.
+      dcn: See `make_mesh`.
+      devices: See `make_mesh`.
       attention: `auto` chooses the implementation of attention (`kernels.attention.backend_for`); `xla` uses plain
         matrix products everywhere.
 
     Attributes:
-      rules: logical axis -> mesh axes.
-      rules_name: name of the rule set, or `custom`.
+      rules: Logical axis -> mesh axes.
+      rules_name: Name of the rule set, or `custom`.
 
     Raises:
-      UserError: the rule set, a mesh axis of a rule, or `attention` is unknown.
+      UserError: The rule set, a mesh axis of a rule, or `attention` is unknown.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class Partitioner:
         """Returns the number of shards of a logical axis.
 
         Args:
-          logical: the logical axis.
-          size: size of the dimension. `length`, `residual_length` and `kv_heads` are not sharded if their size is not
+          logical: The logical axis.
+          size: Size of the dimension. `length`, `residual_length` and `kv_heads` are not sharded if their size is not
             divisible by the number of shards.
         """
         shards = math.prod(self.mesh.shape[axis] for axis in as_tuple(self.rules.get(logical, ())))
@@ -108,12 +108,12 @@ class Partitioner:
         key/value heads (`kernels.head_exchange`). `batch_specs` checks the lengths of tokens.
 
         Args:
-          axes: one logical axis or None per dimension.
-          shape: shape of the array; None skips the checks.
-          name: name of the array in error messages.
+          axes: One logical axis or None per dimension.
+          shape: Shape of the array; None skips the checks.
+          name: Name of the array in error messages.
 
         Raises:
-          UserError: the size of another dimension is not divisible by its mesh axes.
+          UserError: The size of another dimension is not divisible by its mesh axes.
         """
         used: set[str] = set()
         entries: list[Any] = []
@@ -143,13 +143,13 @@ class Partitioner:
         """Returns the `NamedSharding` of every leaf from its logical axes.
 
         Args:
-          tree: a tree of arrays or shapes; see `parameters`.
+          tree: A tree of arrays or shapes; see `parameters`.
 
         Returns:
           A tree with the structure of `tree`.
 
         Raises:
-          UserError: the size of a dimension is not divisible by its mesh axes.
+          UserError: The size of a dimension is not divisible by its mesh axes.
         """
         axes = parameters.logical_axes(tree)
         return parameters.map_named(
@@ -190,10 +190,10 @@ class Partitioner:
         """Returns a partitioner of the same mesh with other rules, or this one for None.
 
         Args:
-          rules: as in the constructor.
+          rules: As in the constructor.
 
         Raises:
-          UserError: the rule set or a mesh axis is unknown.
+          UserError: The rule set or a mesh axis is unknown.
         """
         if rules is None:
             return self
@@ -230,14 +230,14 @@ class Partitioner:
         `*_input_tokens`, all features are sharded. The choices of a row are never sharded.
 
         Args:
-          shapes: model feature -> global shape.
-          axes: model feature -> logical axes; see `batch_axes`.
+          shapes: Model feature -> global shape.
+          axes: Model feature -> logical axes; see `batch_axes`.
 
         Returns:
           Model feature -> partition spec.
 
         Raises:
-          UserError: the number of rows or the length of an input is not divisible by its mesh axes.
+          UserError: The number of rows or the length of an input is not divisible by its mesh axes.
         """
         inputs = [name for name in shapes if name.endswith(INPUT_TOKENS_SUFFIX)] or list(shapes)
         named = {name: dict(enumerate(batch_axes(name, len(shape), axes))) for name, shape in shapes.items()}
@@ -267,7 +267,7 @@ class Partitioner:
         rows, so a batch does not depend on the arrangement of devices.
 
         Raises:
-          UserError: the mesh does not give every process an equal number of rows.
+          UserError: The mesh does not give every process an equal number of rows.
         """
         shards = self.axis_size("batch")
         indices = NamedSharding(self.mesh, self.spec(("batch",))).devices_indices_map((shards,))
@@ -281,14 +281,14 @@ class Partitioner:
         """Assembles global arrays from the rows that each process has read.
 
         Args:
-          host_batch: model feature -> the rows of this process's feed shard (see `feed_shard`).
-          axes: model feature -> logical axes; see `batch_axes`.
+          host_batch: Model feature -> the rows of this process's feed shard (see `feed_shard`).
+          axes: Model feature -> logical axes; see `batch_axes`.
 
         Returns:
           Model feature -> global array.
 
         Raises:
-          UserError: a shape is not divisible by its mesh axes.
+          UserError: A shape is not divisible by its mesh axes.
         """
         num_shards = self.feed_shard[1]
         shapes = {name: (rows.shape[0] * num_shards, *rows.shape[1:]) for name, rows in host_batch.items()}
@@ -330,8 +330,8 @@ def shard(x: jax.Array, *axes: str | None) -> jax.Array:
     """Constrains an activation to its sharding under the bound partitioner.
 
     Args:
-      x: an array.
-      *axes: one logical axis or None per dimension.
+      x: An array.
+      *axes: One logical axis or None per dimension.
 
     Returns:
       `x` with the constraint, or `x` itself without a bound partitioner or on a single device.
@@ -347,7 +347,7 @@ def shard_tree(tree: Any) -> Any:
     """Constrains gradients or updates to the shardings of their parameters under the bound partitioner.
 
     Args:
-      tree: a tree with the structure of the parameters.
+      tree: A tree with the structure of the parameters.
 
     Returns:
       `tree` with the constraints, or `tree` itself without a bound partitioner or on a single device.

@@ -109,7 +109,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
     """Reads a file.
 
     Raises:
-      FileNotFoundError: the file does not exist.
+      FileNotFoundError: The file does not exist.
     """
     if is_local(path):
         return local(path).read_bytes()
@@ -121,8 +121,8 @@ def read_text(path: str | os.PathLike) -> str:
     """Returns the contents of a UTF-8 file, with Unix line ends.
 
     Raises:
-      FileNotFoundError: the file does not exist.
-      UserError: the file is not valid UTF-8. The message names file and line.
+      FileNotFoundError: The file does not exist.
+      UserError: The file is not valid UTF-8. The message names file and line.
     """
     data = read_bytes(path)
     try:
@@ -217,7 +217,7 @@ def write_despite_full_disk(path: str | os.PathLike, contents: str) -> None:
     Overwriting a local file in place is not atomic, but needs no space unless the file grows by a block.
 
     Raises:
-      OSError: the file does not exist yet and cannot be created, or cannot be written either way.
+      OSError: The file does not exist yet and cannot be created, or cannot be written either way.
     """
     try:
         write_atomic(path, contents)
@@ -246,11 +246,11 @@ def explain_path_errors(setting: str, path: str | os.PathLike) -> Iterator[None]
     Errors of a store or a network are not converted, because a retry may succeed.
 
     Args:
-      setting: name of the setting, such as `INPUT_PATH`.
-      path: its value.
+      setting: Name of the setting, such as `INPUT_PATH`.
+      path: Its value.
 
     Raises:
-      UserError: the path does not exist, is of the wrong kind, or access is denied.
+      UserError: The path does not exist, is of the wrong kind, or access is denied.
     """
     try:
         yield
@@ -270,12 +270,12 @@ def explain_storage_errors(setting: str, path: str | os.PathLike, advice: str = 
     """Converts errors about storage that is full or cannot be written to `RunFailed`. Use it where outputs are written.
 
     Args:
-      setting: name of the setting, such as `MODEL_DIR`.
-      path: its value.
-      advice: what is intact, and what to do. By default, to repeat the command.
+      setting: Name of the setting, such as `MODEL_DIR`.
+      path: Its value.
+      advice: What is intact, and what to do. By default, to repeat the command.
 
     Raises:
-      RunFailed: instead of an error of the operating system or of a library that writes files.
+      RunFailed: Instead of an error of the operating system or of a library that writes files.
     """
     try:
         yield
@@ -294,13 +294,13 @@ def write_output(setting: str, path: str | os.PathLike, contents: str | bytes) -
     """Replaces an output file of a command atomically, and names its setting in errors.
 
     Args:
-      setting: name of the setting, such as `OUTPUT_PATH`.
-      path: its value.
-      contents: the contents of the file.
+      setting: Name of the setting, such as `OUTPUT_PATH`.
+      path: Its value.
+      contents: The contents of the file.
 
     Raises:
-      UserError: the path is of the wrong kind, or access is denied.
-      RunFailed: the storage is full or cannot be written.
+      UserError: The path is of the wrong kind, or access is denied.
+      RunFailed: The storage is full or cannot be written.
     """
     with explain_path_errors(setting, path), explain_storage_errors(setting, path):
         write_atomic(path, contents)
@@ -319,11 +319,11 @@ def check_writable(setting: str, directory: str | os.PathLike) -> None:
     """Checks that a local directory can be created or written to. Creates nothing, and does not check URLs.
 
     Args:
-      setting: name of the setting, such as `MODEL_DIR`.
-      directory: its value. The directory and its parents need not exist.
+      setting: Name of the setting, such as `MODEL_DIR`.
+      directory: Its value. The directory and its parents need not exist.
 
     Raises:
-      UserError: a parent is a file or not writable, or the file system does not support the name.
+      UserError: A parent is a file or not writable, or the file system does not support the name.
     """
     if not is_local(directory):
         return
@@ -347,12 +347,12 @@ def check_new_directory(setting: str, directory: str | os.PathLike, *, overwrite
     """Checks that a directory to write to is writable, and empty unless it may be overwritten.
 
     Args:
-      setting: name of the setting, such as `OUTPUT_PATH`.
-      directory: its value.
-      overwrite: whether the directory may have entries.
+      setting: Name of the setting, such as `OUTPUT_PATH`.
+      directory: Its value.
+      overwrite: Whether the directory may have entries.
 
     Raises:
-      UserError: it is not.
+      UserError: It is not.
     """
     check_writable(setting, directory)
     names = listdir(directory) if exists(directory) else []
@@ -367,12 +367,12 @@ def check_output_file(setting: str, path: str | os.PathLike, *, overwrite: bool 
     """Checks that a file can be written. Creates nothing; of a URL, only `overwrite` is checked.
 
     Args:
-      setting: name of the setting, such as `OUTPUT_PATH`.
-      path: its value.
-      overwrite: whether an existing file may be replaced. A device always exists, and is not replaced.
+      setting: Name of the setting, such as `OUTPUT_PATH`.
+      path: Its value.
+      overwrite: Whether an existing file may be replaced. A device always exists, and is not replaced.
 
     Raises:
-      UserError: the path is a directory or not writable, or the file exists and may not be replaced.
+      UserError: The path is a directory or not writable, or the file exists and may not be replaced.
     """
     if is_local(path) and os.path.isdir(local(path)):
         raise UserError(f"{setting}={os.fspath(path)}: is a directory. Give the path of a file.")

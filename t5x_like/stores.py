@@ -35,7 +35,7 @@ def entry_type(path: str | os.PathLike) -> str | None:
       path: A URL.
 
     Raises:
-      StoreUnreachable: the store cannot be read.
+      StoreUnreachable: The store cannot be read.
     """
     filesystem, inner = open_store(path)
     try:
@@ -56,7 +56,7 @@ def open_store(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, str]
       The store, and the path within it.
 
     Raises:
-      StoreNotSupported: no package opens such URLs.
+      StoreNotSupported: No package opens such URLs.
     """
     import fsspec  # imported only for URLs, because the import takes 0.1 s
 

@@ -32,9 +32,9 @@ class Adapter(Protocol):
     """Adds a module to some modules of a model: a frozen dataclass with hyperparameters, such as `lora.LoRA`.
 
     Attributes:
-      pattern: regular expression that is searched in the names of the modules, such as
+      pattern: Regular expression that is searched in the names of the modules, such as
         `encoder/layers/attention/query`.
-      target: class of these modules: `Projection`, `Embedder` or `TransformerLayer`.
+      target: Class of these modules: `Projection`, `Embedder` or `TransformerLayer`.
 
     Optional attributes are `hooks`, what it needs of a run (`lifecycle.Hooks`), `float32`
     (`lifecycle.kept_in_float32`), `needs`, the name of what a family may lack (`models.base.BaseConfig.lacks`),
@@ -49,13 +49,13 @@ class Adapter(Protocol):
         """Makes the adapter of one module.
 
         Args:
-          module: the module of one layer, also where layers are stacked. `num_inputs` and `axes` of a projection tell
+          module: The module of one layer, also where layers are stacked. `num_inputs` and `axes` of a projection tell
             which dimensions of the kernel are inputs and how they are sharded.
-          key: random key for the initial values.
-          name: stored name of the module, which differs between the modules of a layer.
+          key: Random key for the initial values.
+          name: Stored name of the module, which differs between the modules of a layer.
 
         Raises:
-          UserError: the adapter does not fit the module.
+          UserError: The adapter does not fit the module.
         """
 
 
@@ -83,13 +83,13 @@ class AdapterModule(Protocol):
         """Returns parameters of a module with which it has the same output without the adapter.
 
         Args:
-          module: the module that has the adapter, with parameters in float32.
+          module: The module that has the adapter, with parameters in float32.
 
         Returns:
           Name of each parameter that changes, such as `kernel` -> its value.
 
         Raises:
-          UserError: no parameters have the effect of the adapter.
+          UserError: No parameters have the effect of the adapter.
         """
 
 
@@ -102,9 +102,9 @@ class ProjectionAdapter(AdapterModule, Protocol):
         """Returns the output of the projection with the adapter, `[*batch, *outputs]`.
 
         Args:
-          x: input of the projection, `[*batch, *inputs]`.
-          projection: the projection, whose `product` is its output without the adapter.
-          dropout_key: random key of the block, which all of its projections get; None disables dropout.
+          x: Input of the projection, `[*batch, *inputs]`.
+          projection: The projection, whose `product` is its output without the adapter.
+          dropout_key: Random key of the block, which all of its projections get; None disables dropout.
         """
 
 
@@ -115,15 +115,15 @@ def adapt(model: M, adapters: Sequence[Adapter], key: jax.Array) -> M:
     where layers are unrolled.
 
     Args:
-      model: the model, which is changed.
-      adapters: the adapters. Of several that match a module, the first one is added.
-      key: random key for the initial values.
+      model: The model, which is changed.
+      adapters: The adapters. Of several that match a module, the first one is added.
+      key: Random key for the initial values.
 
     Returns:
       The model.
 
     Raises:
-      UserError: a pattern is not a regular expression, or matches no module, or an adapter does not fit one.
+      UserError: A pattern is not a regular expression, or matches no module, or an adapter does not fit one.
     """
     for each in adapters:
         parameters.check_pattern(f"{type(each).__name__}.pattern", each.pattern)
@@ -162,7 +162,7 @@ def merged_parameters(model: nnx.Module) -> dict[str, Float[Array, "..."]]:
     """Returns the name of each parameter that adapters change -> the array that has the same effect without them.
 
     Raises:
-      UserError: no parameters have the effect of an adapter.
+      UserError: No parameters have the effect of an adapter.
     """
     found = {}
     for name, module in named_modules(model, tuple(_NOUNS)):
@@ -194,8 +194,8 @@ def modules_by_name(model: nnx.Module, kinds: tuple[type[N], ...]) -> dict[str, 
     """Returns stored name -> the modules of all layers with their numbers, or the only one with None.
 
     Args:
-      model: the model.
-      kinds: classes of the modules.
+      model: The model.
+      kinds: Classes of the modules.
     """
     found = collections.defaultdict(list)
     for name, module in named_modules(model, kinds):
@@ -208,9 +208,9 @@ def named_modules(module: nnx.Module, kind: type[N] | tuple[type[N], ...], name:
     """Yields the modules of a class by name, such as `encoder/layers/0/attention/query`.
 
     Args:
-      module: the module to search.
-      kind: the class, or several.
-      name: name of `module`, with which names begin.
+      module: The module to search.
+      kind: The class, or several.
+      name: Name of `module`, with which names begin.
     """
     for key, child in nnx.iter_children(module):
         path = f"{name}/{key}" if name else str(key)

@@ -20,12 +20,12 @@ class Bottleneck(nnx.Module):
     """Adds up(activation(down(y))) to the output y of a projection.
 
     Args:
-      width: size of y.
-      size: size of the bottleneck.
-      activation: name of the activation; see `layers.mlp`.
-      axis: logical axis of y.
-      init: initializer of the kernels.
-      key: random key for the initial values.
+      width: Size of y.
+      size: Size of the bottleneck.
+      activation: Name of the activation; see `layers.mlp`.
+      axis: Logical axis of y.
+      init: Initializer of the kernels.
+      key: Random key for the initial values.
 
     Attributes:
       down: float32 `[width, size]`.

@@ -19,9 +19,9 @@ class WeightDecomposed(LowRank):
     must be frozen, plus a trained change, so that a new module changes nothing whatever weights are loaded.
 
     Args:
-      projection: the projection.
-      key: random key for the initial values.
-      **settings: see `LowRank`.
+      projection: The projection.
+      key: Random key for the initial values.
+      **settings: See `LowRank`.
 
     Attributes:
       magnitude_change: m - ‖W‖, float32 `[*outputs]`; initially 0.

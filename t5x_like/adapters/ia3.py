@@ -17,8 +17,8 @@ class Rescaling(nnx.Module):
     """Multiplies the outputs of a projection, bias included, or its inputs by a vector.
 
     Args:
-      projection: the projection.
-      of: what is multiplied.
+      projection: The projection.
+      of: What is multiplied.
 
     Attributes:
       scale: float32 `[*outputs]` or `[*inputs]`; initially 1.

@@ -19,7 +19,7 @@ class DroppedLayer(nnx.Module):
     """Replaces the output of a layer by its input, with some probability. Has no parameters.
 
     Args:
-      rate: the probability.
+      rate: The probability.
     """
 
     def __init__(self, rate: float):

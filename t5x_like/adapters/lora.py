@@ -21,12 +21,12 @@ class LowRank(nnx.Module):
     """Adds scale · B A x to the output of a projection.
 
     Args:
-      projection: the projection.
-      rank: number of rows of A.
-      scale: factor of the update.
-      dropout: dropout of the input of the update, as in loralib.
-      stream: number of the random keys of this projection among those derived from the key of its block.
-      key: random key for the initial values.
+      projection: The projection.
+      rank: Number of rows of A.
+      scale: Factor of the update.
+      dropout: Dropout of the input of the update, as in loralib.
+      stream: Number of the random keys of this projection among those derived from the key of its block.
+      key: Random key for the initial values.
 
     Attributes:
       down: A, float32 `[*inputs, rank]`; initially uniform in ±1/√inputs, as in loralib.

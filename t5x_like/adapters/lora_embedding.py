@@ -18,11 +18,11 @@ class LowRankRows(nnx.Module):
     """Adds scale · A B to an embedding table.
 
     Args:
-      embedder: the table.
-      rank: number of columns of A.
-      scale: factor of the update.
-      tied_logits: whether logits that are computed from the table have the update as well.
-      key: random key for the initial values.
+      embedder: The table.
+      rank: Number of columns of A.
+      scale: Factor of the update.
+      tied_logits: Whether logits that are computed from the table have the update as well.
+      key: Random key for the initial values.
 
     Attributes:
       down: A, float32 `[ids, rank]`; initially 0, as in loralib.

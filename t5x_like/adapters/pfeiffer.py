@@ -25,8 +25,8 @@ class LayerBottleneck(Bottleneck):
         """Returns the sum with the block, before the norm.
 
         Args:
-          x: the sum.
-          norm: the norm that follows it, or None.
+          x: The sum.
+          norm: The norm that follows it, or None.
         """
         return x + self.update(x if norm is None else norm(x))
 

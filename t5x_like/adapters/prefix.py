@@ -121,12 +121,12 @@ class Prefix(ModelAdapter):
         """Adds the prefix to the attentions of a new model, as `ATTENTION/adapter`, and `STACK/adapter` with MLPs.
 
         Args:
-          model: the model, which is changed.
-          key: random key of its adapters. Initial values are those of scanned layers where layers are unrolled. Keys
+          model: The model, which is changed.
+          key: Random key of its adapters. Initial values are those of scanned layers where layers are unrolled. Keys
             and values are drawn from a standard normal distribution, as in peft.
 
         Raises:
-          UserError: the pattern matches no attention.
+          UserError: The pattern matches no attention.
         """
         _add(model, self, jax.random.fold_in(key, _KEY))
 
@@ -150,11 +150,11 @@ class KeysValues(nnx.Module):
     Args:
       key: float32 `[length, kv_heads, kv]`.
       value: float32 `[length, kv_heads, kv]`.
-      axes: logical axes of the heads and of their entries.
+      axes: Logical axes of the heads and of their entries.
 
     Attributes:
-      key: the keys.
-      value: the values.
+      key: The keys.
+      value: The values.
     """
 
     def __init__(self, key: Float[Array, "length kv_heads kv"], value: Float[Array, "length kv_heads kv"], axes: Any):
@@ -170,9 +170,9 @@ class LastLayer(nnx.Module):
     """The last layer of an MLP, which computes the prefix of an attention from the hidden layer.
 
     Args:
-      attention: the attention.
-      prefix: the settings.
-      key: random key for the initial values, uniform in ±1/√hidden.
+      attention: The attention.
+      prefix: The settings.
+      key: Random key for the initial values, uniform in ±1/√hidden.
 
     Attributes:
       key: float32 `[hidden, kv_heads, kv]`.
@@ -203,9 +203,9 @@ class FirstLayers(nnx.Module):
     """The trained vectors of a prefix and the hidden layer of its MLP, which all layers of a stack share.
 
     Args:
-      attention: one of the attentions.
-      prefix: the settings.
-      key: random key for the initial values: vectors from a standard normal distribution, others uniform in ±1/√size.
+      attention: One of the attentions.
+      prefix: The settings.
+      key: Random key for the initial values: vectors from a standard normal distribution, others uniform in ±1/√size.
 
     Attributes:
       vectors: float32 `[length, size]` with the size of all key heads.
@@ -229,7 +229,7 @@ class Reparametrization(nnx.Module):
     """The first layers of the MLPs of a stack, by the name of the attention. `layers.stacks.Stack` calls this module.
 
     Args:
-      first: attention, such as `self_attention` -> the first layers of its MLP.
+      first: Attention, such as `self_attention` -> the first layers of its MLP.
     """
 
     def __init__(self, first: Mapping[str, FirstLayers]):
@@ -252,8 +252,8 @@ class AfterPrefix(nnx.Module):
     """Moves the positions of tokens after a prefix: the adapter of a table of positions.
 
     Args:
-      prefix: the settings.
-      max_length: number of positions.
+      prefix: The settings.
+      max_length: Number of positions.
     """
 
     def __init__(self, prefix: Prefix, max_length: int):
@@ -263,7 +263,7 @@ class AfterPrefix(nnx.Module):
         """Returns the vectors of the positions after the prefix.
 
         Raises:
-          UserError: prefix and row together are longer than the positions of the model.
+          UserError: Prefix and row together are longer than the positions of the model.
         """
         if ids.shape[1] + self.length > self.max_length:
             raise UserError(

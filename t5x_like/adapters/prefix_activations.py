@@ -28,11 +28,11 @@ def fill(model: M, token_ids: Int[np.ndarray, " length"]) -> M:
     MLPs are fitted to the keys and values; see `fit`.
 
     Args:
-      model: a model with a prefix.
-      token_ids: ids of `Prefix.length` tokens.
+      model: A model with a prefix.
+      token_ids: Ids of `Prefix.length` tokens.
 
     Raises:
-      UserError: the model does not have a token id.
+      UserError: The model does not have a token id.
     """
     config, ids, last = model.config, token_ids, model.config.vocab_size - 1
     if wrong := [int(number) for number in ids if not 0 <= number <= last]:
@@ -77,9 +77,9 @@ def fit(prefix: Any, hidden: Float[Array, "length hidden"], target: Keys) -> dic
     The code of the paper fits the whole MLP in 500 steps of Adam instead.
 
     Args:
-      prefix: the last layer of the MLP (`adapters.prefix.LastLayer`), whose biases are kept.
-      hidden: the hidden layer. If it is smaller than the prefix, the kernels minimize the squared error.
-      target: the keys and values.
+      prefix: The last layer of the MLP (`adapters.prefix.LastLayer`), whose biases are kept.
+      hidden: The hidden layer. If it is smaller than the prefix, the kernels minimize the squared error.
+      target: The keys and values.
     """
     inverse = jnp.linalg.pinv(hidden)
     pairs = {"key": (target.key, prefix.key_bias[...]), "value": (target.value, prefix.value_bias[...])}

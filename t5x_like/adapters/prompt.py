@@ -99,7 +99,7 @@ class Prompt(ModelAdapter):
         """Returns the ids whose embeddings are the initial vectors, or None if these are drawn.
 
         Raises:
-          UserError: the prompt is longer than the number of ids to choose from.
+          UserError: The prompt is longer than the number of ids to choose from.
         """
         if self.initialization == "uniform":
             return None
@@ -114,7 +114,7 @@ class Prompt(ModelAdapter):
         """Returns the vectors to which changes are trained; 0 where vectors are drawn and trained themselves.
 
         Raises:
-          UserError: an id is not in the table.
+          UserError: An id is not in the table.
         """
         ids = self.ids(len(table))
         if not self.initial_ids:
@@ -147,13 +147,13 @@ class Prompt(ModelAdapter):
         Positions are shifted by the length of the prompt.
 
         Args:
-          config: configuration of the model.
-          batch: features by name, of rows with one segment.
-          padding: number of padding tokens at the start of each row, which then come before the prompt; None: no
+          config: Configuration of the model.
+          batch: Features by name, of rows with one segment.
+          padding: Number of padding tokens at the start of each row, which then come before the prompt; None: no
             padding.
 
         Raises:
-          UserError: prompt and rows together are longer than `max_length`, or the batch does not choose one of several
+          UserError: Prompt and rows together are longer than `max_length`, or the batch does not choose one of several
             prompts.
         """
         first = jnp.zeros((1,), jnp.int32)
@@ -179,9 +179,9 @@ class Rows(nnx.Module):
     """Additional rows of an embedding table, whose ids follow the ids of the table.
 
     Args:
-      embedder: the table.
-      prompt: the settings.
-      key: random key for the initial values.
+      embedder: The table.
+      prompt: The settings.
+      key: Random key for the initial values.
 
     Attributes:
       rows: float32 `[length, embed]`, `[prompts * length, embed]` of several prompts: the vectors or, where these start
@@ -199,8 +199,8 @@ class Rows(nnx.Module):
         """Returns the vectors of ids of the table and of its further rows; other ids give NaN.
 
         Args:
-          ids: token ids, and ids of the prompt from the number of rows of the table.
-          embedder: the table.
+          ids: Token ids, and ids of the prompt from the number of rows of the table.
+          embedder: The table.
         """
         table = embedder.table
         size = len(table)

@@ -159,7 +159,7 @@ class Pruning:
         """Checks that an element of a projection is kept at all steps.
 
         Raises:
-          UserError: a density is too small.
+          UserError: A density is too small.
         """
         size = projection.kernel.size
         for field in ("density", "initial_density"):
@@ -176,8 +176,8 @@ class Pruned(nnx.Module):
     Pruned elements have no gradient, so they keep their values unless the optimizer decays them or has momentum.
 
     Args:
-      projection: the projection.
-      settings: the schedule.
+      projection: The projection.
+      settings: The schedule.
 
     Attributes:
       threshold: float32 scalar, the smallest score that is kept.
@@ -223,12 +223,12 @@ class PrunedByMovement(Pruned):
     ("straight-through", Bengio et al. 2013): ∂L/∂S = ∂L/∂(W ⊙ M) ⊙ W, for pruned elements as well.
 
     Args:
-      projection: the projection.
-      settings: the schedule.
+      projection: The projection.
+      settings: The schedule.
 
     Attributes:
       score: float32, as large as the kernel; initially 0.
-      threshold: see `Pruned`.
+      threshold: See `Pruned`.
     """
 
     def __init__(self, projection: Projection, settings: Pruning):

@@ -40,8 +40,8 @@ class _Quantization(nnx.Module):
     """What the two forms of quantization share: the inputs of a projection.
 
     Args:
-      module: the projection or the table.
-      settings: the settings.
+      module: The projection or the table.
+      settings: The settings.
 
     Attributes:
       range: float32 `[2]`, with static activations: see `kernels.quantization.updated`.
@@ -264,8 +264,8 @@ class Quantized(Settings):
         """Makes the weight of a module.
 
         Args:
-          module: the module of one layer, with its weight in float32.
-          name: its stored name, for messages.
+          module: The module of one layer, with its weight in float32.
+          name: Its stored name, for messages.
         """
         return StoredWeight(module, self, name)
 
@@ -309,14 +309,14 @@ def apply(model: nnx.Module, settings: Sequence[Settings]) -> nnx.Module:
     Modules that are already rounded become integers, with their range.
 
     Args:
-      model: the model, which is changed.
-      settings: of several whose pattern matches a module, the first one applies.
+      model: The model, which is changed.
+      settings: Of several whose pattern matches a module, the first one applies.
 
     Returns:
       The model.
 
     Raises:
-      UserError: a pattern matches no module.
+      UserError: A pattern matches no module.
     """
     unused, found = list(settings), modules_by_name(model, (Projection, Embedder))
     for name, layers in found.items():

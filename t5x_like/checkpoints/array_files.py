@@ -19,8 +19,8 @@ class ArrayFiles:
     arrays in files. Settings only affect saves: any checkpoint is read, on any mesh.
 
     Args:
-      file_mib: size in MiB at which a process starts another file; 0 for no limit.
-      chunk_mib: largest size of a chunk in MiB before compression. A mesh with smaller shards reads less of a
+      file_mib: Size in MiB at which a process starts another file; 0 for no limit.
+      chunk_mib: Largest size of a chunk in MiB before compression. A mesh with smaller shards reads less of a
         checkpoint with smaller chunks.
 
     Raises:

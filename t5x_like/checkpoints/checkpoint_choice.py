@@ -30,7 +30,7 @@ def locate(path: str) -> tuple[str, int | None]:
     """Returns the `checkpoints` directory that `path` refers to, and the step if `path` names one.
 
     Args:
-      path: a run directory, its `checkpoints` directory, or one checkpoint in it.
+      path: A run directory, its `checkpoints` directory, or one checkpoint in it.
 
     Raises:
       UserError: `path` names the best checkpoint, and no checkpoint has an evaluation.
@@ -54,13 +54,13 @@ def choose(
     The chosen checkpoint of a run is logged, and that another one is better.
 
     Args:
-      path: see the description of this module.
+      path: See the description of this module.
       checkpoint: `latest`, `best` (by the evaluation that it was saved with), a step, or `all`.
-      several: whether `all` is allowed.
-      setting: name of the setting `checkpoint`, for messages.
+      several: Whether `all` is allowed.
+      setting: Name of the setting `checkpoint`, for messages.
 
     Raises:
-      UserError: the checkpoint is not found. The message lists the steps that exist.
+      UserError: The checkpoint is not found. The message lists the steps that exist.
     """
     allowed = (LATEST, BEST, ALL) if several else (LATEST, BEST)
     if not isinstance(checkpoint, int) and not str(checkpoint).isdigit() and checkpoint not in allowed:
@@ -90,12 +90,12 @@ def choose_together(path: str, checkpoint: str | int = LATEST) -> str:
     """Returns the path of the chosen checkpoint, the same in every process although a run may save another meanwhile.
 
     Args:
-      path: see the description of this module.
+      path: See the description of this module.
       checkpoint: `latest`, `best`, or a step; see `choose`.
 
     Raises:
-      UserError: the checkpoint is not found.
-      RunFailed: instead, in all processes but the first.
+      UserError: The checkpoint is not found.
+      RunFailed: Instead, in all processes but the first.
     """
     (chosen,) = distributed.compute_in_main(lambda: choose(path, checkpoint))
     return chosen
@@ -125,17 +125,17 @@ def read(path: str, checkpoint: str | int, function: Callable[[str], T], *, chos
     """Chooses a checkpoint, and reads it. Chooses again if its run deletes it in the meantime.
 
     Args:
-      path: see the description of this module.
+      path: See the description of this module.
       checkpoint: `latest`, `best`, or a step; see `choose`.
-      function: reads the checkpoint at a path.
-      chosen: a checkpoint that was chosen before, which is read if it still exists.
+      function: Reads the checkpoint at a path.
+      chosen: A checkpoint that was chosen before, which is read if it still exists.
 
     Returns:
       The path of the checkpoint, and the result of the function.
 
     Raises:
-      UserError: the checkpoint is not found.
-      RunFailed: the run deletes each chosen checkpoint before it is read.
+      UserError: The checkpoint is not found.
+      RunFailed: The run deletes each chosen checkpoint before it is read.
     """
     for _ in range(_ATTEMPTS):
         chosen = chosen or choose_together(path, checkpoint)
@@ -156,8 +156,8 @@ def check_is_run(path: str, checkpoint: str | int) -> None:
     """Checks that a path is not one checkpoint, but a run directory, which may have several.
 
     Args:
-      path: see the description of this module.
-      checkpoint: the setting CHECKPOINT, for the message.
+      path: See the description of this module.
+      checkpoint: The setting CHECKPOINT, for the message.
 
     Raises:
       UserError: `path` is one checkpoint of a run, a Hugging Face directory, or a T5X checkpoint.

@@ -14,9 +14,9 @@ def to_layout(stacked: dict[str, jax.Array], like: Any, partitioner: partitionin
     """Returns the arrays of a checkpoint as a tree of the structure and layout of `like`.
 
     Args:
-      stacked: arrays by stored name. The function empties it.
-      like: a pytree of arrays or shapes.
-      partitioner: the mesh and rules that place the arrays.
+      stacked: Arrays by stored name. The function empties it.
+      like: A pytree of arrays or shapes.
+      partitioner: The mesh and rules that place the arrays.
     """
     return parameters.rebuild(like, lay_out(stacked, parameters.named_leaves(partitioner.shardings(like))))
 
@@ -25,8 +25,8 @@ def lay_out(stacked: dict[str, jax.Array], shardings: Mapping[str, Any]) -> dict
     """Converts stacked arrays to the layout of `shardings`, with at most one additional stack in memory.
 
     Args:
-      stacked: arrays by stored name. The function empties it, which frees each stack once it is unrolled.
-      shardings: shardings by name, in either layout.
+      stacked: Arrays by stored name. The function empties it, which frees each stack once it is unrolled.
+      shardings: Shardings by name, in either layout.
 
     Returns:
       Arrays by the names of `shardings`. Arrays that need no conversion are not copied.
@@ -52,7 +52,7 @@ def unroll_program(shardings: list[Any]) -> Any:
     """Returns a jitted function that splits a stack `[layers, …]` into its layers.
 
     Args:
-      shardings: one sharding per layer.
+      shardings: One sharding per layer.
     """
     return jax.jit(_layers, out_shardings=shardings)
 
@@ -83,8 +83,8 @@ def copy_for_save(
     """Returns leaves by stored name. Copies them if a donation could change an array that is still being written.
 
     Args:
-      leaves: arrays by name, in either layout.
-      shardings: the shardings of copies by stored name; chosen by XLA by default.
+      leaves: Arrays by name, in either layout.
+      shardings: The shardings of copies by stored name; chosen by XLA by default.
     """
     unrolled = any(parameters.stored_name(name)[1] is not None for name in leaves)
     on_cpu = next(iter(next(iter(leaves.values())).devices())).platform == "cpu"

@@ -19,13 +19,13 @@ class CheckpointMirror:
     checkpoint with a marker is complete.
 
     Args:
-      url: a URL that fsspec opens. Its complete checkpoints are downloaded.
+      url: A URL that fsspec opens. Its complete checkpoints are downloaded.
 
     Raises:
-      UserError: the run has several processes.
+      UserError: The run has several processes.
 
     Attributes:
-      local: the path of the local directory.
+      local: The path of the local directory.
     """
 
     def __init__(self, url: str):

@@ -22,15 +22,15 @@ class CheckpointStore:
     """The step directories in one directory. Saves are asynchronous, and a step directory appears when it is complete.
 
     Args:
-      directory: the directory.
-      preserve: a checkpoint is kept after a save if any of these policies keeps it; None keeps all.
-      read_only: whether to only read; the directory is then neither created nor cleaned up.
-      process: the only process that uses the directory, by its index. It stores the arrays that its own devices hold,
+      directory: The directory.
+      preserve: A checkpoint is kept after a save if any of these policies keeps it; None keeps all.
+      read_only: Whether to only read; the directory is then neither created nor cleaned up.
+      process: The only process that uses the directory, by its index. It stores the arrays that its own devices hold,
         and never waits for other processes. By default, all processes of the run share the directory.
-      files: the sizes of the files of arrays.
+      files: The sizes of the files of arrays.
 
     Attributes:
-      directory: the directory.
+      directory: The directory.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class CheckpointStore:
         """Starts to save a checkpoint.
 
         Args:
-          step: its step, after all earlier checkpoints.
-          leaves: the arrays by stored name.
-          positions: data positions by the index of their process; at least the position of this process.
+          step: Its step, after all earlier checkpoints.
+          leaves: The arrays by stored name.
+          positions: Data positions by the index of their process; at least the position of this process.
           about: JSON values.
         """
         tree = unflatten_dict(leaves, sep="/")
@@ -137,7 +137,7 @@ class CheckpointStore:
           Whether the item has checksums.
 
         Raises:
-          DamagedFile: a file is missing or does not match its checksum.
+          DamagedFile: A file is missing or does not match its checksum.
         """
         directory = self.directory / str(step) / item
         if checksums.verify(directory, *self._share):
@@ -183,8 +183,8 @@ def only_processes(processes: Collection[int], name: str) -> ocp.options.Multipr
     """Returns the options with which Orbax reads or writes in some processes, which do not wait for the others.
 
     Args:
-      processes: their indices.
-      name: a name for their barriers.
+      processes: Their indices.
+      name: A name for their barriers.
     """
     return ocp.options.MultiprocessingOptions(
         primary_host=min(processes), active_processes=set(processes), barrier_sync_key_prefix=name

@@ -12,9 +12,9 @@ class Checkpointer(Protocol):
     """Saves and restores the checkpoints of one run: `Checkpoints` or `TieredCheckpoints`.
 
     Attributes:
-      keep_best: number of best checkpoints to keep.
-      best_metric: the metric that decides which checkpoints are best.
-      has_failed: whether a process could not write its part of a checkpoint; `wait` and `save` raise the error.
+      keep_best: Number of best checkpoints to keep.
+      best_metric: The metric that decides which checkpoints are best.
+      has_failed: Whether a process could not write its part of a checkpoint; `wait` and `save` raise the error.
     """
 
     keep_best: int

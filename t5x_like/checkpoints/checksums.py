@@ -64,15 +64,15 @@ def verify(directory: epath.Path, process_index: int = 0, process_count: int = 1
     its share.
 
     Args:
-      directory: the directory that `write` was called on.
-      process_index: index of this process.
-      process_count: number of processes.
+      directory: The directory that `write` was called on.
+      process_index: Index of this process.
+      process_count: Number of processes.
 
     Returns:
       Whether the directory has checksums.
 
     Raises:
-      DamagedFile: a file, or the directory, is missing or does not match its checksum.
+      DamagedFile: A file, or the directory, is missing or does not match its checksum.
     """
     files = _list(directory)
     if not files:

@@ -13,9 +13,9 @@ class KeepBest(policies.PreservationPolicy):
     """Keeps the best checkpoints, also from an earlier start of the run.
 
     Args:
-      evaluations: the evaluations of the checkpoints.
-      metric: the metric that decides.
-      number: the number of checkpoints to keep.
+      evaluations: The evaluations of the checkpoints.
+      metric: The metric that decides.
+      number: The number of checkpoints to keep.
     """
 
     def __init__(self, evaluations: CheckpointEvaluations, metric: BestMetric, number: int):

@@ -27,8 +27,8 @@ class LocalTier:
     """Where and how often a run saves on each host.
 
     Args:
-      directory: a directory of each host that outlives the process, such as a ramdisk or local SSD.
-      save_period: steps between two local checkpoints.
+      directory: A directory of each host that outlives the process, such as a ramdisk or local SSD.
+      save_period: Steps between two local checkpoints.
     """
 
     directory: str
@@ -38,7 +38,7 @@ class LocalTier:
         """Checks what can be checked on any machine, and returns the directory as an absolute path.
 
         Raises:
-          UserError: the directory is not a path, is a URL, has characters that Orbax cannot write to, or is in the run
+          UserError: The directory is not a path, is a URL, has characters that Orbax cannot write to, or is in the run
             directory.
         """
         directory = self.directory
@@ -67,7 +67,7 @@ class LocalTier:
         """Checks that the directory can be created or written to on this host.
 
         Raises:
-          UserError: it cannot.
+          UserError: It cannot.
         """
         paths.check_writable("LOCAL_DIRECTORY", self.directory)
 
@@ -79,15 +79,15 @@ class LocalCheckpoints:
     never reads them. A process never waits for others.
 
     Args:
-      directory: an absolute path of this host.
-      run_id: an identifier that no other run has.
-      model_dir: the run directory, for messages.
+      directory: An absolute path of this host.
+      run_id: An identifier that no other run has.
+      model_dir: The run directory, for messages.
 
     Raises:
-      UserError: the directory cannot be created or written to.
+      UserError: The directory cannot be created or written to.
 
     Attributes:
-      directory: the directory of this process.
+      directory: The directory of this process.
     """
 
     def __init__(self, directory: str, run_id: str, model_dir: str):
@@ -109,8 +109,8 @@ class LocalCheckpoints:
         """Describes a checkpoint to other processes.
 
         Args:
-          step: one of `steps()`.
-          layout: the result of `digest` for the arrays to restore.
+          step: One of `steps()`.
+          layout: The result of `digest` for the arrays to restore.
 
         Returns:
           `problem`, which is empty if this process can restore the arrays, and `has_positions`, which says whether the
@@ -142,10 +142,10 @@ class LocalCheckpoints:
         """Starts to save a checkpoint.
 
         Args:
-          step: its step.
-          leaves: the arrays by stored name.
-          positions: data positions by the index of their process: of all processes, or of this one.
-          about: properties of the run, as JSON values.
+          step: Its step.
+          leaves: The arrays by stored name.
+          positions: Data positions by the index of their process: of all processes, or of this one.
+          about: Properties of the run, as JSON values.
         """
         about = {**about, LAYOUT: digest(leaves), HAS_POSITIONS: len(positions) == jax.process_count()}
         self._store.save(step, leaves, positions, about)

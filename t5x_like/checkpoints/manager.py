@@ -49,28 +49,28 @@ class Checkpoints:
     is always kept. With `keep_best`, a run saves a checkpoint after every evaluation.
 
     Args:
-      directory: a local path, `gs://…`, or another URL that fsspec opens. The last kind is mirrored in a local
+      directory: A local path, `gs://…`, or another URL that fsspec opens. The last kind is mirrored in a local
         directory.
-      keep_latest: number of latest checkpoints to keep; positive.
-      keep_every: keep the checkpoints whose step is a multiple of it; None for no such rule.
-      keep_best: number of best checkpoints to keep.
-      best_metric: name of the evaluation metric that decides which checkpoints are best, such as `loss`,
+      keep_latest: Number of latest checkpoints to keep; positive.
+      keep_every: Keep the checkpoints whose step is a multiple of it; None for no such rule.
+      keep_best: Number of best checkpoints to keep.
+      best_metric: Name of the evaluation metric that decides which checkpoints are best, such as `loss`,
         `task/accuracy`, or `evaluation/loss` with several evaluations.
-      best_is_larger: whether larger values of `best_metric` are better. By default, smaller values are better for
+      best_is_larger: Whether larger values of `best_metric` are better. By default, smaller values are better for
         metrics whose name contains loss, perplexity, error, distance or entropy, and larger ones for all others.
-      restore_one_replica: whether only the first replica of the mesh reads a checkpoint, and broadcasts it to the
+      restore_one_replica: Whether only the first replica of the mesh reads a checkpoint, and broadcasts it to the
         others, such as other slices; see `replica_restore`.
-      files: the sizes of the files that checkpoints consist of.
-      read_only: whether to only read; the directory is then neither created nor cleaned up.
+      files: The sizes of the files that checkpoints consist of.
+      read_only: Whether to only read; the directory is then neither created nor cleaned up.
 
     Raises:
       UserError: Orbax cannot write to a path like `directory`, `keep_latest` is not positive, or `keep_best` is
         negative.
 
     Attributes:
-      directory: the directory that Orbax reads and writes; the local mirror if there is one.
-      keep_best: number of best checkpoints to keep.
-      best_metric: the metric that decides which checkpoints are best.
+      directory: The directory that Orbax reads and writes; the local mirror if there is one.
+      keep_best: Number of best checkpoints to keep.
+      best_metric: The metric that decides which checkpoints are best.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class Checkpoints:
         """Checks that the state of a run can be restored onto its mesh.
 
         Args:
-          like: the state of the run, as arrays or shapes; only other checkpointers need it.
-          partitioner: the mesh and rules of the run.
+          like: The state of the run, as arrays or shapes; only other checkpointers need it.
+          partitioner: The mesh and rules of the run.
 
         Raises:
-          UserError: with `restore_one_replica`, a process belongs to several replicas, or there is only one replica.
+          UserError: With `restore_one_replica`, a process belongs to several replicas, or there is only one replica.
         """
         if self._restore_one_replica:
             replica_restore.check_mesh(partitioner.mesh)
@@ -128,7 +128,7 @@ class Checkpoints:
         """Returns the step of the latest checkpoint after verifying it, or None if there is none.
 
         Raises:
-          DamagedCheckpoint: a file does not match its checksum.
+          DamagedCheckpoint: A file does not match its checksum.
         """
         newest = self.latest()
         if newest is not None:
@@ -165,14 +165,14 @@ class Checkpoints:
         checkpoint and reads an array of it.
 
         Args:
-          step: a step after all earlier checkpoints.
-          tree: any pytree, such as a `TrainState`. Its leaves are stored by name, each stack of layers as one array.
-          feed: the data position after the last batch that `tree` was updated with.
-          about: properties of the run to store, as JSON values.
-          metrics: results of the evaluation of `tree` by name. They are stored with the checkpoint.
+          step: A step after all earlier checkpoints.
+          tree: Any pytree, such as a `TrainState`. Its leaves are stored by name, each stack of layers as one array.
+          feed: The data position after the last batch that `tree` was updated with.
+          about: Properties of the run to store, as JSON values.
+          metrics: Results of the evaluation of `tree` by name. They are stored with the checkpoint.
 
         Raises:
-          RunFailed: the first checkpoint was written but cannot be read.
+          RunFailed: The first checkpoint was written but cannot be read.
           UserError: `keep_best` is set, and `metrics` does not have `best_metric`.
         """
         self.wait()
@@ -218,16 +218,16 @@ class Checkpoints:
         """Restores the tree saved at `step`, in the layout of `like`.
 
         Args:
-          step: one of `steps()`.
-          like: a pytree of arrays or shapes with the names that were saved, scanned or unrolled.
-          partitioner: the mesh and rules that place the arrays.
+          step: One of `steps()`.
+          like: A pytree of arrays or shapes with the names that were saved, scanned or unrolled.
+          partitioner: The mesh and rules that place the arrays.
 
         Returns:
           A pytree of the structure of `like`.
 
         Raises:
-          DamagedCheckpoint: a file does not match its checksum.
-          UserError: a tensor of `like` is missing in the checkpoint or has another shape there.
+          DamagedCheckpoint: A file does not match its checksum.
+          UserError: A tensor of `like` is missing in the checkpoint or has another shape there.
         """
         return to_layout(self.read(step, stacked_shapes(like, partitioner)), like, partitioner)
 
@@ -235,8 +235,8 @@ class Checkpoints:
         """Reads arrays of checkpoint `step`, by stored name and with the given shapes and shardings.
 
         Raises:
-          DamagedCheckpoint: a file does not match its checksum.
-          UserError: an array is missing in the checkpoint or has another shape there.
+          DamagedCheckpoint: A file does not match its checksum.
+          UserError: An array is missing in the checkpoint or has another shape there.
         """
         self._check(step, shapes)
         if not self._restore_one_replica:
@@ -250,12 +250,12 @@ class Checkpoints:
         """Compares the files of checkpoint `step` with their checksums. Several processes divide the work.
 
         Args:
-          step: one of `steps()`.
-          *names: the items to verify; all by default.
+          step: One of `steps()`.
+          *names: The items to verify; all by default.
 
         Raises:
-          DamagedCheckpoint: raised in every process. Only the process that found the damage names the file.
-          OSError: a file could not be read; also raised in every process.
+          DamagedCheckpoint: Raised in every process. Only the process that found the damage names the file.
+          OSError: A file could not be read; also raised in every process.
         """
         self._require(step)
         if wanted := [name for name in names or ITEMS if (step, name) not in self._verified]:
@@ -296,7 +296,7 @@ class Checkpoints:
         """Deletes the damaged checkpoints that are newer than the newest intact one.
 
         Raises:
-          DamagedCheckpoint: every checkpoint is damaged. None is deleted.
+          DamagedCheckpoint: Every checkpoint is damaged. None is deleted.
         """
         damaged: list[int] = []
         for step in reversed(self.steps()):
@@ -336,8 +336,8 @@ class Checkpoints:
         """Returns the shape of every tensor of checkpoint `step` by stored name.
 
         Args:
-          step: one of `steps()`.
-          verify: whether to compare all files of the tensors with their checksums first.
+          step: One of `steps()`.
+          verify: Whether to compare all files of the tensors with their checksums first.
         """
         if verify:
             self.verify(step, "state")

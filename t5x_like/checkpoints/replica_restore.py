@@ -29,7 +29,7 @@ def check_mesh(mesh: Mesh) -> None:
     """Checks that each process belongs to one replica.
 
     Raises:
-      UserError: it does not, or there is only one replica.
+      UserError: It does not, or there is only one replica.
     """
     replicas = [_processes(replica.flat) for replica in mesh.devices]
     if not separate_replicas(mesh):
@@ -57,14 +57,14 @@ def read(directory: epath.Path, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> d
     """Reads arrays in the processes of the first replica and broadcasts them to the others.
 
     Args:
-      directory: the item `state` of a checkpoint.
-      shapes: name -> shape, dtype and sharding, over one mesh, of arrays that `is_replicated`.
+      directory: The item `state` of a checkpoint.
+      shapes: Name -> shape, dtype and sharding, over one mesh, of arrays that `is_replicated`.
 
     Returns:
       The arrays by name.
 
     Raises:
-      UserError: a process belongs to several replicas, or there is only one replica.
+      UserError: A process belongs to several replicas, or there is only one replica.
     """
     mesh = next(iter(shapes.values())).sharding.mesh
     check_mesh(mesh)
@@ -96,9 +96,9 @@ def broadcast(
     """Reads arrays in the processes of one replica and broadcasts their bits to the others.
 
     Args:
-      read: reads arrays, whose shardings are over the devices of the replica; only called in its processes.
-      shapes: name -> shape, dtype and sharding, over one mesh, of arrays that `is_replicated`.
-      source: index of the replica.
+      read: Reads arrays, whose shardings are over the devices of the replica; only called in its processes.
+      shapes: Name -> shape, dtype and sharding, over one mesh, of arrays that `is_replicated`.
+      source: Index of the replica.
 
     Returns:
       The arrays by name.

@@ -10,9 +10,9 @@ class SaveTimer:
     Process 0 tells the others by the vote of a step, so the checkpoint follows one step later.
 
     Args:
-      seconds: time between two checkpoints; None for no checkpoint by time.
-      decides: whether this is the process whose clock decides.
-      now: a monotonic clock, in seconds.
+      seconds: Time between two checkpoints; None for no checkpoint by time.
+      decides: Whether this is the process whose clock decides.
+      now: A monotonic clock, in seconds.
     """
 
     def __init__(self, seconds: float | None, *, decides: bool, now: Callable[[], float] = time.monotonic):
@@ -27,8 +27,8 @@ class SaveTimer:
         """Returns whether a checkpoint follows `step`.
 
         Args:
-          step: the step.
-          is_agreed: whether the vote of the step before asked for a checkpoint.
+          step: The step.
+          is_agreed: Whether the vote of the step before asked for a checkpoint.
         """
         # The vote of the step after a request was made before the checkpoint.
         return is_agreed and step > self._last_step + 1

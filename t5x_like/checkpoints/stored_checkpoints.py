@@ -26,7 +26,7 @@ class StoredCheckpoints:
     Orbax's manager, on which `Checkpoints` is built, waits for all processes when it is constructed.
 
     Args:
-      directory: the directory `checkpoints` of a run, a local path or URL. It may be missing.
+      directory: The directory `checkpoints` of a run, a local path or URL. It may be missing.
     """
 
     def __init__(self, directory: str):
@@ -56,7 +56,7 @@ class StoredCheckpoints:
         Does nothing for stores that Orbax cannot read, whose checkpoints are verified when they are copied.
 
         Raises:
-          UserError: a file does not match its checksum, so that another checkpoint may be the best.
+          UserError: A file does not match its checksum, so that another checkpoint may be the best.
         """
         for step in self.steps() if is_native(self.directory) else ():
             about = epath.Path(self.directory) / str(step) / "about"

@@ -53,16 +53,16 @@ class TieredCheckpoints:
     and what they affect, `Checkpoints` documents the methods.
 
     Args:
-      persistent: the checkpoints in MODEL_DIR. They are closed with these.
-      local: where local checkpoints are.
-      model_dir: the run directory.
+      persistent: The checkpoints in MODEL_DIR. They are closed with these.
+      local: Where local checkpoints are.
+      model_dir: The run directory.
 
     Raises:
-      UserError: the local directory is not a writable directory outside of MODEL_DIR.
+      UserError: The local directory is not a writable directory outside of MODEL_DIR.
 
     Attributes:
-      keep_best: number of best checkpoints to keep in MODEL_DIR.
-      best_metric: the metric that decides which checkpoints are best.
+      keep_best: Number of best checkpoints to keep in MODEL_DIR.
+      best_metric: The metric that decides which checkpoints are best.
     """
 
     def __init__(self, persistent: Checkpoints, local: local_checkpoints.LocalTier, model_dir: str):
@@ -94,7 +94,7 @@ class TieredCheckpoints:
           The step; None if there is no checkpoint.
 
         Raises:
-          DamagedCheckpoint: the checkpoint is in MODEL_DIR, and a file does not match its checksum.
+          DamagedCheckpoint: The checkpoint is in MODEL_DIR, and a file does not match its checksum.
         """
         newest = self._persistent.latest()
         layout = local_checkpoints.digest(self._shapes)
@@ -227,10 +227,10 @@ class TieredCheckpoints:
         last one, because all processes have the last one by now.
 
         Args:
-          step: a step after all earlier checkpoints.
-          tree: the state.
-          feed: the data position of this process.
-          about: properties of the run, as JSON values.
+          step: A step after all earlier checkpoints.
+          tree: The state.
+          feed: The data position of this process.
+          about: Properties of the run, as JSON values.
         """
         if self._is_disabled:
             return

@@ -44,7 +44,7 @@ def find_t5x(path: str) -> str | None:
     """Finds the index of a T5X checkpoint: its msgpack file, or the `_METADATA` of Orbax.
 
     Args:
-      path: a checkpoint of T5X (`checkpoint_1000`, a directory or a legacy file), or T5X's MODEL_DIR, whose newest
+      path: A checkpoint of T5X (`checkpoint_1000`, a directory or a legacy file), or T5X's MODEL_DIR, whose newest
         checkpoint is meant.
 
     Returns:
@@ -74,13 +74,13 @@ def find_tensorflow(path: str) -> str | None:
     """Finds a TensorFlow checkpoint.
 
     Args:
-      path: a directory with one checkpoint, or the path of its files, with or without `.index`.
+      path: A directory with one checkpoint, or the path of its files, with or without `.index`.
 
     Returns:
       The path of the files without `.index`, or None.
 
     Raises:
-      UserError: the directory has several checkpoints.
+      UserError: The directory has several checkpoints.
     """
     path = path.rstrip("/").removesuffix(_TENSORFLOW_INDEX)
     if paths.is_file(f"{path}{_TENSORFLOW_INDEX}"):
@@ -104,9 +104,9 @@ def not_found(setting: str, path: str, wanted: str) -> UserError:
     """Returns the error for weights that do not exist. Their path may be the name of a model on the Hugging Face Hub.
 
     Args:
-      setting: what the user set, such as `HF_PATH`.
-      path: its value.
-      wanted: what to give instead, after "Give ".
+      setting: What the user set, such as `HF_PATH`.
+      path: Its value.
+      wanted: What to give instead, after "Give ".
     """
     owner, _, _ = path.rpartition("/")
     if not _HUB_NAME.fullmatch(path) or (owner and paths.exists(owner)):

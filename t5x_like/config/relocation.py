@@ -16,8 +16,8 @@ def macros(directory: str, arguments: Any) -> dict[str, Any]:
     vocabulary in TASK_ARGUMENTS.
 
     Args:
-      directory: the run directory.
-      arguments: the stored value of TASK_ARGUMENTS.
+      directory: The run directory.
+      arguments: The stored value of TASK_ARGUMENTS.
     """
     found: dict[str, Any] = dict.fromkeys(("MODEL_DIR", "CHECKPOINT_PATH"), directory)
     if (tokenizer := tokenizer_files.find(paths.join(directory, run_files.TOKENIZER))) is not None:

@@ -23,11 +23,11 @@ class Hypotheses:
     """Several texts per row.
 
     Attributes:
-      tokens: generated tokens, 0 after the end.
-      log_probability: log-probability of the tokens under the model.
-      score: log-probability after the rules on the logits, and of finished hypotheses after the length penalty.
-      lengths: number of tokens.
-      exists: whether a finished hypothesis exists; true for open ones.
+      tokens: Generated tokens, 0 after the end.
+      log_probability: Log-probability of the tokens under the model.
+      score: Log-probability after the rules on the logits, and of finished hypotheses after the length penalty.
+      lengths: Number of tokens.
+      exists: Whether a finished hypothesis exists; true for open ones.
     """
 
     tokens: Int[Array, "batch beams length"]
@@ -54,11 +54,11 @@ class _State:
     """Beam search after `count` generated tokens.
 
     Attributes:
-      count: number of generated tokens.
-      cache: cache of the positions before the last token, with `beams` neighboring rows per input.
-      open: hypotheses that have not ended, by descending score.
-      finished: the best hypotheses that have ended, by descending score.
-      active: rows whose finished hypotheses may still change.
+      count: Number of generated tokens.
+      cache: Cache of the positions before the last token, with `beams` neighboring rows per input.
+      open: Hypotheses that have not ended, by descending score.
+      finished: The best hypotheses that have ended, by descending score.
+      active: Rows whose finished hypotheses may still change.
     """
 
     count: Int[Array, ""]
@@ -75,9 +75,9 @@ def beam_search(step: Step, start: Start, decoding: Decoding) -> Generated:
     finished hypotheses, of which the `beams` best are kept. The `beams` best extensions that do not end stay open.
 
     Args:
-      step: runs the model.
-      start: inputs or prompts.
-      decoding: the resolved settings.
+      step: Runs the model.
+      start: Inputs or prompts.
+      decoding: The resolved settings.
 
     Returns:
       `decoding.beams` texts per row, by descending score.
@@ -157,11 +157,11 @@ def _extend(
     """Extends hypotheses by their most probable next tokens.
 
     Args:
-      hypotheses: open hypotheses of `count` tokens.
-      log_probabilities: log-probabilities of the next token under the model.
-      ruled: the same after the rules on the logits, which are added to the scores.
-      count: number of tokens.
-      kept: number of extensions per row.
+      hypotheses: Open hypotheses of `count` tokens.
+      log_probabilities: Log-probabilities of the next token under the model.
+      ruled: The same after the rules on the logits, which are added to the scores.
+      count: Number of tokens.
+      kept: Number of extensions per row.
 
     Returns:
       The index of the hypothesis that each extension extends, and the extensions by descending score.

@@ -32,19 +32,19 @@ def generate(
     win.
 
     Args:
-      model: has `decode_step` and `unembed`. An encoder-decoder also has `encode` and `init_cache`; a decoder has
+      model: Has `decode_step` and `unembed`. An encoder-decoder also has `encode` and `init_cache`; a decoder has
         `prefill`, and `config.max_length` if it limits its positions.
       batch: `encoder_input_tokens` with 0 for padding, or prompts as `prompts.left_pad` reads them.
-      decoding: the settings, resolved by `Decoding.resolve`.
-      key: random key; only sampling needs it.
-      example_ids: number of each row, which determines its samples together with the key, in any batch and on any
+      decoding: The settings, resolved by `Decoding.resolve`.
+      key: Random key; only sampling needs it.
+      example_ids: Number of each row, which determines its samples together with the key, in any batch and on any
         devices. The default is 0, 1, 2 ….
 
     Returns:
       The generated texts, `decoding.samples` per row.
 
     Raises:
-      UserError: a field of `decoding` is missing, or sampling has no key.
+      UserError: A field of `decoding` is missing, or sampling has no key.
     """
     if missing := [name for name in ("max_length", "eos_ids", "bos_id") if getattr(decoding, name) is None]:
         values = ", ".join(f"{name}=…" for name in missing)

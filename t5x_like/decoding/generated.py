@@ -11,11 +11,11 @@ class Generated:
     """Generated tokens, the best text of a row first.
 
     Attributes:
-      tokens: generated ids up to and including EOS, padded with 0.
-      lengths: number of generated tokens, including EOS. It distinguishes a generated id 0 from padding.
-      log_probability: sum of the log-probabilities of the generated tokens under the model, in nats: without
+      tokens: Generated ids up to and including EOS, padded with 0.
+      lengths: Number of generated tokens, including EOS. It distinguishes a generated id 0 from padding.
+      log_probability: Sum of the log-probabilities of the generated tokens under the model, in nats: without
         temperature, length penalty and rules on the logits.
-      score: what orders the texts of a row: their log-probability after the length penalty. That of beam search
+      score: What orders the texts of a row: their log-probability after the length penalty. That of beam search
         includes the rules on the logits.
     """
 

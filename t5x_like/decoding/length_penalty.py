@@ -10,9 +10,9 @@ def length_penalty(decoding: Decoding, length: Int[Array, "..."] | int) -> Float
     """Returns what the log-probability of a text is divided by.
 
     Args:
-      decoding: the settings. `power` is length**alpha, as in transformers. `gnmt` is ((5 + length) / 6)**alpha (Wu et
+      decoding: The settings. `power` is length**alpha, as in transformers. `gnmt` is ((5 + length) / 6)**alpha (Wu et
         al. 2016, equation 14).
-      length: number of generated tokens, EOS included.
+      length: Number of generated tokens, EOS included.
     """
     base = jnp.asarray(length, jnp.float32)
     return (base if decoding.length_penalty == "power" else (5 + base) / 6) ** decoding.alpha

@@ -21,11 +21,11 @@ class History:
     """The tokens so far.
 
     Attributes:
-      prompt: tokens before the first generated one, aligned at their end.
-      present: whether a position of `prompt` has a token; the others are padding.
-      generated: generated tokens, from the left.
-      count: number of generated tokens, the same for all rows.
-      limit: maximum number of generated tokens per row.
+      prompt: Tokens before the first generated one, aligned at their end.
+      present: Whether a position of `prompt` has a token; the others are padding.
+      generated: Generated tokens, from the left.
+      count: Number of generated tokens, the same for all rows.
+      limit: Maximum number of generated tokens per row.
     """
 
     prompt: Int[Array, "rows prompt"]
@@ -58,7 +58,7 @@ def compose(decoding: Decoding) -> Rule:
     """Returns the rule that applies all rules of the settings, in the order of transformers.
 
     Args:
-      decoding: the resolved settings.
+      decoding: The resolved settings.
     """
     rules: list[Rule] = []
     if decoding.repetition_penalty != 1:
@@ -86,9 +86,9 @@ def penalize_repetition(logits: Logits, history: History, penalty: float) -> Log
     """Divides positive logits of tokens that occurred before by the penalty, and multiplies negative ones by it.
 
     Args:
-      logits: logits of the next token.
-      history: the tokens so far.
-      penalty: factor (Keskar et al. 2019, section 4.1).
+      logits: Logits of the next token.
+      history: The tokens so far.
+      penalty: Factor (Keskar et al. 2019, section 4.1).
     """
     penalized = jnp.where(logits < 0, logits * penalty, logits / penalty)
     return jnp.where(_contains(history.tokens, history.known, logits.shape[-1]), penalized, logits)
@@ -98,9 +98,9 @@ def forbid_repeated_ngrams(logits: Logits, history: History, size: int) -> Logit
     """Forbids the tokens that would complete an n-gram that occurred before (Paulus et al. 2018, section 2.5).
 
     Args:
-      logits: logits of the next token.
-      history: the tokens so far.
-      size: length of the n-grams.
+      logits: Logits of the next token.
+      history: The tokens so far.
+      size: Length of the n-grams.
     """
     tokens, known = history.tokens, history.known
     starts = tokens.shape[1] - size + 1
@@ -124,9 +124,9 @@ def force_token(logits: Logits, token: int, when: Bool[Array, "..."]) -> Logits:
     """Makes a token the only one, with logit 0, in the rows where `when` is true.
 
     Args:
-      logits: logits of the next token.
-      token: the token.
-      when: condition per row, or one for all rows.
+      logits: Logits of the next token.
+      token: The token.
+      when: Condition per row, or one for all rows.
     """
     forced = jnp.where(jnp.arange(logits.shape[-1]) == token, 0.0, -jnp.inf)
     return jnp.where(jnp.broadcast_to(when, logits.shape[:1])[:, None], forced, logits)

@@ -26,7 +26,7 @@ def for_decoding(model: M) -> M:
     A step computes few products per parameter, so it takes as long as reading them.
 
     Args:
-      model: the model. A second call returns the same arrays.
+      model: The model. A second call returns the same arrays.
 
     Returns:
       The model, with whole parameters on devices that hold different rows, unless these are too large.
@@ -40,8 +40,8 @@ def in_compute_dtype(model: M, kinds: Collection[str]) -> M:
     The other parameters, such as the scales of norms, are used in float32 and stay float32.
 
     Args:
-      model: the model, some of whose parameters may be None.
-      kinds: names of the parameters to cast within their layers: `kernel`, with its bias, or `embedding`. The gradient
+      model: The model, some of whose parameters may be None.
+      kinds: Names of the parameters to cast within their layers: `kernel`, with its bias, or `embedding`. The gradient
         of an embedding is summed over tokens in the dtype of the embedding.
 
     Returns:
@@ -56,9 +56,9 @@ def cast_kinds(params: Tree, kinds: Collection[str], dtype: DTypeLike) -> Tree:
     """Casts the parameters of some kinds.
 
     Args:
-      params: parameters, some of which may be None.
-      kinds: see `in_compute_dtype`.
-      dtype: the dtype of the result.
+      params: Parameters, some of which may be None.
+      kinds: See `in_compute_dtype`.
+      dtype: The dtype of the result.
     """
     names = set(parameters.named_leaves(params))
 

@@ -20,12 +20,12 @@ class _State:
     """Rows after `count` generated tokens. There are `samples` neighboring rows per input.
 
     Attributes:
-      count: number of generated tokens.
-      cache: cache of the positions before the last token.
-      tokens: generated tokens, 0 after the end.
-      finished: whether a row has ended.
-      lengths: number of tokens of each row.
-      log_probability: their log-probability.
+      count: Number of generated tokens.
+      cache: Cache of the positions before the last token.
+      tokens: Generated tokens, 0 after the end.
+      finished: Whether a row has ended.
+      lengths: Number of tokens of each row.
+      log_probability: Their log-probability.
     """
 
     count: Int[Array, ""]
@@ -40,10 +40,10 @@ def sample(step: Step, start: Start, decoding: Decoding, keys: jax.Array | None)
     """Generates one token after another, without revising earlier ones.
 
     Args:
-      step: runs the model.
-      start: inputs or prompts.
-      decoding: the resolved settings.
-      keys: random key per sample from `keys_of_samples`; None selects the most probable tokens.
+      step: Runs the model.
+      start: Inputs or prompts.
+      decoding: The resolved settings.
+      keys: Random key per sample from `keys_of_samples`; None selects the most probable tokens.
 
     Returns:
       `decoding.samples` texts per row, by descending score.
@@ -89,9 +89,9 @@ def keys_of_samples(key: jax.Array, example_ids: Int[Array, " batch"], samples: 
     """Derives one random key per sample, which depends on the example and the number of the sample alone.
 
     Args:
-      key: random key.
-      example_ids: number of each row.
-      samples: number of samples per row.
+      key: Random key.
+      example_ids: Number of each row.
+      samples: Number of samples per row.
 
     Returns:
       Keys `[batch * samples]`, the keys of a row next to each other.

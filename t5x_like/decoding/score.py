@@ -16,10 +16,10 @@ class Scored:
     """The targets of each row under a model. The positions whose `decoder_loss_weights` are positive are scored.
 
     Attributes:
-      log_probability: log-probability of the targets, summed over positions with their weights, in nats.
-      tokens: number of scored positions.
-      greedy: whether each scored token is the most probable one. True for a row without scored positions.
-      positions: log-probability of the target at each position, 0 where none is scored; None unless requested.
+      log_probability: Log-probability of the targets, summed over positions with their weights, in nats.
+      tokens: Number of scored positions.
+      greedy: Whether each scored token is the most probable one. True for a row without scored positions.
+      positions: Log-probability of the target at each position, 0 where none is scored; None unless requested.
     """
 
     log_probability: Float[Array, " batch"]
@@ -34,9 +34,9 @@ def score(model: Any, batch: Mapping[str, Int[Array, "batch length"]], *, per_po
     The sum of the scores of a set equals its negative cross-entropy: the loss of `eval` times the number of tokens.
 
     Args:
-      model: an encoder-decoder or a decoder.
-      batch: the model's features, with `decoder_target_tokens` and `decoder_loss_weights`.
-      per_position: whether to also return the log-probability at each position.
+      model: An encoder-decoder or a decoder.
+      batch: The model's features, with `decoder_target_tokens` and `decoder_loss_weights`.
+      per_position: Whether to also return the log-probability at each position.
 
     Returns:
       The scores.
@@ -55,11 +55,11 @@ def score_hidden(
     """Scores targets like `score`, from the last hidden states of the decoder.
 
     Args:
-      hidden: the last hidden states of the decoder.
-      unembed: maps hidden states to logits.
+      hidden: The last hidden states of the decoder.
+      unembed: Maps hidden states to logits.
       batch: `decoder_target_tokens` and `decoder_loss_weights`.
-      per_position: see `score`.
-      budget_bytes: bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
+      per_position: See `score`.
+      budget_bytes: Bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
 
     Returns:
       The scores.

@@ -144,9 +144,9 @@ class Decoding:
         """Fills the settings that are None.
 
         Args:
-          max_length: maximum number of generated tokens.
-          eos_ids: tokens that end a text.
-          bos_id: first input of an encoder-decoder's decoder.
+          max_length: Maximum number of generated tokens.
+          eos_ids: Tokens that end a text.
+          bos_id: First input of an encoder-decoder's decoder.
 
         Returns:
           Settings for `generate`.

@@ -26,12 +26,12 @@ class Window:
     """A window of a question's context, the target of one example.
 
     Attributes:
-      question: the id of the question.
-      context: the whole context.
-      answers: the texts of the answers; none if the question is unanswerable.
-      starts: index in the context of the first character of each position of `inputs`, -1 outside of the context.
-      ends: index after its last character.
-      max_context: whether no other window of the question has more context around this position.
+      question: The id of the question.
+      context: The whole context.
+      answers: The texts of the answers; none if the question is unanswerable.
+      starts: Index in the context of the first character of each position of `inputs`, -1 outside of the context.
+      ends: Index after its last character.
+      max_context: Whether no other window of the question has more context around this position.
     """
 
     question: str
@@ -47,7 +47,7 @@ class Window:
 
         Args:
           example: `context` and `answers` in UTF-8, and per position `starts`, `ends` and `max_context`.
-          question: the id of the question.
+          question: The id of the question.
         """
         return cls(
             question=question,
@@ -69,9 +69,9 @@ class Answer(NamedTuple):
     """The predicted answer of a question.
 
     Attributes:
-      text: the text of the best span, empty if there is none.
-      score: its start logit + its end logit, or its log-probability.
-      null_score: the score of no answer, the lowest one over the windows. A higher score than `score` means that the
+      text: The text of the best span, empty if there is none.
+      score: Its start logit + its end logit, or its log-probability.
+      null_score: The score of no answer, the lowest one over the windows. A higher score than `score` means that the
         question has no answer.
     """
 
@@ -93,12 +93,12 @@ def answers_of(
     most `max_answer_length` tokens.
 
     Args:
-      windows: the windows of the questions, in any order.
-      outputs: what `SpanExtraction` or `ConditionalSpanExtraction` predicts for each window: `start_logits` and
+      windows: The windows of the questions, in any order.
+      outputs: What `SpanExtraction` or `ConditionalSpanExtraction` predicts for each window: `start_logits` and
         `end_logits`, as long as the longest window or longer, or `beam_spans`, `beam_scores` and
         `null_score_difference`.
-      n_best: number of start and of end positions of a window that are combined, if they have logits.
-      max_answer_length: maximum number of tokens.
+      n_best: Number of start and of end positions of a window that are combined, if they have logits.
+      max_answer_length: Maximum number of tokens.
 
     Returns:
       Question id -> answer, in the order of the first window of each question.

@@ -23,12 +23,12 @@ class Start:
     """State of generation before the first step.
 
     Attributes:
-      prompt: tokens before the first generated one, aligned at their end: BOS of an encoder-decoder, or prompts.
-      present: whether a position of `prompt` has a token; the others are padding.
-      cache: cache of the positions before the first step.
-      index: slot of the last token of `prompt` in the cache.
-      limit: maximum number of generated tokens per row.
-      logits: logits of the first generated token, if prompts were processed; otherwise None.
+      prompt: Tokens before the first generated one, aligned at their end: BOS of an encoder-decoder, or prompts.
+      present: Whether a position of `prompt` has a token; the others are padding.
+      cache: Cache of the positions before the first step.
+      index: Slot of the last token of `prompt` in the cache.
+      limit: Maximum number of generated tokens per row.
+      logits: Logits of the first generated token, if prompts were processed; otherwise None.
     """
 
     prompt: Int[Array, "batch prompt"]
@@ -105,11 +105,11 @@ def left_pad(
     `[a b c 0 0]` becomes `[0 0 a b c]` with positions `[0 0 0 1 2]`.
 
     Args:
-      batch: the features of the prompts. `decoder_input_tokens` is required. The other features are optional:
+      batch: The features of the prompts. `decoder_input_tokens` is required. The other features are optional:
         `decoder_segment_ids` is 0 for padding, and only the first segment of a packed row is read. A prompt ends with
         the first token whose `decoder_loss_weights` is positive. `decoder_prefix` marks the tokens that all positions
         may attend to.
-      of_rows: further features to return, such as those of adapters, which have a value per row.
+      of_rows: Further features to return, such as those of adapters, which have a value per row.
 
     Returns:
       `decoder_input_tokens`, `decoder_segment_ids`, `decoder_positions` and, if given, `decoder_prefix` and the

@@ -29,7 +29,7 @@ def predictions_of(objective: Objective, params: Params, batch: Batch, names: Se
     """Runs a teacher without dropout and returns the predictions with these names.
 
     Raises:
-      UserError: the objective does not make a prediction.
+      UserError: The objective does not make a prediction.
     """
     found = passes.forward_at_evaluation(objective, params, batch).predictions
     if missing := [name for name in names if name not in found]:
@@ -100,7 +100,7 @@ class CachedLogits:
           spec: Features that the objective of the student reads.
 
         Raises:
-          UserError: there are none, they are incomplete, or another teacher computed them or read other features.
+          UserError: There are none, they are incomplete, or another teacher computed them or read other features.
         """
         found = cls(name, directory, logits.read_all(directory))
         settings = found._any.settings
@@ -150,7 +150,7 @@ class CachedLogits:
           classes: Prediction of the student -> number of classes.
 
         Raises:
-          UserError: the student does not make a prediction, or has another number of classes.
+          UserError: The student does not make a prediction, or has another number of classes.
         """
         for name, stored in self._any.predictions.items():
             if name in classes and classes[name] != stored.classes:

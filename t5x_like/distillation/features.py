@@ -17,15 +17,15 @@ def merge(
     """Adds what the models of teachers read to the features of a student, such as the token types of BERT.
 
     Args:
-      student: the features of the student.
-      teachers: teacher -> features of its objective, and names of those that its model reads. The others are targets.
-      attached: stored predictions of teachers.
+      student: The features of the student.
+      teachers: Teacher -> features of its objective, and names of those that its model reads. The others are targets.
+      attached: Stored predictions of teachers.
 
     Returns:
       The features of a batch. Rows are packed if the student's are.
 
     Raises:
-      UserError: a teacher reads a feature of the student differently, or one that its rows cannot have.
+      UserError: A teacher reads a feature of the student differently, or one that its rows cannot have.
     """
     found = {feature.name: feature for feature in student.features}
     declared = {feature.name: feature for feature in student.aligned_features}

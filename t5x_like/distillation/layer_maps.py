@@ -22,7 +22,7 @@ def every(k: int) -> LayerMap:
     2, 5, 8 and 11 (Jiao et al. 2020, section 4.1).
 
     Args:
-      k: positive integer.
+      k: Positive integer.
 
     Raises:
       UserError: `k` is not a positive integer.
@@ -51,7 +51,7 @@ def first(n: int) -> LayerMap:
     """Maps the first `n` layers of the student to the first `n` layers of the teacher.
 
     Args:
-      n: positive integer.
+      n: Positive integer.
 
     Raises:
       UserError: `n` is not a positive integer.
@@ -65,7 +65,7 @@ def last(n: int) -> LayerMap:
     """Maps the last `n` layers of the student to the last `n` layers of the teacher.
 
     Args:
-      n: positive integer.
+      n: Positive integer.
 
     Raises:
       UserError: `n` is not a positive integer.
@@ -78,8 +78,8 @@ def only(layer_map: LayerMap, index: int) -> LayerMap:
     """Returns a map of a single pair of another map.
 
     Args:
-      layer_map: the other map.
-      index: index of the pair.
+      layer_map: The other map.
+      index: Index of the pair.
 
     Returns:
       The map. When it is applied, it raises `UserError` if the other map has fewer pairs.
@@ -100,13 +100,13 @@ def resolve(layer_map: LayerMap, student: tuple[str, int], teacher: tuple[str, i
     """Returns the pairs of a map for two networks, with layers counted from 0.
 
     Args:
-      layer_map: the map.
-      student: a description of the student's stack, and its number of layers.
-      teacher: the same of the teacher.
-      setting: name of the setting, for error messages.
+      layer_map: The map.
+      student: A description of the student's stack, and its number of layers.
+      teacher: The same of the teacher.
+      setting: Name of the setting, for error messages.
 
     Raises:
-      UserError: the map is empty, is not a map, or names a layer that does not exist.
+      UserError: The map is empty, is not a map, or names a layer that does not exist.
     """
     pairs = layer_map(student[1], teacher[1]) if callable(layer_map) else layer_map
     try:

@@ -22,10 +22,10 @@ class Network:
     """What is known of a student or a teacher before its parameters exist.
 
     Attributes:
-      name: name of the teacher, or `student`.
-      config: configuration of the model.
-      objective: what it predicts; its `labels` and `coefficients` tell which heads it has.
-      vocabulary: digest of its vocabulary; None if it is unknown, or if no vocabulary belongs to the network.
+      name: Name of the teacher, or `student`.
+      config: Configuration of the model.
+      objective: What it predicts; its `labels` and `coefficients` tell which heads it has.
+      vocabulary: Digest of its vocabulary; None if it is unknown, or if no vocabulary belongs to the network.
     """
 
     name: str
@@ -41,10 +41,10 @@ class View:
     Nothing of a teacher has a gradient, and a teacher has no dropout.
 
     Attributes:
-      network: the student or a teacher.
-      outputs: last hidden states and captured arrays; None for a teacher whose logits are cached.
-      batch: the features of the rows that the model read, with a row per choice (`passes.flatten_choices`).
-      compute: computes `predictions`, when a loss reads one: a loss of hidden states does not need the heads.
+      network: The student or a teacher.
+      outputs: Last hidden states and captured arrays; None for a teacher whose logits are cached.
+      batch: The features of the rows that the model read, with a row per choice (`passes.flatten_choices`).
+      compute: Computes `predictions`, when a loss reads one: a loss of hidden states does not need the heads.
     """
 
     network: Network
@@ -66,7 +66,7 @@ class Loss(Protocol):
     weighted mean over them, unless `teacher` names one.
 
     Attributes:
-      teacher: name of the only teacher that the loss reads; None for all.
+      teacher: Name of the only teacher that the loss reads; None for all.
     """
 
     teacher: str | None
@@ -75,7 +75,7 @@ class Loss(Protocol):
         """Checks that the loss is defined for two networks: widths, maps of layers, heads and vocabularies.
 
         Raises:
-          UserError: the loss is not defined. The message names the loss and both networks.
+          UserError: The loss is not defined. The message names the loss and both networks.
         """
 
     def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -93,9 +93,9 @@ class Loss(Protocol):
         """Initializes the projections that the loss learns.
 
         Args:
-          key: random key for the initial values.
-          student: the student.
-          teacher: the teacher; projections to several teachers are separate.
+          key: Random key for the initial values.
+          student: The student.
+          teacher: The teacher; projections to several teachers are separate.
 
         Returns:
           Name -> module; empty without projections.
@@ -105,8 +105,8 @@ class Loss(Protocol):
         """Computes the weights whose sum the summed loss is divided by, which depend on the data alone.
 
         Args:
-          rows: the features, with a row per choice, as in `View.batch`.
-          objective: the objective of the student. `objective.weights(rows)` has the weights of its predictions.
+          rows: The features, with a row per choice, as in `View.batch`.
+          objective: The objective of the student. `objective.weights(rows)` has the weights of its predictions.
 
         Returns:
           The weights of positions, rows or elements.
@@ -116,9 +116,9 @@ class Loss(Protocol):
         """Computes the loss of a microbatch.
 
         Args:
-          heads: the projections that `init` returned.
-          student: what the student computed.
-          teacher: what the teacher computed from the same rows.
+          heads: The projections that `init` returned.
+          student: What the student computed.
+          teacher: What the teacher computed from the same rows.
 
         Returns:
           The loss, summed over the positions, rows or elements of `weights`. Coefficients, and their schedules,
@@ -134,7 +134,7 @@ class LogitLoss(Loss, Protocol):
     targets, in one pass in which the logits of each network are computed once.
 
     Attributes:
-      prediction: name of the prediction whose logits the loss reads.
+      prediction: Name of the prediction whose logits the loss reads.
     """
 
     prediction: str
@@ -143,6 +143,6 @@ class LogitLoss(Loss, Protocol):
         """Returns the loss at each position. `__call__` returns its sum over the positions.
 
         Args:
-          student: what the student computed.
-          teacher: what the teacher computed from the same rows.
+          student: What the student computed.
+          teacher: What the teacher computed from the same rows.
         """

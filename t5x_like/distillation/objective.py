@@ -48,17 +48,17 @@ class Distillation(Objective):
     student, and the value of each loss under its name.
 
     Args:
-      objective: what the student predicts.
-      losses: name -> loss.
-      coefficients: loss -> factor in the total loss, a number or a function of the step; by default 1. The key `task`
+      objective: What the student predicts.
+      losses: Name -> loss.
+      coefficients: Loss -> factor in the total loss, a number or a function of the step; by default 1. The key `task`
         multiplies the coefficients of all terms of `objective`, and the name of a term the coefficient of this term.
-      teachers: name -> teacher.
-      cached: name of a teacher -> its stored predictions. Such a teacher does not run.
-      vocabulary: digest of the student's vocabulary, which losses compare with the teachers'.
-      on_policy: replaces targets by samples of the student in training; None: the targets of the task.
+      teachers: Name -> teacher.
+      cached: Name of a teacher -> its stored predictions. Such a teacher does not run.
+      vocabulary: Digest of the student's vocabulary, which losses compare with the teachers'.
+      on_policy: Replaces targets by samples of the student in training; None: the targets of the task.
 
     Raises:
-      UserError: a name is unknown or used twice, or a teacher reads other features than the student.
+      UserError: A name is unknown or used twice, or a teacher reads other features than the student.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class Distillation(Objective):
         """Checks that each loss is defined for the student and its teachers.
 
         Args:
-          config: configuration of the student's model.
+          config: Configuration of the student's model.
 
         Raises:
-          UserError: a loss is not defined, it reads hidden states of a teacher whose predictions are cached, or a
+          UserError: A loss is not defined, it reads hidden states of a teacher whose predictions are cached, or a
             teacher has another vocabulary than the student, whose token ids it reads.
         """
         student = self._student(config)
@@ -157,7 +157,7 @@ class Distillation(Objective):
         """Initializes the heads of the student and the projections of the losses; see `Objective.init`.
 
         Raises:
-          UserError: see `check`.
+          UserError: See `check`.
         """
         self.check(model.config)
         heads = self.objective.init(key, model)  # as without a teacher

@@ -36,16 +36,16 @@ class OnPolicy:
     depend on how many there are.
 
     Args:
-      rate: probability λ that a row is replaced: a number in [0, 1], or a function of the step.
-      temperature: divisor of the student's logits; positive.
-      top_k: number of the most probable tokens to sample from; 0: all.
-      top_p: total probability of the tokens to sample from; 1: all.
-      max_length: maximum number of sampled tokens; the rest of the row if None. A decoder keeps keys and values of its
+      rate: Probability λ that a row is replaced: a number in [0, 1], or a function of the step.
+      temperature: Divisor of the student's logits; positive.
+      top_k: Number of the most probable tokens to sample from; 0: all.
+      top_p: Total probability of the tokens to sample from; 1: all.
+      max_length: Maximum number of sampled tokens; the rest of the row if None. A decoder keeps keys and values of its
         whole row and of as many tokens, so give the length of `targets`.
-      eos_id: token that ends a sample. None: EOS of the model's special tokens, or else 1.
+      eos_id: Token that ends a sample. None: EOS of the model's special tokens, or else 1.
 
     Raises:
-      UserError: an argument is out of range.
+      UserError: An argument is out of range.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class OnPolicy:
         """Checks that a decoder predicts targets that can be sampled.
 
         Args:
-          spec: the features of student and teachers.
-          coefficients: term of the student's own objective -> its coefficient.
-          cached: names of the teachers whose predictions are cached.
+          spec: The features of student and teachers.
+          coefficients: Term of the student's own objective -> its coefficient.
+          cached: Names of the teachers whose predictions are cached.
 
         Raises:
-          UserError: the objective predicts something else, or a loss needs the targets of the task.
+          UserError: The objective predicts something else, or a loss needs the targets of the task.
         """
         sources = {feature.name: feature.sources for feature in spec.features}
         if "targets" not in sources.get("decoder_target_tokens", ()):
@@ -103,11 +103,11 @@ class OnPolicy:
         """Returns a batch with samples of a model. Nothing in it has a gradient.
 
         Args:
-          model: the student.
-          spec: the features of the batch.
-          batch: the global batch, with one example per row. Rows without targets stay as they are.
-          key: random key of the step.
-          step: number of the step from 0.
+          model: The student.
+          spec: The features of the batch.
+          batch: The global batch, with one example per row. Rows without targets stay as they are.
+          key: Random key of the step.
+          step: Number of the step from 0.
 
         Returns:
           The batch, with other features of the decoder in the chosen rows.

@@ -13,10 +13,10 @@ class OpenWords:
     """All words that are encoded, which whitespace of ASCII separates. A new word gets the next id.
 
     Args:
-      max_characters: characters per word, with those that begin and end it. Longer words are cut.
+      max_characters: Characters per word, with those that begin and end it. Longer words are cut.
 
     Attributes:
-      pieces: the word of each id.
+      pieces: The word of each id.
     """
 
     is_words = True

@@ -35,7 +35,7 @@ class PromptBank:
     """Prompts of several runs.
 
     Attributes:
-      runs: name of each prompt, which records have in the field `task` -> its run directory or checkpoint.
+      runs: Name of each prompt, which records have in the field `task` -> its run directory or checkpoint.
     """
 
     runs: Mapping[str, str]
@@ -45,7 +45,7 @@ class PromptBank:
         """The prompts as one adapter.
 
         Raises:
-          UserError: a run has no prompt, or prompts have several lengths.
+          UserError: A run has no prompt, or prompts have several lengths.
         """
         lengths = {}
         for path in self.runs.values():
@@ -69,12 +69,12 @@ class PromptBank:
 
         Args:
           params: `{"model": …}` and possibly other parameters, of a model without prompts or with its own.
-          config: configuration of the model with these prompts.
-          partitioner: places the vectors.
-          path: where the model comes from, for messages.
+          config: Configuration of the model with these prompts.
+          partitioner: Places the vectors.
+          path: Where the model comes from, for messages.
 
         Raises:
-          UserError: the runs started from other weights.
+          UserError: The runs started from other weights.
         """
         self._check_bases(path)
         shapes = build.shapes(config, partitioner)
@@ -120,13 +120,13 @@ class PromptedExamples:
     """Examples whose rows have the prompts that the field `task` of their records names.
 
     Args:
-      examples: the examples without prompts; `Examples` documents the methods.
-      path: path of the records, for messages.
-      records: the records.
-      names: names of the prompts.
+      examples: The examples without prompts; `Examples` documents the methods.
+      path: Path of the records, for messages.
+      records: The records.
+      names: Names of the prompts.
 
     Raises:
-      UserError: a record does not name a prompt.
+      UserError: A record does not name a prompt.
     """
 
     def __init__(self, examples: Examples, path: str, records: Sequence[Record], names: Sequence[str]):

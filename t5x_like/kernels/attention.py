@@ -21,7 +21,7 @@ class Backend(Protocol):
     """A fused implementation of attention: a module with these names.
 
     Attributes:
-      TITLE: its name in the log.
+      TITLE: Its name in the log.
     """
 
     TITLE: str
@@ -117,16 +117,16 @@ def attention(
     """Computes softmax attention (Vaswani et al. 2017, section 3.2.1) with the backend of the bound mesh.
 
     Args:
-      q: queries.
-      k: keys; `kv_heads` divides `heads`.
-      v: values, with the shape of the keys.
-      scoring: mask, bias, scale and dropout.
+      q: Queries.
+      k: Keys; `kv_heads` divides `heads`.
+      v: Values, with the shape of the keys.
+      scoring: Mask, bias, scale and dropout.
 
     Returns:
       Averages of the values, in the dtype of `v`. The softmax is computed in float32.
 
     Raises:
-      ValueError: shapes are inconsistent.
+      ValueError: Shapes are inconsistent.
     """
     if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1] or q.shape[2] % k.shape[2]:
         raise ValueError(f"queries {q.shape}, keys {k.shape} and values {v.shape} have inconsistent shapes")

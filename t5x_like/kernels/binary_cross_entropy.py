@@ -15,9 +15,9 @@ def from_logits(
     """Computes the binary cross-entropy, and what its metrics count.
 
     Args:
-      logits: log-odds of the target 1.
+      logits: Log-odds of the target 1.
       targets: 0 or 1.
-      weights: weight of each position; 0 excludes the position.
+      weights: Weight of each position; 0 excludes the position.
 
     Returns:
       Weighted sums over all positions: `loss` in nats, `correct`, `positive`, the number of targets 1, and `weight`.

@@ -39,8 +39,8 @@ class Readout:
     """The logits of a network at some positions, as hidden states and a function.
 
     Attributes:
-      hidden: hidden states that `logits` reads.
-      logits: maps hidden states to logits. Parameters in its closure receive gradients.
+      hidden: Hidden states that `logits` reads.
+      logits: Maps hidden states to logits. Parameters in its closure receive gradients.
     """
 
     hidden: Float[Array, "batch length embed"]
@@ -55,10 +55,10 @@ class PositionLoss:
       function: `function(logits, teachers, arrays)` returns a tree of sums over the positions of a chunk. `logits` are
         the logits of the trained network, `teachers` is a list with the logits of each of `teachers`, and `arrays`
         is a chunk of `arrays`.
-      arrays: a tree of arrays `[batch, length, …]`, such as targets and weights.
-      teachers: networks that the function compares with. Their parameters must not be differentiated
+      arrays: A tree of arrays `[batch, length, …]`, such as targets and weights.
+      teachers: Networks that the function compares with. Their parameters must not be differentiated
         (`jax.lax.stop_gradient`).
-      trained: picks the sum to train from the tree. The other sums are metrics without a gradient.
+      trained: Picks the sum to train from the tree. The other sums are metrics without a gradient.
     """
 
     function: Callable[[Logits, list[Logits], Any], Any]
@@ -76,9 +76,9 @@ def sum_over_positions(network: Readout, loss: PositionLoss, *, budget_bytes: in
     all devices work on all chunks and nothing is communicated.
 
     Args:
-      network: the network that is trained.
-      loss: the function to sum.
-      budget_bytes: bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
+      network: The network that is trained.
+      loss: The function to sum.
+      budget_bytes: Bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
 
     Returns:
       The tree of sums. Only the sum that `loss.trained` picks has a gradient.
@@ -103,10 +103,10 @@ def weighted_sum_over_positions(
     The factors of the losses are known before the pass, so the gradient of the weighted sum is computed in the pass.
 
     Args:
-      network: the network that is trained.
-      losses: name, or any other key -> function to sum.
-      factors: the same keys -> factor of the sum that the loss trains. They must not be differentiated.
-      budget_bytes: see `sum_over_positions`.
+      network: The network that is trained.
+      losses: Name, or any other key -> function to sum.
+      factors: The same keys -> factor of the sum that the loss trains. They must not be differentiated.
+      budget_bytes: See `sum_over_positions`.
 
     Returns:
       The sum of factor · trained sum, which alone has a gradient, and the same keys -> tree of sums.
@@ -135,10 +135,10 @@ def map_positions(
     """Computes a function of the logits at each position, in chunks like `sum_over_positions`.
 
     Args:
-      network: the network.
+      network: The network.
       function: `function(logits, arrays)` returns a tree of arrays `[batch, chunk, …]`, given a chunk of `arrays`.
-      arrays: a tree of arrays `[batch, length, …]`.
-      budget_bytes: see `sum_over_positions`.
+      arrays: A tree of arrays `[batch, length, …]`.
+      budget_bytes: See `sum_over_positions`.
 
     Returns:
       The tree of arrays `[batch, length, …]`.
@@ -225,10 +225,10 @@ class Chunks:
     """How `length` is split into chunks within each of its shards.
 
     Attributes:
-      number: number of chunks.
-      size: positions of a chunk on a device.
-      shards: number of shards of `length`.
-      length: number of positions of the whole array.
+      number: Number of chunks.
+      size: Positions of a chunk on a device.
+      shards: Number of shards of `length`.
+      length: Number of positions of the whole array.
     """
 
     number: int
@@ -241,8 +241,8 @@ class Chunks:
         """Returns the fewest chunks in which the logits of all networks fit into the budget of a device.
 
         Args:
-          readouts: the networks.
-          budget_bytes: bytes of float32 logits; None for `LOGITS_BUDGET_BYTES`, or for the logits of `MIN_POSITIONS`
+          readouts: The networks.
+          budget_bytes: Bytes of float32 logits; None for `LOGITS_BUDGET_BYTES`, or for the logits of `MIN_POSITIONS`
             if they are more.
         """
         batch, length = readouts[0].hidden.shape[:2]

@@ -43,11 +43,11 @@ def contract(
     `lax.dot_general`.
 
     Args:
-      x: activations `[*batch, *inputs]`.
+      x: Activations `[*batch, *inputs]`.
       kernel: `[*inputs, *outputs]`, in the dtype of `x`.
-      num_inputs: number of dimensions to sum over.
-      result_dtype: dtype of the result, in which the sum is computed; by default the dtype of `x`.
-      platform: platform that the program is compiled for. The default is the platform of the bound partitioner's
+      num_inputs: Number of dimensions to sum over.
+      result_dtype: Dtype of the result, in which the sum is computed; by default the dtype of `x`.
+      platform: Platform that the program is compiled for. The default is the platform of the bound partitioner's
         devices; without a bound partitioner the platform is unknown and the product is a plain `lax.dot_general`.
 
     Returns:
@@ -79,11 +79,11 @@ def project(
     With kernels as matrices, it has a custom VJP and does not support forward-mode differentiation.
 
     Args:
-      x: activations `[*batch, *inputs]`.
+      x: Activations `[*batch, *inputs]`.
       kernel: `[*inputs, *outputs]`, in the dtype of `x`.
       bias: `[*outputs]`, in the dtype of `x`; None for no bias.
-      num_inputs: number of dimensions to sum over.
-      axes: logical axes of the kernel.
+      num_inputs: Number of dimensions to sum over.
+      axes: Logical axes of the kernel.
 
     Returns:
       `[*batch, *outputs]`.

@@ -21,11 +21,11 @@ class CrossEntropy:
     """Weighted sums over all positions, in float32. Losses are in nats. Only `total` has a gradient.
 
     Attributes:
-      total: the training loss: smoothed cross-entropy minus its minimum, plus the z-loss.
-      nll: negative log-likelihood of the targets, without smoothing and z-loss.
-      z_loss: the z-loss, which `total` includes.
-      correct: number of positions whose most probable token is the target.
-      weight: sum of the weights.
+      total: The training loss: smoothed cross-entropy minus its minimum, plus the z-loss.
+      nll: Negative log-likelihood of the targets, without smoothing and z-loss.
+      z_loss: The z-loss, which `total` includes.
+      correct: Number of positions whose most probable token is the target.
+      weight: Sum of the weights.
     """
 
     total: Scalar
@@ -40,8 +40,8 @@ class TargetProbabilities:
     """Probabilities of the targets, without weights.
 
     Attributes:
-      log_probability: log-probability of the target at each position, in nats, float32.
-      most_probable: whether the target is the most probable token, the first one of equal tokens.
+      log_probability: Log-probability of the target at each position, in nats, float32.
+      most_probable: Whether the target is the most probable token, the first one of equal tokens.
     """
 
     log_probability: Float[Array, "batch length"]
@@ -64,11 +64,11 @@ def from_logits(
     `losses.py`).
 
     Args:
-      logits: unnormalized log-probabilities.
-      targets: token ids.
-      weights: weight of each position; 0 excludes the position.
-      z_loss: factor of the z-loss.
-      label_smoothing: s, in [0, 1).
+      logits: Unnormalized log-probabilities.
+      targets: Token ids.
+      weights: Weight of each position; 0 excludes the position.
+      z_loss: Factor of the z-loss.
+      label_smoothing: S, in [0, 1).
 
     Returns:
       Weighted sums over all positions.
@@ -177,19 +177,19 @@ def cross_entropy(
     The logits are computed in chunks; see `chunks.sum_over_positions`.
 
     Args:
-      hidden: hidden states that `unembed` reads.
-      unembed: maps hidden states to logits. Parameters in its closure receive gradients.
-      targets: token ids.
-      weights: weight of each position; 0 excludes the position.
-      z_loss: see `from_logits`.
-      label_smoothing: see `from_logits`.
-      budget_bytes: bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
+      hidden: Hidden states that `unembed` reads.
+      unembed: Maps hidden states to logits. Parameters in its closure receive gradients.
+      targets: Token ids.
+      weights: Weight of each position; 0 excludes the position.
+      z_loss: See `from_logits`.
+      label_smoothing: See `from_logits`.
+      budget_bytes: Bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
 
     Returns:
       Weighted sums over all positions.
 
     Raises:
-      ValueError: shapes are inconsistent.
+      ValueError: Shapes are inconsistent.
     """
     if targets.shape != hidden.shape[:2] or weights.shape != hidden.shape[:2]:
         raise ValueError(
@@ -210,10 +210,10 @@ def position_loss(
     """Returns the cross-entropy for `sum_over_positions`, or for `weighted_sum_over_positions` with other losses.
 
     Args:
-      targets: token ids.
-      weights: weight of each position; 0 excludes the position.
-      z_loss: see `from_logits`.
-      label_smoothing: see `from_logits`.
+      targets: Token ids.
+      weights: Weight of each position; 0 excludes the position.
+      z_loss: See `from_logits`.
+      label_smoothing: See `from_logits`.
 
     Returns:
       A loss whose sum is a `CrossEntropy`.
@@ -234,10 +234,10 @@ def target_probabilities(
     """Computes the probability of the target at each position, in chunks like `cross_entropy`.
 
     Args:
-      hidden: hidden states that `unembed` reads.
-      unembed: maps hidden states to logits.
-      targets: token ids.
-      budget_bytes: bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
+      hidden: Hidden states that `unembed` reads.
+      unembed: Maps hidden states to logits.
+      targets: Token ids.
+      budget_bytes: Bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
 
     Returns:
       The probabilities of all positions.

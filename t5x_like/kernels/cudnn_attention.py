@@ -138,9 +138,9 @@ class _Split:
     """A mask in parts.
 
     Attributes:
-      causal: whether cuDNN masks keys after the query, and skips their blocks.
-      window: number of keys that cuDNN shows to a query, its own included; None for no limit.
-      rest: the other conditions, which become a matrix.
+      causal: Whether cuDNN masks keys after the query, and skips their blocks.
+      window: Number of keys that cuDNN shows to a query, its own included; None for no limit.
+      rest: The other conditions, which become a matrix.
     """
 
     causal: bool

@@ -30,8 +30,8 @@ def forward_kl(log_p: LogProbabilities, log_q: LogProbabilities) -> PerPosition:
     """Computes KL(P || Q) = Σ P · (log P - log Q), the loss of Hinton et al. 2015 up to the entropy of P.
 
     Args:
-      log_p: log-probabilities of the teacher; -inf for an impossible outcome.
-      log_q: log-probabilities of the student.
+      log_p: Log-probabilities of the teacher; -inf for an impossible outcome.
+      log_q: Log-probabilities of the student.
 
     Returns:
       The divergence of each position, in nats.
@@ -44,8 +44,8 @@ def reverse_kl(log_p: LogProbabilities, log_q: LogProbabilities) -> PerPosition:
     """Computes KL(Q || P), which prefers the modes of P to its whole support (Gu et al. 2024, arXiv:2306.08543).
 
     Args:
-      log_p: log-probabilities of the teacher.
-      log_q: log-probabilities of the student.
+      log_p: Log-probabilities of the teacher.
+      log_q: Log-probabilities of the student.
 
     Returns:
       The divergence of each position, in nats.
@@ -60,8 +60,8 @@ def jensen_shannon(log_p: LogProbabilities, log_q: LogProbabilities, *, beta: fl
     divided by 1 - β to KL(Q || P) for β -> 1.
 
     Args:
-      log_p: log-probabilities of the teacher.
-      log_q: log-probabilities of the student.
+      log_p: Log-probabilities of the teacher.
+      log_q: Log-probabilities of the student.
       beta: β, in (0, 1).
 
     Returns:
@@ -75,8 +75,8 @@ def cross_entropy(log_p: LogProbabilities, log_q: LogProbabilities) -> PerPositi
     """Computes the cross-entropy -Σ P · log Q, which has the gradient of KL(P || Q).
 
     Args:
-      log_p: log-probabilities of the teacher.
-      log_q: log-probabilities of the student.
+      log_p: Log-probabilities of the teacher.
+      log_q: Log-probabilities of the student.
 
     Returns:
       The cross-entropy of each position, in nats.
@@ -98,15 +98,15 @@ def from_teacher(
 
     Args:
       divergence: `forward_kl`, `reverse_kl`, …
-      teacher: the teacher's logits.
-      weights: weight of each position; 0 excludes the position.
+      teacher: The teacher's logits.
+      weights: Weight of each position; 0 excludes the position.
       temperature: T.
 
     Returns:
       A loss whose sum is T² times the weighted sum of the divergence, a float32 scalar.
 
     Raises:
-      UserError: the teacher is a `TopK` of another temperature.
+      UserError: The teacher is a `TopK` of another temperature.
     """
 
     def weighted_sum(log_p, log_q, weights):
@@ -135,14 +135,14 @@ def mean_squared_error(teacher: Readout | TopK, weights: Float[Array, "batch len
     V / 2 times this one.
 
     Args:
-      teacher: the teacher's logits, of all classes.
-      weights: weight of each position; 0 excludes the position.
+      teacher: The teacher's logits, of all classes.
+      weights: Weight of each position; 0 excludes the position.
 
     Returns:
       A loss whose sum is the weighted sum, a float32 scalar.
 
     Raises:
-      UserError: the teacher is a `TopK` with fewer classes than the student.
+      UserError: The teacher is a `TopK` with fewer classes than the student.
     """
 
     def weighted_sum(teacher, student, weights):

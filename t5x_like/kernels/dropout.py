@@ -24,10 +24,10 @@ def dropout(
     depends neither on devices nor on the program. The backward pass repeats the decisions instead of storing them.
 
     Args:
-      x: activations.
-      rate: probability of dropping an entry, in [0, 1).
-      key: random key; None disables dropout.
-      broadcast_dims: dimensions along which all entries share one decision. T5 shares it along a sequence.
+      x: Activations.
+      rate: Probability of dropping an entry, in [0, 1).
+      key: Random key; None disables dropout.
+      broadcast_dims: Dimensions along which all entries share one decision. T5 shares it along a sequence.
 
     Returns:
       An array with the shape and dtype of `x`.
@@ -88,8 +88,8 @@ class Dropout:
     """Dropout with a fixed rate, as a model's configuration sets it for all layers.
 
     Attributes:
-      rate: probability of dropping an entry, in [0, 1).
-      broadcast_dims: see `dropout`.
+      rate: Probability of dropping an entry, in [0, 1).
+      broadcast_dims: See `dropout`.
     """
 
     rate: float = 0.0
@@ -107,8 +107,8 @@ def split_key(key: jax.Array | None, num: int) -> tuple[jax.Array | None, ...]:
     """Splits an optional random key.
 
     Args:
-      key: random key, or None where dropout is disabled.
-      num: number of keys.
+      key: Random key, or None where dropout is disabled.
+      num: Number of keys.
 
     Returns:
       `num` keys, or `num` Nones without a key.

@@ -156,14 +156,14 @@ class _Gather:
     """Gathers arrays, such as keys and segments, by the keys that each block of queries visits.
 
     Args:
-      mask: the keys that each query may attend to.
-      length: number of positions of a row.
+      mask: The keys that each query may attend to.
+      length: Number of positions of a row.
 
     Attributes:
-      size: number of positions of a block.
-      number: number of blocks of a row.
-      all_keys: blocks of queries that see all keys, which are not gathered.
-      queries: the other blocks of queries.
+      size: Number of positions of a block.
+      number: Number of blocks of a row.
+      all_keys: Blocks of queries that see all keys, which are not gathered.
+      queries: The other blocks of queries.
     """
 
     def __init__(self, mask: Mask, length: int):

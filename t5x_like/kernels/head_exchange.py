@@ -20,8 +20,8 @@ def kv_head_copies(kv_heads: int, axis: str = HEADS) -> int:
     which the shard computes a copy. There is one copy if the heads are divisible by the shards or do not divide them.
 
     Args:
-      kv_heads: number of key/value heads.
-      axis: logical axis of the heads.
+      kv_heads: Number of key/value heads.
+      axis: Logical axis of the heads.
     """
     shards = partitioning.axis_size(axis)
     return shards // kv_heads if kv_heads < shards and shards % kv_heads == 0 else 1
@@ -31,8 +31,8 @@ def heads_axis(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str:
     """Returns the logical axis of the heads during an attention.
 
     Args:
-      q_shape: sizes of the queries `[batch, q_len, heads, kv]`.
-      k_shape: sizes of the keys `[batch, kv_len, kv_heads, kv]`.
+      q_shape: Sizes of the queries `[batch, q_len, heads, kv]`.
+      k_shape: Sizes of the keys `[batch, kv_len, kv_heads, kv]`.
 
     Returns:
       `attention_heads` if positions are sharded and exchanged for heads, otherwise `heads`.
@@ -51,9 +51,9 @@ def exchange(
     """Shards the heads of queries, keys and values instead of their positions, if positions are sharded.
 
     Args:
-      q: queries.
-      k: keys.
-      v: values.
+      q: Queries.
+      k: Keys.
+      v: Values.
 
     Returns:
       The same arrays. Key/value heads that are fewer than the shards are repeated, one after another. Heads that the

@@ -26,9 +26,9 @@ class Window:
     """What a token of the text sees of the text.
 
     Attributes:
-      radius: number of tokens on each side.
-      segments: segment of each token, which sees its own segment alone.
-      rows: row of the table of relative positions for each distance, the key's position minus the query's, from
+      radius: Number of tokens on each side.
+      segments: Segment of each token, which sees its own segment alone.
+      rows: Row of the table of relative positions for each distance, the key's position minus the query's, from
         `-2 * radius - 1` to `2 * radius + 1`.
     """
 
@@ -42,11 +42,11 @@ class GlobalKeys:
     """The global tokens that the text sees.
 
     Attributes:
-      key: keys.
-      value: values.
-      is_visible: whether a token of the text sees a global token.
-      is_own: whether a global token is the token's own.
-      rows: rows of the table of relative positions for other global tokens, and for the own one.
+      key: Keys.
+      value: Values.
+      is_visible: Whether a token of the text sees a global token.
+      is_own: Whether a global token is the token's own.
+      rows: Rows of the table of relative positions for other global tokens, and for the own one.
     """
 
     key: Float[Array, "batch globals heads kv"]
@@ -63,8 +63,8 @@ class BetweenScores:
     Attributes:
       other: e of a key of another sentence.
       own: e of a key of the query's own sentence.
-      other_score: b of a key of another sentence.
-      own_score: b of a key of the query's own sentence.
+      other_score: B of a key of another sentence.
+      own_score: B of a key of the query's own sentence.
     """
 
     other: Float[Array, "heads kv"]
@@ -78,8 +78,8 @@ class InputScores:
     """Scores of relative positions of the queries of an input.
 
     Attributes:
-      within: of keys of the same input.
-      between: of keys of the other input.
+      within: Of keys of the same input.
+      between: Of keys of the other input.
     """
 
     within: DistanceScores
@@ -91,10 +91,10 @@ class Inputs:
     """What the tokens of both inputs see, the global tokens first.
 
     Attributes:
-      segments: segment of each token, which sees its own segment alone.
-      sentence: index of the global token of each token of the text; -1 for none.
-      radius: number of tokens of the text on each side that a token of the text sees.
-      is_hard: whether a global token sees the tokens of its own sentence alone.
+      segments: Segment of each token, which sees its own segment alone.
+      sentence: Index of the global token of each token of the text; -1 for none.
+      radius: Number of tokens of the text on each side that a token of the text sees.
+      is_hard: Whether a global token sees the tokens of its own sentence alone.
     """
 
     segments: Int[Array, "batch globals+length"]
@@ -119,11 +119,11 @@ def is_fused(
     """Returns whether the kernels for TPUs compute the attention on the bound mesh; logs the choice on TPUs.
 
     Args:
-      q: queries of both inputs.
-      k: keys of both inputs.
-      inputs: what the tokens see.
-      within: scores of the text.
-      dropout: dropout of the attention weights.
+      q: Queries of both inputs.
+      k: Keys of both inputs.
+      inputs: What the tokens see.
+      within: Scores of the text.
+      dropout: Dropout of the attention weights.
     """
     mesh = partitioning.bound_mesh()
     if mesh is None or "fused" not in kernels.BACKENDS_OF_PLATFORM.get(mesh.devices.flat[0].platform, ()):
@@ -150,15 +150,15 @@ def attention(
     """Computes attention with one softmax over the window and the global tokens.
 
     Args:
-      q: queries of the text.
-      k: keys of the text.
-      v: values of the text.
-      relative: scaled scores of the queries against the rows of a table of relative positions.
-      window: what a token sees of the text.
-      globals_: the global tokens.
-      scale: factor of the products of queries and keys.
-      dropout: dropout of the attention weights.
-      dropout_key: random key for dropout; None disables dropout.
+      q: Queries of the text.
+      k: Keys of the text.
+      v: Values of the text.
+      relative: Scaled scores of the queries against the rows of a table of relative positions.
+      window: What a token sees of the text.
+      globals_: The global tokens.
+      scale: Factor of the products of queries and keys.
+      dropout: Dropout of the attention weights.
+      dropout_key: Random key for dropout; None disables dropout.
 
     Returns:
       Averages of the values.

@@ -22,10 +22,10 @@ class BlockLists:
     """The blocks of keys that each block of queries sees (BigBird, Zaheer et al. 2020, section 2).
 
     Attributes:
-      keys: indices of blocks of keys; negative entries are ignored. A block that occurs n times in a list counts n
+      keys: Indices of blocks of keys; negative entries are ignored. A block that occurs n times in a list counts n
         times in the softmax, as if its keys were repeated.
-      size: number of positions of a block.
-      all_keys: blocks of queries that see all keys, whatever their lists are.
+      size: Number of positions of a block.
+      all_keys: Blocks of queries that see all keys, whatever their lists are.
     """
 
     keys: Int[Array, "heads query_blocks listed"]
@@ -36,14 +36,14 @@ class BlockLists:
         """Returns how often each query sees each key.
 
         Args:
-          q_len: number of queries per row.
-          kv_len: number of keys per row.
+          q_len: Number of queries per row.
+          kv_len: Number of keys per row.
 
         Returns:
           One matrix per head, or one for all heads if `keys` has one.
 
         Raises:
-          ValueError: there are fewer lists than blocks of queries.
+          ValueError: There are fewer lists than blocks of queries.
         """
         self.check(q_len)
         blocks = jnp.arange(-(-kv_len // self.size))
@@ -71,20 +71,20 @@ class Mask:
     """The keys that each query may attend to. A key must satisfy all conditions that are given.
 
     Attributes:
-      causal: whether keys after the query are masked. Positions count from the start of the row, also in packed rows.
-      window: masks keys at a distance of `window` positions or more from the query; None for no limit.
-      query_segments: segment of each query. A query attends only to keys of its own segment.
-      key_segments: segment of each key; required with `query_segments`.
+      causal: Whether keys after the query are masked. Positions count from the start of the row, also in packed rows.
+      window: Masks keys at a distance of `window` positions or more from the query; None for no limit.
+      query_segments: Segment of each query. A query attends only to keys of its own segment.
+      key_segments: Segment of each key; required with `query_segments`.
       key_valid: False masks a key for all queries, such as padding.
       prefix: True for keys that are visible regardless of `causal`, such as the inputs of a prefix language model.
-      dense: an arbitrary mask, True where a query may attend to a key.
-      query_ranks: rank of each query, which sees the keys of its own rank and of lower ranks. The masks of UniLM (Dong
+      dense: An arbitrary mask, True where a query may attend to a key.
+      query_ranks: Rank of each query, which sees the keys of its own rank and of lower ranks. The masks of UniLM (Dong
         et al. 2019, section 2.3) and of a permutation (Yang et al. 2019, section 2.2) are ranks.
-      key_ranks: rank of each key; required with `query_ranks`.
-      strict_ranks: whether a query sees keys of lower ranks only.
+      key_ranks: Rank of each key; required with `query_ranks`.
+      strict_ranks: Whether a query sees keys of lower ranks only.
       global_keys: True for keys that are visible regardless of `window` and `blocks`.
-      max_global_keys: largest number of global keys per row; later keys are not global. None for no limit.
-      blocks: the blocks of keys that each block of queries sees.
+      max_global_keys: Largest number of global keys per row; later keys are not global. None for no limit.
+      blocks: The blocks of keys that each block of queries sees.
     """
 
     causal: bool = False
@@ -139,8 +139,8 @@ class Mask:
         """Returns the dense matrix, True where a query may attend to a key.
 
         Args:
-          q_len: number of queries per row.
-          kv_len: number of keys per row.
+          q_len: Number of queries per row.
+          kv_len: Number of keys per row.
 
         Returns:
           `[rows, heads, q_len, kv_len]`, where `rows` is `batch`, or 1 if all rows have the same mask, and `heads` is 1

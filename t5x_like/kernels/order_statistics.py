@@ -18,7 +18,7 @@ def kth_largest(x: Float[Array, "..."], k: Int[Array, ""] | int) -> Float[Array,
 
     Args:
       x: float32, without NaN.
-      k: from 1 to the size of `x`.
+      k: From 1 to the size of `x`.
     """
     keys = _keys(x)
 

@@ -21,17 +21,17 @@ def sample(
     A draw depends on the key of its row, on its position and on its logits alone. Nothing has a gradient.
 
     Args:
-      readout: the logits.
-      row_keys: one key per row, such as `objectives.keys.Keys.rows`.
-      positions: number of each position, for its draw; 0, 1, 2 … by default. Equal numbers in a row have equal noise.
-      temperature: divisor of the logits.
-      budget_bytes: see `chunks.sum_over_positions`.
+      readout: The logits.
+      row_keys: One key per row, such as `objectives.keys.Keys.rows`.
+      positions: Number of each position, for its draw; 0, 1, 2 … by default. Equal numbers in a row have equal noise.
+      temperature: Divisor of the logits.
+      budget_bytes: See `chunks.sum_over_positions`.
 
     Returns:
       Class ids, int32.
 
     Raises:
-      UserError: there are no keys.
+      UserError: There are no keys.
     """
     if row_keys is None:
         raise UserError("row_keys=None: samples need one key per row. Set `draws = True` in the objective.")

@@ -14,8 +14,8 @@ class Prefix:
     """Keys and values that all rows share. No mask hides them.
 
     Attributes:
-      key: the keys. Heads are repeated if the attention has copies of its key heads.
-      value: the values.
+      key: The keys. Heads are repeated if the attention has copies of its key heads.
+      value: The values.
     """
 
     key: Float[Array, "prefix kv_heads kv"]
@@ -65,11 +65,11 @@ class Prefix:
         """Returns the positions of queries and of all keys, which a bias reads: -1 is the last key of the prefix.
 
         Args:
-          mask: the mask of the attention. Positions that are not given restart in each of its segments, so that the
+          mask: The mask of the attention. Positions that are not given restart in each of its segments, so that the
             prefix is as far from each segment as from the first one.
-          query_positions: positions of the queries, or None.
-          key_positions: positions of the keys, or None.
-          lengths: numbers of queries and of keys per row.
+          query_positions: Positions of the queries, or None.
+          key_positions: Positions of the keys, or None.
+          lengths: Numbers of queries and of keys per row.
         """
         given = (query_positions, mask.query_segments), (key_positions, mask.key_segments)
         queries, keys = (

@@ -24,7 +24,7 @@ def qwix() -> ModuleType:
     """Imports qwix.
 
     Raises:
-      UserError: it is not installed.
+      UserError: It is not installed.
     """
     return packages.require("qwix", "quantization", extra="quantization")
 
@@ -33,8 +33,8 @@ def scale_of(maximum: Float[Array, "..."], dtype: str) -> Float[Array, "..."]:
     """Returns the scale of arrays with a given largest absolute value: 1 where it is 0.
 
     Args:
-      maximum: the largest absolute values.
-      dtype: a key of `LEVELS`.
+      maximum: The largest absolute values.
+      dtype: A key of `LEVELS`.
     """
     return jnp.where(maximum > 0, maximum / LEVELS[dtype], 1.0)
 
@@ -43,9 +43,9 @@ def scales(x: Float[Array, "..."], reduced: Sequence[int], dtype: str) -> Float[
     """Returns the scales of slices of an array, in float32.
 
     Args:
-      x: the array.
-      reduced: dimensions that share a scale. They have size 1 in the result.
-      dtype: a key of `LEVELS`.
+      x: The array.
+      reduced: Dimensions that share a scale. They have size 1 in the result.
+      dtype: A key of `LEVELS`.
     """
     return scale_of(jnp.max(jnp.abs(x.astype(jnp.float32)), axis=tuple(reduced), keepdims=True), dtype)
 
@@ -54,9 +54,9 @@ def quantize(x: Float[Array, "..."], scale: Float[Array, "..."], dtype: str) -> 
     """Returns a `qwix.QArray` with int8 integers and float32 scales, from which `qwix.dequantize` makes an array.
 
     Args:
-      x: the array.
-      scale: scales of the same number of dimensions, whose sizes are those of `x` or 1.
-      dtype: a key of `LEVELS`.
+      x: The array.
+      scale: Scales of the same number of dimensions, whose sizes are those of `x` or 1.
+      dtype: A key of `LEVELS`.
     """
     levels = LEVELS[dtype]
     integers = jnp.clip(jnp.round(x.astype(jnp.float32) / scale), -levels, levels).astype(jnp.int8)
@@ -69,9 +69,9 @@ def fake_quantize(x: Float[Array, "..."], scale: Float[Array, "..."], dtype: str
     The gradient is the straight-through estimator (Bengio et al. 2013, arXiv:1308.3432), also outside of ±max.
 
     Args:
-      x: the array.
-      scale: see `quantize`; without gradient.
-      dtype: a key of `LEVELS`.
+      x: The array.
+      scale: See `quantize`; without gradient.
+      dtype: A key of `LEVELS`.
 
     Returns:
       The rounded array, in the dtype of `x`.
@@ -99,9 +99,9 @@ def observe(x: Float[Array, "..."], range_: Float[Array, " 2"], rate: float) -> 
     Arrays inside a scanned or rematerialized layer leave it as gradients of its parameters alone.
 
     Args:
-      x: an activation.
-      range_: a moving average; see `updated`.
-      rate: weight of m in the average.
+      x: An activation.
+      range_: A moving average; see `updated`.
+      rate: Weight of m in the average.
     """
     del range_, rate
     return x
@@ -123,8 +123,8 @@ def updated(range_: Float[Array, "... 2"], observed: Float[Array, "... 2"]) -> F
     """Updates a range by the sum of the observations of a batch.
 
     Args:
-      range_: the moving average of the largest absolute values, and the sum of their weights: 0 before the first batch.
-      observed: the sums of the pairs of `observe`.
+      range_: The moving average of the largest absolute values, and the sum of their weights: 0 before the first batch.
+      observed: The sums of the pairs of `observe`.
 
     Returns:
       average + min(Σ rate, 1) · (mean of m - average), and the sum of the weights; the average of the first batch is
@@ -142,7 +142,7 @@ def pack(integers: Int8[Array, "... n"]) -> UInt8[Array, "... n/2"]:
     """Packs pairs of integers of 4 bits into bytes, the first one into the lower half.
 
     Args:
-      integers: integers from -8 to 7; the last dimension is even.
+      integers: Integers from -8 to 7; the last dimension is even.
     """
     pairs = integers.astype(jnp.int4).reshape(*integers.shape[:-1], -1, 2)
     return jax.lax.bitcast_convert_type(pairs, jnp.uint8)

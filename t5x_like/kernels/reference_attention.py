@@ -26,7 +26,7 @@ class AttentionOutput:
     """Output of the reference implementation, with the intermediate results that can be captured.
 
     Attributes:
-      output: averages of the values, in the dtype of the values.
+      output: Averages of the values, in the dtype of the values.
       scores: float32 scores before the softmax: scaled, with bias, and with `MASK_VALUE` added for masked keys.
       probabilities: float32 attention weights after the softmax and before dropout.
     """
@@ -101,7 +101,7 @@ def materialize(
     The bias's random key is derived from `dropout_key`, the key of the dropout of the attention weights.
 
     Raises:
-      ValueError: the bias does not broadcast to the scores.
+      ValueError: The bias does not broadcast to the scores.
     """
     queries, keys, prefix = scoring.query_positions, scoring.key_positions, scoring.prefix
     if prefix is not None:

@@ -14,7 +14,7 @@ class RelativeBias:
     A fused kernel expands the vector tile by tile, so the matrix of all pairs does not exist in memory.
 
     Attributes:
-      values: entry `key - query + q_len - 1` is the bias of a query and a key at these positions.
+      values: Entry `key - query + q_len - 1` is the bias of a query and a key at these positions.
     """
 
     values: Float[Array, "heads relative"]
@@ -40,9 +40,9 @@ class PrefixedBias:
     """The bias of tokens, and of the keys of a prefix before the first position. Implements `ScoreBias`.
 
     Attributes:
-      tokens: the bias of the keys after the prefix.
-      before: entry d - 1 is the bias of a key d positions before the query; keys further away have the last entry.
-      length: number of keys of the prefix.
+      tokens: The bias of the keys after the prefix.
+      before: Entry d - 1 is the bias of a key d positions before the query; keys further away have the last entry.
+      length: Number of keys of the prefix.
     """
 
     tokens: ScoreBias
@@ -71,9 +71,9 @@ def toeplitz(values: Float[Array, "heads relative"], q_len: int, kv_len: int) ->
     entry earlier in the period than the row before.
 
     Args:
-      values: one value for each of the `q_len + kv_len - 1` relative positions.
-      q_len: number of rows.
-      kv_len: number of columns.
+      values: One value for each of the `q_len + kv_len - 1` relative positions.
+      q_len: Number of rows.
+      kv_len: Number of columns.
 
     Returns:
       One matrix per head.

@@ -20,8 +20,8 @@ def sinusoids(distances: Float[np.ndarray, " relative"], size: int) -> Float[np.
     """Returns the sines of distances, then their cosines, at size / 2 frequencies.
 
     Args:
-      distances: position of a query minus position of a key.
-      size: size of a vector, even.
+      distances: Position of a query minus position of a key.
+      size: Size of a vector, even.
     """
     angles = distances[:, None] / _PERIOD ** (np.arange(0, size, 2) / size)
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1).astype(np.float32)
@@ -34,8 +34,8 @@ class DistanceScores:
     Entry `key - query + q_len - 1` belongs to a query and a key at these indices.
 
     Attributes:
-      vectors: r, the vector of the distance.
-      scores: b, the score of the distance.
+      vectors: R, the vector of the distance.
+      scores: B, the score of the distance.
     """
 
     vectors: Float[Array, "relative heads kv"]
@@ -70,17 +70,17 @@ class RelativeScores:
     distance, and s the vector of two tokens of the same type, or of different types.
 
     Attributes:
-      relative: projected vectors of distances, in descending order to 1 - q_len; of rows whose text is reversed, the
+      relative: Projected vectors of distances, in descending order to 1 - q_len; of rows whose text is reversed, the
         second direction.
-      content_bias: u.
-      position_bias: v.
-      type_bias: w.
-      types: vectors for the same type and for another one.
-      query_types: token types of the queries.
-      key_types: token types of the keys without a prefix.
+      content_bias: U.
+      position_bias: V.
+      type_bias: W.
+      types: Vectors for the same type and for another one.
+      query_types: Token types of the queries.
+      key_types: Token types of the keys without a prefix.
       is_reversed: 1 for rows whose text is reversed; None if `relative` has one direction.
-      length: number of leading queries, whose positions are those of the last keys; None: 0.
-      target_positions: positions of the other queries, different ones in a row; None if they are not known.
+      length: Number of leading queries, whose positions are those of the last keys; None: 0.
+      target_positions: Positions of the other queries, different ones in a row; None if they are not known.
     """
 
     relative: Float[Array, "directions relative heads kv"]

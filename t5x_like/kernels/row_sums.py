@@ -33,11 +33,11 @@ def sum_over_devices(
     `single_device_partitioner()` must not be None.
 
     Args:
-      function: returns a tree of sums over the rows, and a tree of arrays that are sharded over rows.
-      shared: a tree of arrays that all rows read. They are gathered.
-      rows: a tree of arrays that are sharded over rows.
-      specs: partition specs of `rows`, a prefix of its tree.
-      out_spec: partition spec of the arrays that the function returns.
+      function: Returns a tree of sums over the rows, and a tree of arrays that are sharded over rows.
+      shared: A tree of arrays that all rows read. They are gathered.
+      rows: A tree of arrays that are sharded over rows.
+      specs: Partition specs of `rows`, a prefix of its tree.
+      out_spec: Partition spec of the arrays that the function returns.
 
     Returns:
       The sums over all rows, and the arrays of all rows.

@@ -18,9 +18,9 @@ class Samples(NamedTuple):
     """Different ids that were drawn for all positions.
 
     Attributes:
-      ids: the ids, `[samples]`.
-      draws: expected number of draws until there were so many different ids.
-      log_probability: logarithm of the probability of each id in a draw.
+      ids: The ids, `[samples]`.
+      draws: Expected number of draws until there were so many different ids.
+      log_probability: Logarithm of the probability of each id in a draw.
     """
 
     ids: Int[Array, " samples"]
@@ -40,9 +40,9 @@ def log_uniform(key: Key[Array, ""], number: int, vocab_size: int) -> Samples:
     frequency.
 
     Args:
-      key: random key.
-      number: number of ids, less than `vocab_size`.
-      vocab_size: number of ids to draw from.
+      key: Random key.
+      number: Number of ids, less than `vocab_size`.
+      vocab_size: Number of ids to draw from.
     """
     ranks = jnp.arange(vocab_size, dtype=jnp.float32)
     return draw(key, number, jnp.log(jnp.log1p(1 / (ranks + 1)) / jnp.log(vocab_size + 1.0)))
@@ -57,9 +57,9 @@ def draw(key: Key[Array, ""], number: int, log_probability: Float[Array, " vocab
     draws, whose standard deviation around this expectation is less than their square root.
 
     Args:
-      key: random key.
-      number: number of ids, less than there are.
-      log_probability: logarithm of the probability of each id.
+      key: Random key.
+      number: Number of ids, less than there are.
+      log_probability: Logarithm of the probability of each id.
     """
     order, ids = jax.lax.top_k(jax.random.gumbel(key, log_probability.shape) + log_probability, number)
     times = jnp.exp(-order)  # exponential with rate p
@@ -80,11 +80,11 @@ def cross_entropy(
     out, as in TensorFlow's `sampled_softmax_loss`. Products are in the dtype of `hidden`, sums in float32.
 
     Args:
-      hidden: hidden states.
-      kernel: the vector of each class.
-      bias: the bias of each class.
-      targets: the target classes.
-      samples: the other classes, the same ones for all positions.
+      hidden: Hidden states.
+      kernel: The vector of each class.
+      bias: The bias of each class.
+      targets: The target classes.
+      samples: The other classes, the same ones for all positions.
     """
     dtype = hidden.dtype
 

@@ -14,17 +14,17 @@ class ScoreTerms:
     Entry `key - query + q_len - 1` of a table belongs to a query and a key at these indices.
 
     Attributes:
-      diagonals: a value per head and distance.
-      query_table: vectors that a query is multiplied with, times the scale of the scores. They are multiplied in the
+      diagonals: A value per head and distance.
+      query_table: Vectors that a query is multiplied with, times the scale of the scores. They are multiplied in the
         dtype of the query; their gradients are summed in their own.
-      key_table: vectors that a key is multiplied with, likewise.
-      direction: which of the first dimension of these tables a row reads; None for the first.
-      content_bias: added to the queries in products with keys.
-      position_bias: added to the queries in products with `query_table`; required with `content_bias`.
-      same_type: a value per query for keys of its type, times the scale of the scores.
-      query_types: types of the queries; required with `same_type`.
-      key_types: types of the keys; required with `same_type`.
-      further: indices of queries whose distances the last queries have, different ones in a row; `q_len` in tables does
+      key_table: Vectors that a key is multiplied with, likewise.
+      direction: Which of the first dimension of these tables a row reads; None for the first.
+      content_bias: Added to the queries in products with keys.
+      position_bias: Added to the queries in products with `query_table`; required with `content_bias`.
+      same_type: A value per query for keys of its type, times the scale of the scores.
+      query_types: Types of the queries; required with `same_type`.
+      key_types: Types of the keys; required with `same_type`.
+      further: Indices of queries whose distances the last queries have, different ones in a row; `q_len` in tables does
         not count them. None: no query.
     """
 
@@ -74,13 +74,13 @@ class ScoreBias(Protocol):
         """Returns the bias of all pairs of queries and keys.
 
         Args:
-          q: queries.
-          k: keys.
-          query_positions: positions of the queries, whose rows are `batch`, or 1 if all rows have the same. A step of
+          q: Queries.
+          k: Keys.
+          query_positions: Positions of the queries, whose rows are `batch`, or 1 if all rows have the same. A step of
             decoding has a single one.
-          key_positions: positions of the keys: the slots of a cache, or negative ones of a memory.
-          scale: factor of the scores.
-          dropout_key: random key for dropout; None disables dropout.
+          key_positions: Positions of the keys: the slots of a cache, or negative ones of a memory.
+          scale: Factor of the scores.
+          dropout_key: Random key for dropout; None disables dropout.
 
         Returns:
           The bias, whose rows are `batch`, or 1 if all rows have the same.
@@ -92,7 +92,7 @@ class DenseBias:
     """A bias that is given as a matrix. Implements `ScoreBias`.
 
     Attributes:
-      values: the bias of all pairs; a size of 1 stands for all rows, queries or keys.
+      values: The bias of all pairs; a size of 1 stands for all rows, queries or keys.
     """
 
     values: Float[Array, "rows heads q_len kv_len"]

@@ -28,9 +28,9 @@ def scores(
     """Computes the inner products of queries and keys in float32.
 
     Args:
-      q: queries; each key head serves a group of query heads.
-      k: keys.
-      platform: platform that the program is compiled for; by default the platform of the bound partitioner's devices.
+      q: Queries; each key head serves a group of query heads.
+      k: Keys.
+      platform: Platform that the program is compiled for; by default the platform of the bound partitioner's devices.
 
     Returns:
       Scores.
@@ -52,9 +52,9 @@ def averages(
     """Averages values.
 
     Args:
-      weights: attention weights in the dtype of the values.
-      v: values.
-      platform: as for `scores`.
+      weights: Attention weights in the dtype of the values.
+      v: Values.
+      platform: As for `scores`.
 
     Returns:
       Averages.
@@ -75,9 +75,9 @@ def for_all_rows(
     a fiftieth of the speed (YNNPACK in jaxlib 0.10).
 
     Args:
-      bias: a bias that the rows share.
-      rows: number of rows.
-      platform: as for `scores`.
+      bias: A bias that the rows share.
+      rows: Number of rows.
+      platform: As for `scores`.
 
     Returns:
       The bias of each row.
@@ -111,8 +111,8 @@ def average(weights: Float[Array, "*rows q k"], v: Float[Array, "*rows k kv"]) -
     """Averages the values of each row, with a gradient that transposes nothing of the size of the weights.
 
     Args:
-      weights: attention weights in the dtype of the values.
-      v: values.
+      weights: Attention weights in the dtype of the values.
+      v: Values.
 
     Returns:
       Averages.

@@ -13,7 +13,7 @@ def softmax(scores: Float[Array, "*rows kv_len"]) -> Float[Array, "*rows kv_len"
     of all activations.
 
     Args:
-      scores: unnormalized log-probabilities.
+      scores: Unnormalized log-probabilities.
 
     Returns:
       Probabilities that sum to 1 along the last dimension.

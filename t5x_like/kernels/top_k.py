@@ -22,11 +22,11 @@ class TopK:
     `log_tail` of a position: log-probabilities are as good as logits, except for the mean squared error of logits.
 
     Attributes:
-      values: the `k` largest logits in descending order, float32.
-      ids: their classes, int32.
-      log_tail: log Σ exp(logit) over the other classes, float32; -inf if there are none. At another temperature than 1
+      values: The `k` largest logits in descending order, float32.
+      ids: Their classes, int32.
+      log_tail: Log Σ exp(logit) over the other classes, float32; -inf if there are none. At another temperature than 1
         it is log Σ exp(logit / temperature), and belongs to `values / temperature`.
-      temperature: the temperature of `log_tail`.
+      temperature: The temperature of `log_tail`.
     """
 
     values: Float[Array, "batch positions k"]
@@ -46,11 +46,11 @@ def largest_logits(
     """Computes the largest logits of each position, in chunks of positions that bound the memory of the logits.
 
     Args:
-      hidden: what `logits` reads.
-      logits: maps `hidden`, or some of its positions, to logits.
-      k: number of logits to keep.
-      temperature: temperature of the tail.
-      budget_bytes: bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
+      hidden: What `logits` reads.
+      logits: Maps `hidden`, or some of its positions, to logits.
+      k: Number of logits to keep.
+      temperature: Temperature of the tail.
+      budget_bytes: Bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
 
     Returns:
       The largest logits, and log Σ exp(logit) over all classes, at temperature 1.
@@ -90,8 +90,8 @@ def top_k(x: Float[Array, "batch n"], k: int) -> tuple[Float[Array, "batch k"], 
     each device computes its own.
 
     Args:
-      x: scores.
-      k: number of entries.
+      x: Scores.
+      k: Number of entries.
 
     Returns:
       The `k` largest entries in descending order, and their indices.
@@ -120,7 +120,7 @@ def argmax(x: Float[Array, "batch n"]) -> Int[Array, " batch"]:
     XLA on CPU vectorizes the two reductions over single numbers, but not one over pairs of numbers and indices.
 
     Args:
-      x: scores without NaN.
+      x: Scores without NaN.
     """
     indices = jnp.arange(x.shape[-1], dtype=jnp.int32)
     is_largest = x == jnp.max(x, axis=-1, keepdims=True)

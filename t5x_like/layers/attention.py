@@ -29,7 +29,7 @@ class PrefixModule(Protocol):
     """Keys and values before the keys of an attention, which every query sees; see `adapters.prefix`.
 
     Attributes:
-      length: number of keys.
+      length: Number of keys.
     """
 
     length: int
@@ -57,27 +57,27 @@ class MultiHeadAttention(nnx.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with optional grouped queries and rotary positions.
 
     Args:
-      sizes: sizes of inputs and outputs.
-      heads: number of query heads.
-      head_dim: size of the queries, keys and values of a head.
-      kv_heads: number of key and value heads, each of which serves `heads / kv_heads` query heads; None for `heads`
+      sizes: Sizes of inputs and outputs.
+      heads: Number of query heads.
+      head_dim: Size of the queries, keys and values of a head.
+      kv_heads: Number of key and value heads, each of which serves `heads / kv_heads` query heads; None for `heads`
         (Ainslie et al. 2023).
-      init: initializer of all kernels.
-      query_init: initializer of the query kernel; None for `init`.
-      out_init: initializer of the output kernel; None for `init`.
-      bias: whether all projections add a bias.
-      scale: factor of the scores.
-      rotary: rotates queries and keys by their positions; None for no rotation.
-      dropout: dropout of the attention weights; see `kernels.attention`.
-      embed_axis: logical axis of inputs and outputs in the kernels; None replicates it.
-      dtype: dtype of the computation.
-      key: random key for the initial values.
+      init: Initializer of all kernels.
+      query_init: Initializer of the query kernel; None for `init`.
+      out_init: Initializer of the output kernel; None for `init`.
+      bias: Whether all projections add a bias.
+      scale: Factor of the scores.
+      rotary: Rotates queries and keys by their positions; None for no rotation.
+      dropout: Dropout of the attention weights; see `kernels.attention`.
+      embed_axis: Logical axis of inputs and outputs in the kernels; None replicates it.
+      dtype: Dtype of the computation.
+      key: Random key for the initial values.
 
     Attributes:
-      query: projection with kernel `[embed, heads, kv]`.
-      key: projection with kernel `[embed, kv_heads, kv]`.
-      value: projection with kernel `[embed, kv_heads, kv]`.
-      out: projection with kernel `[heads, kv, embed]`.
+      query: Projection with kernel `[embed, heads, kv]`.
+      key: Projection with kernel `[embed, kv_heads, kv]`.
+      value: Projection with kernel `[embed, kv_heads, kv]`.
+      out: Projection with kernel `[heads, kv, embed]`.
       adapter: None, or keys and values before all others; see `PrefixModule`.
     """
 
@@ -136,12 +136,12 @@ class MultiHeadAttention(nnx.Module):
         """Projects `x` to keys and values.
 
         Args:
-          x: activations that queries attend to.
-          positions: positions for the rotation of the keys; None for 0, 1, 2 … along each row.
-          value_source: activations that the values are computed from; None for `x`.
-          cross: whether `x` is the output of another stack. The projections are then saved for the backward pass as
+          x: Activations that queries attend to.
+          positions: Positions for the rotation of the keys; None for 0, 1, 2 … along each row.
+          value_source: Activations that the values are computed from; None for `x`.
+          cross: Whether `x` is the output of another stack. The projections are then saved for the backward pass as
             `[batch, 1, length, …]`: XLA clears the saved arrays of two scanned stacks if they have the same shape.
-          dropout_key: random key for adapters; None disables their dropout.
+          dropout_key: Random key for adapters; None disables their dropout.
 
         Returns:
           Keys and values. If query heads are sharded more finely than key heads, each key head is repeated
@@ -168,9 +168,9 @@ class MultiHeadAttention(nnx.Module):
         """Computes attention from `x` to `source`, to `keys_values`, or to `x` itself if neither is given.
 
         Args:
-          x: activations that the queries are computed from.
-          dropout_key: random key for dropout of weights and of adapters; None disables dropout.
-          **options: see `attend`.
+          x: Activations that the queries are computed from.
+          dropout_key: Random key for dropout of weights and of adapters; None disables dropout.
+          **options: See `attend`.
 
         Returns:
           The output, and the captured arrays by name.
@@ -197,20 +197,20 @@ class MultiHeadAttention(nnx.Module):
         """Computes the averages of the values of each head, which the output projection reads; see `__call__`.
 
         Args:
-          x: activations that the queries are computed from.
-          mask: the keys that each query may attend to.
-          source: activations that the keys and values are computed from.
-          value_source: activations that the values of self-attention are computed from; None for `x`.
-          query: precomputed queries, with their rotation; None for those of `x`.
-          keys_values: precomputed keys and values, from `keys_values(…)` or a cache. With n times fewer rows than `x`,
+          x: Activations that the queries are computed from.
+          mask: The keys that each query may attend to.
+          source: Activations that the keys and values are computed from.
+          value_source: Activations that the values of self-attention are computed from; None for `x`.
+          query: Precomputed queries, with their rotation; None for those of `x`.
+          keys_values: Precomputed keys and values, from `keys_values(…)` or a cache. With n times fewer rows than `x`,
             whose length is then 1, a row of them serves n neighboring rows of `x`, as n queries.
-          bias: added to the scores; see `kernels.attention`.
-          positions: positions of `x` for rotations and biases; None for 0, 1, 2 … along each row.
-          key_positions: positions of the keys for biases; None for `positions` in self-attention, otherwise for 0, 1, 2
+          bias: Added to the scores; see `kernels.attention`.
+          positions: Positions of `x` for rotations and biases; None for 0, 1, 2 … along each row.
+          key_positions: Positions of the keys for biases; None for `positions` in self-attention, otherwise for 0, 1, 2
             … along each row.
-          dropout_key: random key for dropout of weights and of adapters; None disables dropout.
-          capture: names from `CAPTURABLE`. Capturing scores or probabilities selects the reference implementation.
-          edits: edits of arrays in `CAPTURABLE`. Those of scores or probabilities select it as well.
+          dropout_key: Random key for dropout of weights and of adapters; None disables dropout.
+          capture: Names from `CAPTURABLE`. Capturing scores or probabilities selects the reference implementation.
+          edits: Edits of arrays in `CAPTURABLE`. Those of scores or probabilities select it as well.
 
         Returns:
           The averages, and the captured arrays by name.
@@ -270,14 +270,14 @@ class MultiHeadAttention(nnx.Module):
         """Computes self-attention of new positions and writes their keys and values to the cache.
 
         Args:
-          x: activations of the new positions.
-          cache: keys and values of the earlier positions.
-          layer: index of this layer in the cache.
-          index: the first new position, which determines its slot.
-          mask: the slots to attend to.
-          bias: added to the scores.
-          positions: positions of `x` for rotations and biases; None for 0, 1, 2 …
-          key_positions: positions of the slots for biases; see `__call__`.
+          x: Activations of the new positions.
+          cache: Keys and values of the earlier positions.
+          layer: Index of this layer in the cache.
+          index: The first new position, which determines its slot.
+          mask: The slots to attend to.
+          bias: Added to the scores.
+          positions: Positions of `x` for rotations and biases; None for 0, 1, 2 …
+          key_positions: Positions of the slots for biases; see `__call__`.
 
         Returns:
           The output and the updated cache.

@@ -22,7 +22,7 @@ class Block(Protocol):
     """An attention or feed-forward block.
 
     Attributes:
-      CAPTURABLE: names of the arrays that a call can return in addition to its output.
+      CAPTURABLE: Names of the arrays that a call can return in addition to its output.
     """
 
     CAPTURABLE: Sequence[str]
@@ -33,10 +33,10 @@ class Block(Protocol):
         """Applies the block.
 
         Args:
-          x: input activations.
-          dropout_key: random key for dropout; None disables dropout.
-          capture: names from `CAPTURABLE`.
-          **inputs: further inputs of the block, such as a mask, and `edits` of `CAPTURABLE` arrays, if there are any.
+          x: Input activations.
+          dropout_key: Random key for dropout; None disables dropout.
+          capture: Names from `CAPTURABLE`.
+          **inputs: Further inputs of the block, such as a mask, and `edits` of `CAPTURABLE` arrays, if there are any.
 
         Returns:
           The output, and the captured arrays by name.
@@ -51,10 +51,10 @@ class TransformerLayer(nnx.Module):
     and `NAME_norm`.
 
     Args:
-      blocks: block name -> block, in order. Self-attention comes first.
-      make_norm: returns the norm of a block.
+      blocks: Block name -> block, in order. Self-attention comes first.
+      make_norm: Returns the norm of a block.
       norm_position: `"pre"` or `"post"`.
-      dropout: dropout of each block's output before the residual sum.
+      dropout: Dropout of each block's output before the residual sum.
 
     Attributes:
       adapter: None, or a module that changes the residual sum of the last block, and whose `select` returns the output
@@ -96,10 +96,10 @@ class TransformerLayer(nnx.Module):
         """Applies all blocks.
 
         Args:
-          x: input activations.
-          inputs: block name -> keyword arguments of the block; a block with None is skipped.
-          dropout_key: random key for dropout; None disables dropout.
-          captures: what to capture and to edit.
+          x: Input activations.
+          inputs: Block name -> keyword arguments of the block; a block with None is skipped.
+          dropout_key: Random key for dropout; None disables dropout.
+          captures: What to capture and to edit.
 
         Returns:
           The output, and the captured arrays by name.
@@ -125,11 +125,11 @@ class TransformerLayer(nnx.Module):
         """Applies all blocks to one new position.
 
         Args:
-          x: activations of the new position.
-          cache: keys and values of the self-attention at earlier positions.
-          layer: index of this layer in the cache.
-          index: index of the new position in the cache.
-          inputs: block name -> keyword arguments of the block. The mask of the self-attention selects the valid cache
+          x: Activations of the new position.
+          cache: Keys and values of the self-attention at earlier positions.
+          layer: Index of this layer in the cache.
+          index: Index of the new position in the cache.
+          inputs: Block name -> keyword arguments of the block. The mask of the self-attention selects the valid cache
             positions.
 
         Returns:
@@ -145,9 +145,9 @@ class TransformerLayer(nnx.Module):
         """Returns the output of the layer, or what its adapter selects from the input and the output.
 
         Args:
-          before: input of the layer.
-          after: output of its last block.
-          dropout_key: random key for dropout; None disables dropout.
+          before: Input of the layer.
+          after: Output of its last block.
+          dropout_key: Random key for dropout; None disables dropout.
         """
         return after if self.adapter is None else self.adapter.select(before, after, dropout_key)
 
@@ -157,10 +157,10 @@ class TransformerLayer(nnx.Module):
         """Applies a block with dropout, residual and norm.
 
         Args:
-          name: name of the block, whose norm is applied.
-          block: computes the update of `x`, and another output.
-          x: input activations.
-          key: random key of the dropout of the update; None disables it.
+          name: Name of the block, whose norm is applied.
+          block: Computes the update of `x`, and another output.
+          x: Input activations.
+          key: Random key of the dropout of the update; None disables it.
 
         Returns:
           The output, and the other output of the block.

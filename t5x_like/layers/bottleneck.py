@@ -29,15 +29,15 @@ class BottleneckLayer(nnx.Module):
     normalized. The names of the feed-forward blocks are `mlp`, `mlp_1`, `mlp_2` …; the norm of `NAME` is `NAME_norm`.
 
     Args:
-      bottleneck: projection from the hidden states to the inner size.
-      attention: self-attention with an output of the inner size.
-      mlps: feed-forward blocks of the inner size, in order.
-      expansion: projection from the inner size to the size of the hidden states.
-      make_norm: returns a norm of a given size.
-      sizes: inner size, and size of the hidden states.
-      attention_input: what queries, keys and values are computed from.
-      attention_bottleneck: the projection that queries and keys share; needed for `shared_bottleneck`.
-      dropout: dropout of the result before the sum with the hidden states.
+      bottleneck: Projection from the hidden states to the inner size.
+      attention: Self-attention with an output of the inner size.
+      mlps: Feed-forward blocks of the inner size, in order.
+      expansion: Projection from the inner size to the size of the hidden states.
+      make_norm: Returns a norm of a given size.
+      sizes: Inner size, and size of the hidden states.
+      attention_input: What queries, keys and values are computed from.
+      attention_bottleneck: The projection that queries and keys share; needed for `shared_bottleneck`.
+      dropout: Dropout of the result before the sum with the hidden states.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class BottleneckLayer(nnx.Module):
         """Applies the layer; see `blocks.TransformerLayer`.
 
         Args:
-          x: hidden states.
-          inputs: block name -> keyword arguments of the block, for `attention`.
-          dropout_key: random key for dropout; None disables dropout.
-          captures: what to capture.
+          x: Hidden states.
+          inputs: Block name -> keyword arguments of the block, for `attention`.
+          dropout_key: Random key for dropout; None disables dropout.
+          captures: What to capture.
 
         Returns:
           The output, of the size of `x`, and the captured arrays by name.

@@ -27,7 +27,7 @@ class KeyValueCache:
     Attributes:
       key: `[layers, batch, heads, length, kv]` for a scanned stack; one `[batch, heads, length, kv]` per layer in a
         tuple for an unrolled stack.
-      value: values, in the layout of `key`.
+      value: Values, in the layout of `key`.
     """
 
     key: Float[Array, "layers batch heads length kv"] | tuple[Float[Array, "batch heads length kv"], ...]
@@ -38,10 +38,10 @@ class KeyValueCache:
         """Returns a cache of zeros.
 
         Args:
-          shape: sizes of `[batch, heads, length, kv]`.
-          layers: number of layers.
-          stacked: whether the stack is scanned.
-          dtype: dtype of keys and values.
+          shape: Sizes of `[batch, heads, length, kv]`.
+          layers: Number of layers.
+          stacked: Whether the stack is scanned.
+          dtype: Dtype of keys and values.
         """
         zeros = jnp.zeros((layers, *shape) if stacked else shape, dtype)
         return cls(key=zeros, value=zeros).shard() if stacked else cls.from_layers([cls(zeros, zeros)] * layers)
@@ -65,10 +65,10 @@ class KeyValueCache:
         A step of decoding writes copies (see `kv_head_copies`), so that each device stores the heads it reads.
 
         Args:
-          key: keys of all layers.
-          value: values of all layers.
-          lengths: number of slots per layer. Of a longer prompt, the last positions are kept.
-          stacked: whether the stack is scanned.
+          key: Keys of all layers.
+          value: Values of all layers.
+          lengths: Number of slots per layer. Of a longer prompt, the last positions are kept.
+          stacked: Whether the stack is scanned.
         """
         if stacked:
             return cls(*(_place(x, max(lengths)) for x in (key, value))).shard()
@@ -94,8 +94,8 @@ class KeyValueCache:
         The gather is independent per group, so that it moves nothing between devices that hold whole groups.
 
         Args:
-          rows: index of the row that each row is replaced by, which is in the same group.
-          groups: number of groups; a group is `batch / groups` neighboring rows.
+          rows: Index of the row that each row is replaced by, which is in the same group.
+          groups: Number of groups; a group is `batch / groups` neighboring rows.
 
         Returns:
           The cache with row `rows[i]` as row i.
@@ -126,10 +126,10 @@ class KeyValueCache:
         """Writes positions of a layer; in place if the caller donates the cache.
 
         Args:
-          layer: index of the layer.
-          position: the first position, from 0.
-          key: keys to write.
-          value: values to write.
+          layer: Index of the layer.
+          position: The first position, from 0.
+          key: Keys to write.
+          value: Values to write.
 
         Returns:
           The updated cache.
@@ -153,8 +153,8 @@ def held_positions(length: int, index: Int[Array, ""]) -> Int[Array, " length"]:
     """Returns the position that each slot of a `KeyValueCache` holds after `index` is written, negative if it is empty.
 
     Args:
-      length: number of slots.
-      index: the latest position.
+      length: Number of slots.
+      index: The latest position.
     """
     return index - (index - jnp.arange(length)) % length
 

@@ -42,9 +42,9 @@ class Edit:
       A pass is differentiable by `direction`.
 
     Attributes:
-      name: name of the array. That of all layers, without an index, edits each of them.
+      name: Name of the array. That of all layers, without an index, edits each of them.
       function: `function(array, *arrays)` returns an array of the same shape.
-      arrays: further arguments, which have gradients.
+      arrays: Further arguments, which have gradients.
     """
 
     name: str
@@ -60,10 +60,10 @@ def of_tokens(name: str, array: Array, length: int, keys: int | None = None) -> 
     """Returns a captured array without the positions before the tokens of a row, such as those of ETC's global tokens.
 
     Args:
-      name: full name of the array.
-      array: the array, of one layer or of all layers.
-      length: number of tokens of a row.
-      keys: number of tokens of the keys of scores and probabilities; None for `length`.
+      name: Full name of the array.
+      array: The array, of one layer or of all layers.
+      length: Number of tokens of a row.
+      keys: Number of tokens of the keys of scores and probabilities; None for `length`.
     """
     last = name.rpartition("/")[2]
     if last in ("scores", "probabilities"):
@@ -80,8 +80,8 @@ class LayerEdits:
     """The edits of one layer, or of one of its blocks.
 
     Attributes:
-      edits: name within the layer or block -> (index of the layer, or None for all layers; edit), in order.
-      index: the layer; under a scan it is traced, and an edit of one layer is a conditional.
+      edits: Name within the layer or block -> (index of the layer, or None for all layers; edit), in order.
+      index: The layer; under a scan it is traced, and an edit of one layer is a conditional.
     """
 
     edits: Mapping[str, Sequence[tuple[int | None, Edit]]] = dataclasses.field(default_factory=dict)
@@ -111,12 +111,12 @@ class Captures:
     """The arrays to capture from a stack.
 
     Attributes:
-      stack: name of the stack.
-      num_layers: number of its layers.
-      requests: full name -> (index of the layer, or None for all layers; name of the array within the layer).
-      states: the requested ones of `embedding` and `output`.
-      edits: edits of the layers.
-      state_edits: edits of `embedding` and `output`.
+      stack: Name of the stack.
+      num_layers: Number of its layers.
+      requests: Full name -> (index of the layer, or None for all layers; name of the array within the layer).
+      states: The requested ones of `embedding` and `output`.
+      edits: Edits of the layers.
+      state_edits: Edits of `embedding` and `output`.
     """
 
     stack: str = ""
@@ -185,7 +185,7 @@ class Captures:
         """Selects the requested arrays of a layer.
 
         Args:
-          **arrays: an array by its name, or all captured arrays of a block by the block's name.
+          **arrays: An array by its name, or all captured arrays of a block by the block's name.
 
         Returns:
           Name within the layer -> array.
@@ -207,7 +207,7 @@ class Captures:
         """Returns the captured arrays of layers by their full names.
 
         Args:
-          kept: name within the layer -> the arrays of the layers that `kept` has, as a sequence or stacked.
+          kept: Name within the layer -> the arrays of the layers that `kept` has, as a sequence or stacked.
         """
         layers = self.kept
         return {
@@ -224,15 +224,15 @@ def parse(names: Sequence[str], stacks: Stacks, edits: Sequence[Edit] = ()) -> d
     """Parses names of arrays to capture and to edit.
 
     Args:
-      names: names as above.
-      stacks: stack -> (number of layers, names that can be captured from a layer).
-      edits: edits of arrays, which are applied in order.
+      names: Names as above.
+      stacks: Stack -> (number of layers, names that can be captured from a layer).
+      edits: Edits of arrays, which are applied in order.
 
     Returns:
       Stack -> the arrays to capture from it and to edit.
 
     Raises:
-      ValueError: a name is unknown.
+      ValueError: A name is unknown.
     """
     requests: dict[str, dict[str, tuple[int | None, str]]] = {stack: {} for stack in stacks}
     states: dict[str, set[str]] = {stack: set() for stack in stacks}

@@ -22,13 +22,13 @@ class Highway(nnx.Module):
     """A highway layer, g · relu(W x + b) + (1 - g) · x with g = sigmoid(V x + c) (Srivastava et al. 2015).
 
     Args:
-      size: size of the input and of the output.
-      key: random key for the initial values.
-      dtype: dtype of the products.
+      size: Size of the input and of the output.
+      key: Random key for the initial values.
+      dtype: Dtype of the products.
 
     Attributes:
-      gate: projection to g before the sigmoid.
-      transform: projection W x + b.
+      gate: Projection to g before the sigmoid.
+      transform: Projection W x + b.
     """
 
     def __init__(self, size: int, *, key: jax.Array, dtype: str):
@@ -52,19 +52,19 @@ class CharacterEncoder(nnx.Module):
     all windows of the word. Highway layers and a projection follow.
 
     Args:
-      num_characters: number of ids.
-      character_dim: size of the vector of a character.
-      filters: for each convolution, the number of characters that a filter reads, and the number of filters.
-      highway_layers: number of highway layers.
-      embed_dim: size of the vector of a word.
-      key: random key for the initial values.
-      dtype: dtype of the products.
+      num_characters: Number of ids.
+      character_dim: Size of the vector of a character.
+      filters: For each convolution, the number of characters that a filter reads, and the number of filters.
+      highway_layers: Number of highway layers.
+      embed_dim: Size of the vector of a word.
+      key: Random key for the initial values.
+      dtype: Dtype of the products.
 
     Attributes:
       embedding: float32 `[num_characters, character_dim]`.
-      convolutions: one per width, with kernel `[width, character_dim, filters]` and bias, as `width_1`, `width_2`, ….
-      highway: the highway layers, as `layer_0`, `layer_1`, ….
-      projection: projection to the vector of a word.
+      convolutions: One per width, with kernel `[width, character_dim, filters]` and bias, as `width_1`, `width_2`, ….
+      highway: The highway layers, as `layer_0`, `layer_1`, ….
+      projection: Projection to the vector of a word.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class CharacterEncoder(nnx.Module):
         """Returns the vectors of words.
 
         Args:
-          characters: ids of the characters of each word, at least as many as the widest filter reads. Ids outside the
+          characters: Ids of the characters of each word, at least as many as the widest filter reads. Ids outside the
             table give NaN, which makes the error visible in the loss.
         """
         x = jnp.take(self.embedding[...], characters, axis=0, mode="fill", fill_value=jnp.nan).astype(self.dtype)

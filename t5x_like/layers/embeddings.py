@@ -17,17 +17,17 @@ class Embedder(nnx.Module):
     """A table with one vector per id.
 
     Args:
-      num_embeddings: number of ids.
-      embed_dim: size of the vectors.
-      key: random key for the initial values.
-      axis: logical axis of the ids: `vocab`, `positions` or `token_types`.
-      features: logical axis of the features: `embed`, or `vector` of static word vectors.
-      init: initializer of the table.
-      dtype: dtype of the activations.
+      num_embeddings: Number of ids.
+      embed_dim: Size of the vectors.
+      key: Random key for the initial values.
+      axis: Logical axis of the ids: `vocab`, `positions` or `token_types`.
+      features: Logical axis of the features: `embed`, or `vector` of static word vectors.
+      init: Initializer of the table.
+      dtype: Dtype of the activations.
 
     Attributes:
       embedding: float32 `[ids, embed]`.
-      adapter: further rows or an update, or None; see `adapters.prompt` and `adapters.lora_embedding`.
+      adapter: Further rows or an update, or None; see `adapters.prompt` and `adapters.lora_embedding`.
       quantization: None, or a module that computes `lookup` and `table`; see `adapters.quantization`.
     """
 
@@ -76,8 +76,8 @@ def logits(
     """Computes logits with products in the dtype of `hidden` and accumulation in float32.
 
     Args:
-      hidden: hidden states.
-      kernel: unembedding kernel.
+      hidden: Hidden states.
+      kernel: Unembedding kernel.
 
     Returns:
       Logits in float32.
@@ -91,11 +91,11 @@ class Unembedding(Projection):
     """The projection of hidden states to logits of a model whose embeddings are not tied.
 
     Args:
-      embed_dim: size of the hidden states.
-      vocab_size: number of token ids.
-      key: random key for the initial values.
-      init: initializer of the kernel.
-      bias: whether a bias is added.
+      embed_dim: Size of the hidden states.
+      vocab_size: Number of token ids.
+      key: Random key for the initial values.
+      init: Initializer of the kernel.
+      bias: Whether a bias is added.
     """
 
     def __init__(self, embed_dim: int, vocab_size: int, *, key: jax.Array, init: Initializer, bias: bool = False):

@@ -14,7 +14,7 @@ def normal(stddev: float) -> Initializer:
     """Returns an initializer that draws from a normal distribution.
 
     Args:
-      stddev: standard deviation.
+      stddev: Standard deviation.
     """
     return lambda key, shape, num_inputs: stddev * jax.random.normal(key, shape, jnp.float32)
 
@@ -25,7 +25,7 @@ def truncated_normal(stddev: float) -> Initializer:
     As in TensorFlow, truncation reduces the standard deviation of the values to 0.8796 times `stddev`.
 
     Args:
-      stddev: standard deviation before truncation.
+      stddev: Standard deviation before truncation.
     """
     return lambda key, shape, num_inputs: stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
@@ -34,7 +34,7 @@ def uniform(bound: float) -> Initializer:
     """Returns an initializer that draws from the uniform distribution over [-bound, bound).
 
     Args:
-      bound: largest absolute value.
+      bound: Largest absolute value.
     """
     return lambda key, shape, num_inputs: jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
@@ -43,8 +43,8 @@ def fan_in(variance: float = 1.0, *, truncated: bool = False) -> Initializer:
     """Returns an initializer whose values have the variance `variance / fan_in`.
 
     Args:
-      variance: variance times the number of inputs of the kernel.
-      truncated: whether the normal distribution is truncated at ±2 standard deviations and rescaled to the variance.
+      variance: Variance times the number of inputs of the kernel.
+      truncated: Whether the normal distribution is truncated at ±2 standard deviations and rescaled to the variance.
     """
 
     def initializer(key, shape, num_inputs):
@@ -63,9 +63,9 @@ def glorot_uniform(key: jax.Array, shape: tuple[int, ...], num_inputs: int) -> F
     """Draws from the uniform distribution with variance 2 / (inputs + outputs) (Glorot and Bengio 2010, equation 16).
 
     Args:
-      key: random key.
-      shape: shape of the kernel.
-      num_inputs: number of contracted dimensions.
+      key: Random key.
+      shape: Shape of the kernel.
+      num_inputs: Number of contracted dimensions.
     """
     return jax.nn.initializers.glorot_uniform(in_axis=range(num_inputs), out_axis=range(num_inputs, len(shape)))(
         key, shape, jnp.float32
@@ -76,9 +76,9 @@ def orthogonal(key: jax.Array, shape: tuple[int, ...], num_inputs: int) -> Float
     """Draws orthogonal matrices uniformly, one per gate (Saxe et al. 2014, arXiv:1312.6120).
 
     Args:
-      key: random key.
-      shape: shape of the kernel, `[size, gates, size]`.
-      num_inputs: number of contracted dimensions, 1.
+      key: Random key.
+      shape: Shape of the kernel, `[size, gates, size]`.
+      num_inputs: Number of contracted dimensions, 1.
     """
     size, gates, _ = shape
     return jnp.moveaxis(jax.random.orthogonal(key, size, (gates,), jnp.float32), 0, 1)

@@ -54,19 +54,19 @@ class MLP(nnx.Module):
     activation and `wi_0`, `wi_1` for two.
 
     Args:
-      size: size of inputs and outputs.
-      hidden_size: size of the hidden layer.
-      activations: names in `ACTIVATIONS`, one per input projection.
-      init: initializer of all kernels.
-      out_init: initializer of `wo`; None for `init`.
-      bias: whether all projections add a bias.
-      dropout: dropout of the hidden layer.
-      embed_axis: logical axis of inputs and outputs in the kernels; None replicates it.
-      dtype: dtype of the computation.
-      key: random key for the initial values.
+      size: Size of inputs and outputs.
+      hidden_size: Size of the hidden layer.
+      activations: Names in `ACTIVATIONS`, one per input projection.
+      init: Initializer of all kernels.
+      out_init: Initializer of `wo`; None for `init`.
+      bias: Whether all projections add a bias.
+      dropout: Dropout of the hidden layer.
+      embed_axis: Logical axis of inputs and outputs in the kernels; None replicates it.
+      dtype: Dtype of the computation.
+      key: Random key for the initial values.
 
     Attributes:
-      wo: projection with kernel `[mlp, embed]`.
+      wo: Projection with kernel `[mlp, embed]`.
     """
 
     CAPTURABLE = ()

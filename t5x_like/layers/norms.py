@@ -14,8 +14,8 @@ class RMSNorm(nnx.Module):
     """Divides by the root mean square and multiplies by a learned scale (Zhang & Sennrich 2019, equation 4).
 
     Args:
-      size: size of the last dimension.
-      epsilon: added to the mean square.
+      size: Size of the last dimension.
+      epsilon: Added to the mean square.
 
     Attributes:
       scale: float32 `[embed]`, initially 1.
@@ -34,8 +34,8 @@ class LayerNorm(nnx.Module):
     """Normalizes to zero mean and unit variance, then applies a learned scale and bias (Ba et al. 2016).
 
     Args:
-      size: size of the last dimension.
-      epsilon: added to the variance.
+      size: Size of the last dimension.
+      epsilon: Added to the variance.
 
     Attributes:
       scale: float32 `[embed]`, initially 1.
@@ -56,7 +56,7 @@ class NoNorm(nnx.Module):
     """Applies a learned scale and bias without normalizing (Sun et al. 2020, arXiv:2004.02984, equation 6).
 
     Args:
-      size: size of the last dimension.
+      size: Size of the last dimension.
 
     Attributes:
       scale: float32 `[embed]`, initially 1.

@@ -19,11 +19,11 @@ def relative_position_bucket(
     larger distances share the last bucket.
 
     Args:
-      relative: key position minus query position.
-      bidirectional: whether half of the buckets, rounded down, are for keys after the query. Otherwise all buckets are
+      relative: Key position minus query position.
+      bidirectional: Whether half of the buckets, rounded down, are for keys after the query. Otherwise all buckets are
         for keys at or before the query, and keys after the query have distance 0.
-      num_buckets: number of buckets.
-      max_distance: distance from which all distances share a bucket.
+      num_buckets: Number of buckets.
+      max_distance: Distance from which all distances share a bucket.
 
     Returns:
       Bucket indices in [0, num_buckets), int32.
@@ -46,13 +46,13 @@ class RelativePositionBias(nnx.Module):
     """A learned bias per head and bucket, shared by the layers of a stack (Raffel et al. 2020, section 2.1).
 
     Args:
-      heads: number of attention heads.
-      bidirectional, num_buckets, max_distance: see `relative_position_bucket`.
-      key: random key for the initial values, which are uniform with variance `2 / (heads + num_buckets)`.
+      heads: Number of attention heads.
+      bidirectional, num_buckets, max_distance: See `relative_position_bucket`.
+      key: Random key for the initial values, which are uniform with variance `2 / (heads + num_buckets)`.
 
     Attributes:
       table: float32 `[heads, relpos_buckets]`.
-      prefix_length: number of keys before the first position; see `adapters.prefix`.
+      prefix_length: Number of keys before the first position; see `adapters.prefix`.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class RelativePositionBias(nnx.Module):
         """Returns the bias of all pairs of queries and keys, which `kernels.attention` expands.
 
         Args:
-          q_len: number of queries.
-          kv_len: number of keys.
-          bidirectional: replaces the constructor's value; None keeps it.
+          q_len: Number of queries.
+          kv_len: Number of keys.
+          bidirectional: Replaces the constructor's value; None keeps it.
         """
         return self._after_prefix(RelativeBias(self._values(1 - q_len, kv_len - 1, bidirectional)), bidirectional)
 
@@ -77,9 +77,9 @@ class RelativePositionBias(nnx.Module):
         """Returns the bias of a decoding step.
 
         Args:
-          position: position of the first query, which may be traced.
-          kv_len: number of keys; positions of queries are smaller.
-          num_positions: number of queries.
+          position: Position of the first query, which may be traced.
+          kv_len: Number of keys; positions of queries are smaller.
+          num_positions: Number of queries.
         """
         values = self._values(1 - kv_len, kv_len - 1)
         starts = [kv_len - 1 - position - number for number in range(num_positions)]

@@ -15,22 +15,22 @@ class Projection(nnx.Module):
     """Contracts the last dimensions of its input with the first dimensions of a kernel.
 
     Args:
-      inputs: sizes of the input dimensions.
-      outputs: sizes of the output dimensions.
-      axes: logical axes of the kernel.
-      key: random key for the initial values.
-      init: initializer of the kernel.
-      bias: whether a bias is added.
-      dtype: dtype of the computation.
-      has_dropout_key: whether calls get the dropout key of their block. An adapter without a key cannot draw.
+      inputs: Sizes of the input dimensions.
+      outputs: Sizes of the output dimensions.
+      axes: Logical axes of the kernel.
+      key: Random key for the initial values.
+      init: Initializer of the kernel.
+      bias: Whether a bias is added.
+      dtype: Dtype of the computation.
+      has_dropout_key: Whether calls get the dropout key of their block. An adapter without a key cannot draw.
 
     Attributes:
       kernel: float32 `[*inputs, *outputs]`.
       bias: float32 `[*outputs]`, initially 0; only if the projection has a bias.
       adapter: None, or a module that changes the output; see `adapters.base`.
       quantization: None, or a module that computes `product`; see `adapters.quantization`.
-      num_inputs: number of input dimensions, which are the first dimensions of the kernel.
-      axes: logical axes of the kernel, without `layers`.
+      num_inputs: Number of input dimensions, which are the first dimensions of the kernel.
+      axes: Logical axes of the kernel, without `layers`.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Projection(nnx.Module):
 
         Args:
           x: `[*batch, *inputs]`.
-          copies: how often each element of the first output dimension is repeated, one after another.
-          dropout_key: random key of the block, for the adapter; None disables its dropout.
+          copies: How often each element of the first output dimension is repeated, one after another.
+          dropout_key: Random key of the block, for the adapter; None disables its dropout.
 
         Returns:
           `[*batch, *outputs]` in `dtype`, with a first output dimension that is `copies` times as large.
@@ -80,9 +80,9 @@ class Projection(nnx.Module):
         """Returns what the projection alone computes, without its adapter; see `__call__`.
 
         Args:
-          x: see `__call__`.
-          copies: see `__call__`.
-          kernel: replaces the kernel of the projection.
+          x: See `__call__`.
+          copies: See `__call__`.
+          kernel: Replaces the kernel of the projection.
         """
         if self.quantization is not None:
             return self.quantization.product(x, self, copies=copies, kernel=kernel)
@@ -115,8 +115,8 @@ def shard_activation(x: Float[Array, "batch length ..."], *axes: str) -> Float[A
     """Constrains the sharding of `[batch, length, *axes]`.
 
     Args:
-      x: activations. A length that is not divisible by its shards, such as in a decoding step, is not sharded.
-      *axes: logical axes of the dimensions after `length`.
+      x: Activations. A length that is not divisible by its shards, such as in a decoding step, is not sharded.
+      *axes: Logical axes of the dimensions after `length`.
 
     Returns:
       `x` with the sharding constraint.
@@ -132,7 +132,7 @@ def shard_residual(x: Float[Array, "batch length embed"]) -> Float[Array, "batch
     arXiv:2205.05198, section 4.2.2).
 
     Args:
-      x: hidden states. Where the residual rule does not divide their length, they are sharded like other activations.
+      x: Hidden states. Where the residual rule does not divide their length, they are sharded like other activations.
     """
     return partitioning.shard(x, "batch", RESIDUAL_LENGTH if _splits_residual(x) else LENGTH, "embed")
 

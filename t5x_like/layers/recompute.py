@@ -28,7 +28,7 @@ def recomputed(function: Callable) -> Callable:
     arrays of a layer from the stack of all layers, without a copy.
 
     Args:
-      function: any function of arrays.
+      function: Any function of arrays.
     """
 
     @functools.wraps(function)

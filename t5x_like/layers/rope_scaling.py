@@ -30,9 +30,9 @@ class Scaling(Protocol):
         """Computes the rotation frequency of each pair of entries.
 
         Args:
-          theta: base of the wavelengths.
-          size: number of entries per head.
-          length: the largest position in the batch + 1; may be traced.
+          theta: Base of the wavelengths.
+          size: Number of entries per head.
+          length: The largest position in the batch + 1; may be traced.
 
         Returns:
           Angles per position, in radians.
@@ -50,8 +50,8 @@ def unscaled(theta: float, size: int) -> Float[np.ndarray, " half"]:
     """Computes the unscaled frequencies `theta^(-2i / size)` (Su et al. 2021, section 3.2.2).
 
     Args:
-      theta: base of the wavelengths.
-      size: number of entries per head.
+      theta: Base of the wavelengths.
+      size: Number of entries per head.
 
     Returns:
       Angles per position, in radians.
@@ -64,7 +64,7 @@ class Linear:
     """Divides positions by a factor (Chen et al. 2023, position interpolation).
 
     Attributes:
-      factor: divisor of the positions, at least 1.
+      factor: Divisor of the positions, at least 1.
     """
 
     factor: float
@@ -92,8 +92,8 @@ class Dynamic:
     result for a batch does not depend on earlier batches.
 
     Attributes:
-      factor: the base becomes `theta · (factor · length / original_max_length - factor + 1)^(size / (size - 2))`.
-      original_max_length: number of positions in pretraining. Shorter rows are not scaled.
+      factor: The base becomes `theta · (factor · length / original_max_length - factor + 1)^(size / (size - 2))`.
+      original_max_length: Number of positions in pretraining. Shorter rows are not scaled.
     """
 
     factor: float
@@ -123,10 +123,10 @@ class Llama3:
     """Divides low frequencies by a factor, keeps high ones and interpolates in between (Llama 3.1 and later).
 
     Attributes:
-      factor: divisor of the low frequencies, at least 1.
-      low_freq_factor: a frequency is low if it makes fewer rotations than this within `original_max_length` positions.
-      high_freq_factor: a frequency is high if it makes more rotations than this within `original_max_length` positions.
-      original_max_length: number of positions in pretraining before the extension.
+      factor: Divisor of the low frequencies, at least 1.
+      low_freq_factor: A frequency is low if it makes fewer rotations than this within `original_max_length` positions.
+      high_freq_factor: A frequency is high if it makes more rotations than this within `original_max_length` positions.
+      original_max_length: Number of positions in pretraining before the extension.
     """
 
     factor: float = 8.0
@@ -164,15 +164,15 @@ class Yarn:
     """Divides low frequencies by a factor, keeps high ones and scales attention (Peng et al. 2023, YaRN).
 
     Attributes:
-      factor: divisor of the low frequencies, at least 1.
-      original_max_length: number of positions in pretraining before the extension.
-      beta_fast: a frequency is kept if it makes more rotations than this within `original_max_length` positions.
-      beta_slow: a frequency is divided if it makes fewer rotations than this within `original_max_length` positions.
-      attention_scale: factor of sines and cosines. None computes it from `mscale` and `mscale_all_dim`, or without them
+      factor: Divisor of the low frequencies, at least 1.
+      original_max_length: Number of positions in pretraining before the extension.
+      beta_fast: A frequency is kept if it makes more rotations than this within `original_max_length` positions.
+      beta_slow: A frequency is divided if it makes fewer rotations than this within `original_max_length` positions.
+      attention_scale: Factor of sines and cosines. None computes it from `mscale` and `mscale_all_dim`, or without them
         as the paper's `0.1 · ln(factor) + 1`.
-      mscale: weight of `ln(factor)` in the numerator of the factor (DeepSeek).
-      mscale_all_dim: weight of `ln(factor)` in its denominator (DeepSeek).
-      truncate: whether the bounds of the interpolation are rounded to integers.
+      mscale: Weight of `ln(factor)` in the numerator of the factor (DeepSeek).
+      mscale_all_dim: Weight of `ln(factor)` in its denominator (DeepSeek).
+      truncate: Whether the bounds of the interpolation are rounded to integers.
     """
 
     factor: float

@@ -16,8 +16,8 @@ class Rotary:
     `position · theta^(-2i / kv)`.
 
     Attributes:
-      theta: base of the wavelengths.
-      scaling: scaling of the frequencies to longer rows; None for no scaling.
+      theta: Base of the wavelengths.
+      scaling: Scaling of the frequencies to longer rows; None for no scaling.
     """
 
     theta: float = 10000.0
@@ -29,8 +29,8 @@ class Rotary:
         """Rotates `x` in float32.
 
         Args:
-          x: queries or keys.
-          positions: position of each token.
+          x: Queries or keys.
+          positions: Position of each token.
 
         Returns:
           The rotated array, in the dtype of `x`.

@@ -57,10 +57,10 @@ def make_layers(make: Callable[[jax.Array], nnx.Module], num_layers: int, *, key
     """Makes a stack of layers.
 
     Args:
-      make: makes a layer from a random key.
-      num_layers: number of layers.
-      key: random key, split into one key per layer.
-      scan: whether to stack the parameters for a scan.
+      make: Makes a layer from a random key.
+      num_layers: Number of layers.
+      key: Random key, split into one key per layer.
+      scan: Whether to stack the parameters for a scan.
 
     Returns:
       One layer with stacked parameters, or an `nnx.List` of layers.
@@ -92,16 +92,16 @@ def apply_layers(
       gradient is the sum over its applications.
 
     Args:
-      layers: from `make_layers`.
-      functions: a `LayerFunction`, or a sequence of p functions that alternate: the first is called in applications 0,
+      layers: From `make_layers`.
+      functions: A `LayerFunction`, or a sequence of p functions that alternate: the first is called in applications 0,
         p, 2p …, the second in 1, p + 1 …. A scan then runs over groups of p applications. A function has the index
         of the application.
-      carry: input of the first application.
-      order: the stored layer of each application; their number is a multiple of the number of functions. A scan runs
+      carry: Input of the first application.
+      order: The stored layer of each application; their number is a multiple of the number of functions. A scan runs
         over each part whose stored layers are consecutive or the same.
-      dropout_key: random key, split into one key per application; None disables dropout.
-      remat: a name in `REMAT_POLICIES`.
-      keep: name -> the applications whose output of this name is returned, in order; the output of each application is
+      dropout_key: Random key, split into one key per application; None disables dropout.
+      remat: A name in `REMAT_POLICIES`.
+      keep: Name -> the applications whose output of this name is returned, in order; the output of each application is
         then a mapping with these names. A scan has memory for these only. None: the outputs of all applications.
 
     Returns:
@@ -110,7 +110,7 @@ def apply_layers(
       outputs that are kept, stacked or a list.
 
     Raises:
-      UserError: the number of applications is not a multiple of the number of functions.
+      UserError: The number of applications is not a multiple of the number of functions.
     """
     functions = [functions] if callable(functions) else list(functions)
     period, number = len(functions), len(order)
@@ -188,11 +188,11 @@ def _scan(
     """Scans over applications.
 
     Args:
-      steps: functions that alternate.
-      repeated: the layer of all applications, or None if `each` has a layer for each.
-      carry: input of the first application, and memory of the outputs in `some`.
-      each: layer, index and key of the applications.
-      some: name -> the applications whose outputs are written to the memory.
+      steps: Functions that alternate.
+      repeated: The layer of all applications, or None if `each` has a layer for each.
+      carry: Input of the first application, and memory of the outputs in `some`.
+      each: Layer, index and key of the applications.
+      some: Name -> the applications whose outputs are written to the memory.
 
     Returns:
       The carry after the last application, and the other outputs of all applications.
@@ -235,17 +235,17 @@ class Stack(nnx.Module):
     """A stack of identical layers with an optional final norm.
 
     Args:
-      make_layer: makes a layer from a random key.
-      num_layers: number of stored layers.
-      key: random key for the initial values.
-      order: the stored layer of each application; None for all layers once. See `run`.
-      norm: applied to the output of the last layer; None for no norm.
-      scan: whether the layers are stacked and scanned.
-      remat: a name in `REMAT_POLICIES`.
+      make_layer: Makes a layer from a random key.
+      num_layers: Number of stored layers.
+      key: Random key for the initial values.
+      order: The stored layer of each application; None for all layers once. See `run`.
+      norm: Applied to the output of the last layer; None for no norm.
+      scan: Whether the layers are stacked and scanned.
+      remat: A name in `REMAT_POLICIES`.
 
     Attributes:
-      layers: see `make_layers`.
-      norm: the final norm; only if the stack has one.
+      layers: See `make_layers`.
+      norm: The final norm; only if the stack has one.
       adapter: None, or a function that computes parameters of the layers before they run; see `adapters.prefix`.
     """
 
@@ -292,11 +292,11 @@ class Stack(nnx.Module):
         """Applies all layers and the final norm.
 
         Args:
-          x: input of the first layer.
-          *inputs: inputs of the blocks of a layer, or a function from the index of the application to these inputs;
+          x: Input of the first layer.
+          *inputs: Inputs of the blocks of a layer, or a function from the index of the application to these inputs;
             several for alternating layers.
-          dropout_key: random key for dropout; None disables dropout.
-          captures: what to capture from each layer.
+          dropout_key: Random key for dropout; None disables dropout.
+          captures: What to capture from each layer.
 
         Returns:
           The output, and the captured arrays by their full names.
@@ -336,10 +336,10 @@ class Stack(nnx.Module):
         """Applies all layers and the final norm to one new position.
 
         Args:
-          x: activations of the new position.
-          cache: keys and values of the self-attention at earlier positions.
-          index: index of the new position in the cache.
-          *inputs: inputs of the blocks of a layer, or a function from the index of the layer to these inputs; several
+          x: Activations of the new position.
+          cache: Keys and values of the self-attention at earlier positions.
+          index: Index of the new position in the cache.
+          *inputs: Inputs of the blocks of a layer, or a function from the index of the layer to these inputs; several
             for alternating layers.
 
         Returns:

@@ -14,7 +14,7 @@ def larger_is_better(name: str) -> bool:
     """Returns whether larger values of a metric are better, by the last component of its name.
 
     Args:
-      name: such as `loss`, `glue_sst2_classification/accuracy` or `matched/loss`.
+      name: Such as `loss`, `glue_sst2_classification/accuracy` or `matched/loss`.
     """
     last = name.rpartition("/")[2].lower()
     return not any(part in last for part in SMALLER_IS_BETTER)
@@ -24,7 +24,7 @@ def flatten(results: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Joins the metrics of several evaluations.
 
     Args:
-      results: evaluation -> metric -> value.
+      results: Evaluation -> metric -> value.
 
     Returns:
       `metric` -> value for one evaluation, `evaluation/metric` -> value for several. The metrics of a task,
@@ -44,8 +44,8 @@ def find(values: Mapping[str, float], name: str) -> float | None:
     """Returns the value of a metric, or None if there is none.
 
     Args:
-      values: the result of `flatten`.
-      name: a name in `values`; one without its evaluation, which means the first evaluation that has it; or the last
+      values: The result of `flatten`.
+      name: A name in `values`; one without its evaluation, which means the first evaluation that has it; or the last
         component alone, such as `f1`, which means a metric of the objective, or else the metric `task/f1` of the task.
     """
     if name in values:
@@ -62,8 +62,8 @@ class BestMetric:
     """The metric that decides which evaluation is the best.
 
     Attributes:
-      name: see `find`.
-      is_larger: whether larger values are better. None derives it from the name; see `larger_is_better`.
+      name: See `find`.
+      is_larger: Whether larger values are better. None derives it from the name; see `larger_is_better`.
     """
 
     name: str = "loss"
@@ -78,10 +78,10 @@ class BestMetric:
         """Returns the value of the metric.
 
         Args:
-          values: the result of `flatten`.
+          values: The result of `flatten`.
 
         Raises:
-          UserError: no evaluation has computed the metric.
+          UserError: No evaluation has computed the metric.
         """
         value = find(values, self.name)
         if value is None:

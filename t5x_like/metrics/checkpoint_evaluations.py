@@ -20,9 +20,9 @@ class Best:
     """The best checkpoint of a run.
 
     Attributes:
-      step: its step.
-      metric: the name of the metric by which it is the best.
-      value: the value of the metric.
+      step: Its step.
+      metric: The name of the metric by which it is the best.
+      value: The value of the metric.
     """
 
     step: int
@@ -37,8 +37,8 @@ class CheckpointEvaluations:
     """The stored evaluations of the checkpoints in a directory.
 
     Args:
-      directory: the directory with one subdirectory per step, a local path or URL.
-      metric: the metric that decides which of the checkpoints to keep are the best.
+      directory: The directory with one subdirectory per step, a local path or URL.
+      metric: The metric that decides which of the checkpoints to keep are the best.
     """
 
     def __init__(self, directory: str, metric: BestMetric = BestMetric()):  # noqa: B008 (frozen)
@@ -49,9 +49,9 @@ class CheckpointEvaluations:
         """Adds the evaluation of a checkpoint that is about to be saved.
 
         Args:
-          step: its step.
-          metrics: metric -> value; None for no evaluation.
-          required: whether the evaluation must have the metric.
+          step: Its step.
+          metrics: Metric -> value; None for no evaluation.
+          required: Whether the evaluation must have the metric.
 
         Returns:
           What to store in the item `about`.
@@ -82,7 +82,7 @@ class CheckpointEvaluations:
         """Returns the best of some checkpoints by the metric that the newest evaluation was stored with.
 
         Args:
-          steps: their steps in ascending order.
+          steps: Their steps in ascending order.
 
         Returns:
           The best checkpoint, or None if no evaluation has a finite value of this metric.

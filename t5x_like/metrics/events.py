@@ -74,7 +74,7 @@ class EventFiles:
     If the files cannot be written, one warning is logged and training continues without them.
 
     Args:
-      model_dir: the run directory, local or in a bucket.
+      model_dir: The run directory, local or in a bucket.
     """
 
     def __init__(self, model_dir: str):

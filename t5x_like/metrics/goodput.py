@@ -90,10 +90,10 @@ def read_goodput(model_dir: str) -> Goodput | None:
     """Returns the goodput of a run, which may still be running, or None for a run without records of it.
 
     Args:
-      model_dir: the run directory, local or in a bucket.
+      model_dir: The run directory, local or in a bucket.
 
     Raises:
-      UserError: a line of a record is damaged. The message names file and line.
+      UserError: A line of a record is damaged. The message names file and line.
     """
     starts = _read_starts(model_dir)
     return _summarize(starts) if starts else None

@@ -37,7 +37,7 @@ def read(path: str) -> list[tuple[int, Any]]:
     """Returns the number, from 1, and the value of each line. An incomplete last line of a killed process is ignored.
 
     Raises:
-      UserError: a line is not valid JSON. The message names file and line.
+      UserError: A line is not valid JSON. The message names file and line.
     """
     *lines, _ = paths.read_text(path).split("\n")  # the last line is empty or incomplete
     values = []

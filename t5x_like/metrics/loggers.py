@@ -45,10 +45,10 @@ def parse(names: str) -> tuple[str, ...]:
     """Returns the loggers of the setting LOGGERS, after checking that their packages are installed.
 
     Args:
-      names: names with commas, such as `wandb,tensorboard`; empty for none.
+      names: Names with commas, such as `wandb,tensorboard`; empty for none.
 
     Raises:
-      UserError: a name is unknown, its package is not installed, or MLflow's server is not known.
+      UserError: A name is unknown, its package is not installed, or MLflow's server is not known.
     """
     found = tuple(filter(None, (name.strip() for name in names.split(","))))
     if unknown := [name for name in found if name not in _NAMES]:
@@ -73,7 +73,7 @@ class _Tracker:
     """A logger that sends rows to a service. After an error, it logs one warning and sends no more.
 
     Args:
-      model_dir: the run directory, local or in a bucket. Its last two parts are the name of the run.
+      model_dir: The run directory, local or in a bucket. Its last two parts are the name of the run.
     """
 
     name: str
@@ -175,7 +175,7 @@ def mlflow_name(name: str) -> str:
     beside `grad_norm/draw`: only the first slash, after the split, is kept.
 
     Args:
-      name: the split, a slash, and the name of the scalar.
+      name: The split, a slash, and the name of the scalar.
     """
     split, _, scalar = re.sub(r"[^\w.\- :/]", "_", name).partition("/")
     parts = [part for part in scalar.split("/") if part.strip(".")]

@@ -44,7 +44,7 @@ class _SafeStream:
     """A text stream that never raises. After the first failed write it logs a warning and drops all further output.
 
     Args:
-      stream: the stream to write to. None, Python's value for a closed standard output, drops all output.
+      stream: The stream to write to. None, Python's value for a closed standard output, drops all output.
     """
 
     def __init__(self, stream: TextIO | None):
@@ -114,10 +114,10 @@ class Progress(BarOnTerminal):
     """Shows the steps of a run. Use it as a context manager around the loop.
 
     Args:
-      total_steps: the step at which the run ends.
-      start: the step at which it starts.
-      enabled: whether to show anything; True only in one process.
-      console: the console to write to; standard output by default.
+      total_steps: The step at which the run ends.
+      start: The step at which it starts.
+      enabled: Whether to show anything; True only in one process.
+      console: The console to write to; standard output by default.
     """
 
     def __init__(self, total_steps: int, start: int = 0, *, enabled: bool = True, console: Console | None = None):
@@ -128,8 +128,8 @@ class Progress(BarOnTerminal):
         """Shows the current step.
 
         Args:
-          step: number of updates so far.
-          row: metrics of the last update.
+          step: Number of updates so far.
+          row: Metrics of the last update.
         """
         shown = describe(row, self._total - step)
         if self._bar is not None:

@@ -36,13 +36,13 @@ def read_metrics(model_dir: str) -> list[dict[str, Any]]:
     """Reads the rows of a run in the order of writing, with each (step, split) once.
 
     Args:
-      model_dir: the run directory: a local path, a URL of a bucket, or a local copy of a directory from a bucket.
+      model_dir: The run directory: a local path, a URL of a bucket, or a local copy of a directory from a bucket.
 
     Returns:
       A dictionary per row. Non-finite values are NaN. An incomplete last line of a killed run is ignored.
 
     Raises:
-      UserError: a line is not a row. The message names file and line.
+      UserError: A line is not a row. The message names file and line.
     """
     file = paths.join(model_dir, _FILE)
     if paths.is_local(model_dir) and paths.exists(file):
@@ -84,10 +84,10 @@ class MetricsWriter:
     """Writes the rows of one run. Call `rewind` once before the first `write`.
 
     Args:
-      model_dir: the run directory, local or in a bucket.
-      enabled: whether to write; True only in one process. If False, all methods do nothing.
-      logger_names: the loggers that receive the rows as well; see `loggers.parse`.
-      wall: seconds since 1970.
+      model_dir: The run directory, local or in a bucket.
+      enabled: Whether to write; True only in one process. If False, all methods do nothing.
+      logger_names: The loggers that receive the rows as well; see `loggers.parse`.
+      wall: Seconds since 1970.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class MetricsWriter:
         """Removes rows after `step` and incomplete lines.
 
         Args:
-          step: the restored step; 0 for a new run.
+          step: The restored step; 0 for a new run.
 
         Raises:
-          UserError: a line of the file is not a row.
-          RunFailed: the file cannot be written.
+          UserError: A line of the file is not a row.
+          RunFailed: The file cannot be written.
         """
         if not self._enabled:
             return
@@ -132,13 +132,13 @@ class MetricsWriter:
         """Writes the scalars of a step.
 
         Args:
-          step: number of updates so far; larger than in all earlier rows of the split.
+          step: Number of updates so far; larger than in all earlier rows of the split.
           split: `train` or `validation`, for example.
-          scalars: values by name. Values that are None are omitted.
+          scalars: Values by name. Values that are None are omitted.
 
         Raises:
-          ValueError: the split has a row for this step or a later one, or `rewind` has not been called.
-          RunFailed: the row cannot be written, for example because the disk is full.
+          ValueError: The split has a row for this step or a later one, or `rewind` has not been called.
+          RunFailed: The row cannot be written, for example because the disk is full.
         """
         if not self._enabled:
             return
@@ -163,7 +163,7 @@ class MetricsWriter:
         """Logs a warning if the rows are not those that the run has written. Call it after `rewind`.
 
         Args:
-          digest: the result of `digest` that the checkpoint stores; None if an earlier version has written it.
+          digest: The result of `digest` that the checkpoint stores; None if an earlier version has written it.
         """
         if digest not in (None, self.digest()):
             logging.warning(
@@ -175,7 +175,7 @@ class MetricsWriter:
         """Blocks until all rows written so far are durable.
 
         Raises:
-          RunFailed: the rows cannot be written, for example because the disk is full.
+          RunFailed: The rows cannot be written, for example because the disk is full.
         """
         if self._enabled and self._file is not None:
             with _explain_write_errors(self._model_dir):
@@ -187,7 +187,7 @@ class MetricsWriter:
         """Flushes and closes the files.
 
         Raises:
-          RunFailed: the rows cannot be written.
+          RunFailed: The rows cannot be written.
         """
         if self._enabled:
             for logger in self._loggers:

@@ -14,10 +14,10 @@ def read_starts(model_dir: str) -> list[dict[str, Any]]:
     """Returns an entry per start of a run; docs/metrics.md describes it. Runs of earlier versions have none.
 
     Args:
-      model_dir: the run directory, local or in a bucket.
+      model_dir: The run directory, local or in a bucket.
 
     Raises:
-      UserError: a line is damaged. The message names file and line.
+      UserError: A line is damaged. The message names file and line.
     """
     path = paths.join(model_dir, STARTS)
     return [entry for _, entry in line_files.read(path)] if paths.exists(path) else []

@@ -54,9 +54,9 @@ def mfu(model_flops_per_step: float, seconds: float, device_kind: str, num_devic
     Args:
       model_flops_per_step: FLOPs of the forward and backward pass of one update, at any precision. A multiply-add
         counts as two. Recomputation by rematerialization does not count.
-      seconds: duration of a step.
-      device_kind: the device kind as JAX names it.
-      num_devices: number of devices.
+      seconds: Duration of a step.
+      device_kind: The device kind as JAX names it.
+      num_devices: Number of devices.
 
     Returns:
       A number between 0 and 1, or None if the peak is unknown.
@@ -69,9 +69,9 @@ class Throughput:
     """Measures tokens and seconds per step, without the time of evaluations and checkpoints.
 
     Args:
-      flops_per_step: model FLOPs per step, see `mfu`; None if unknown.
-      devices: an array or list of the JAX devices of the run.
-      now: the clock, in seconds.
+      flops_per_step: Model FLOPs per step, see `mfu`; None if unknown.
+      devices: An array or list of the JAX devices of the run.
+      now: The clock, in seconds.
     """
 
     def __init__(self, flops_per_step: float | None, devices: Any, *, now: Callable[[], float] = time.monotonic):
@@ -87,7 +87,7 @@ class Throughput:
         """Starts the clock.
 
         Args:
-          wait_seconds: total time that the feed has waited for data so far.
+          wait_seconds: Total time that the feed has waited for data so far.
         """
         self._since, self._wait_seen = self._now(), wait_seconds
 
@@ -103,8 +103,8 @@ class Throughput:
         """Counts a finished step.
 
         Args:
-          tokens: number of real tokens of the step.
-          wait_seconds: total time that the feed has waited for data so far.
+          tokens: Number of real tokens of the step.
+          wait_seconds: Total time that the feed has waited for data so far.
         """
         self._steps += 1
         seconds = self._seconds + (0.0 if self._since is None else self._now() - self._since)

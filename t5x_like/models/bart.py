@@ -93,9 +93,9 @@ def make_layer(config: BartConfig, attentions: tuple[str, ...], key: jax.Array) 
     """Makes a post-norm layer of attention blocks and a feed-forward block.
 
     Args:
-      config: configuration of the model.
-      attentions: names of the attention blocks, in order.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      attentions: Names of the attention blocks, in order.
+      key: Random key of the initialization.
     """
     *attention_keys, mlp_key = jax.random.split(key, len(attentions) + 1)
     blocks = {
@@ -135,12 +135,12 @@ class InputLayer(nnx.Module):
     """Adds learned positions to token embeddings and normalizes the sum.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      position_embedder: table `[max_length+position_offset embed_dim]`.
-      norm: norm of the sum.
+      position_embedder: Table `[max_length+position_offset embed_dim]`.
+      norm: Norm of the sum.
     """
 
     def __init__(self, config: BartConfig, *, key: jax.Array):
@@ -159,8 +159,8 @@ class InputLayer(nnx.Module):
         """Returns the input of the first layer.
 
         Args:
-          tokens: token embeddings.
-          positions: position of each token, from 0.
+          tokens: Token embeddings.
+          positions: Position of each token, from 0.
         """
         return self.norm(tokens + self.position_embedder(positions + self.offset))
 
@@ -169,15 +169,15 @@ class Bart(EncoderDecoder):
     """BART. Implements `Model` and `GenerativeEncoderDecoder` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      token_embedder: embedding table `[vocab_size embed_dim]` of both stacks and of the logits.
-      encoder_input: positions and norm of the encoder's input.
-      decoder_input: positions and norm of the decoder's input.
-      encoder: layers of the encoder.
-      decoder: layers of the decoder.
+      token_embedder: Embedding table `[vocab_size embed_dim]` of both stacks and of the logits.
+      encoder_input: Positions and norm of the encoder's input.
+      decoder_input: Positions and norm of the decoder's input.
+      encoder: Layers of the encoder.
+      decoder: Layers of the decoder.
     """
 
     def __init__(self, config: BartConfig, *, key: jax.Array):

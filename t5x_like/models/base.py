@@ -26,7 +26,7 @@ class Model(Protocol):
     """A model: an `nnx.Module` that maps tokens to hidden states and hidden states to logits.
 
     Attributes:
-      config: the configuration that the model was built from.
+      config: The configuration that the model was built from.
     """
 
     config: "ModelConfig"
@@ -35,7 +35,7 @@ class Model(Protocol):
         """Embeds the input tokens.
 
         Args:
-          batch: features by name.
+          batch: Features by name.
 
         Returns:
           The input of each stack, by name: `encoder`, `decoder` or both.
@@ -53,11 +53,11 @@ class Model(Protocol):
         """Computes everything between the embeddings and the logits.
 
         Args:
-          embedded: result of `embed`.
-          batch: features by name, from which masks and positions are computed.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: names of intermediate arrays to return.
-          edits: interventions in intermediate arrays of the same names.
+          embedded: Result of `embed`.
+          batch: Features by name, from which masks and positions are computed.
+          dropout_key: Random key of dropout; None disables dropout.
+          capture: Names of intermediate arrays to return.
+          edits: Interventions in intermediate arrays of the same names.
 
         Returns:
           The last hidden states and the captured arrays.
@@ -67,7 +67,7 @@ class Model(Protocol):
         """Computes logits in float32.
 
         Args:
-          hidden: hidden states, as in `Outputs.hidden`.
+          hidden: Hidden states, as in `Outputs.hidden`.
         """
 
     def __call__(
@@ -95,9 +95,9 @@ class GenerativeModel(Model, Protocol):
         after it.
 
         Args:
-          tokens: input tokens at slots from `index`.
-          cache: keys and values of all earlier slots. It has slots for all positions.
-          index: slot of the first tokens in the cache, the same for all rows.
+          tokens: Input tokens at slots from `index`.
+          cache: Keys and values of all earlier slots. It has slots for all positions.
+          index: Slot of the first tokens in the cache, the same for all rows.
 
         Returns:
           The hidden states from which `unembed` predicts the next tokens, and the updated cache.
@@ -122,9 +122,9 @@ class GenerativeEncoderDecoder(GenerativeModel, Protocol):
         """Creates an empty cache with the keys and values of the cross-attention.
 
         Args:
-          batch_size: number of rows.
-          cache_length: number of decoder positions in the cache.
-          encoded: result of `encode`.
+          batch_size: Number of rows.
+          cache_length: Number of decoder positions in the cache.
+          encoded: Result of `encode`.
 
         Returns:
           The cache for the first `decode_step`.
@@ -141,9 +141,9 @@ class GenerativeDecoder(GenerativeModel, Protocol):
         """Runs the decoder on whole prompts.
 
         Args:
-          batch: prompts that end at the same slot (`decoding.start.left_pad`).
-          cache_length: number of slots in the cache, including the prompts' slots.
-          num_positions: largest number of positions of a step.
+          batch: Prompts that end at the same slot (`decoding.start.left_pad`).
+          cache_length: Number of slots in the cache, including the prompts' slots.
+          num_positions: Largest number of positions of a step.
 
         Returns:
           The hidden states of the last tokens, from which `unembed` predicts the next ones, and the cache of keys and
@@ -156,12 +156,12 @@ class StackInfo:
     """The sizes of a stack of layers.
 
     Attributes:
-      num_layers: number of applications of a layer, each of which has captures of its own.
-      embed_dim: size of a hidden state.
-      num_heads: number of query heads of the self-attention.
-      num_kv_heads: number of key and value heads of the self-attention.
-      head_dim: size of the queries, keys and values of a head.
-      stored_layers: number of layers with parameters; None for `num_layers`, and fewer if layers are repeated.
+      num_layers: Number of applications of a layer, each of which has captures of its own.
+      embed_dim: Size of a hidden state.
+      num_heads: Number of query heads of the self-attention.
+      num_kv_heads: Number of key and value heads of the self-attention.
+      head_dim: Size of the queries, keys and values of a head.
+      stored_layers: Number of layers with parameters; None for `num_layers`, and fewer if layers are repeated.
     """
 
     num_layers: int
@@ -180,12 +180,12 @@ class ModelConfig(Protocol):
     """A model's configuration: a frozen dataclass, see `BaseConfig`.
 
     Attributes:
-      vocab_size: number of rows of the embedding table; token ids are smaller.
-      special_tokens: special token ids of imported weights, or None.
-      remat: rematerialization policy.
-      dtype: dtype of activations, or None if the platform decides.
-      scan_layers: whether layers are stacked and scanned, or None if the platform decides.
-      adapters: what `construct.make` adds to the projections of a model, a prompt, and a prefix.
+      vocab_size: Number of rows of the embedding table; token ids are smaller.
+      special_tokens: Special token ids of imported weights, or None.
+      remat: Rematerialization policy.
+      dtype: Dtype of activations, or None if the platform decides.
+      scan_layers: Whether layers are stacked and scanned, or None if the platform decides.
+      adapters: What `construct.make` adds to the projections of a model, a prompt, and a prefix.
     """
 
     vocab_size: int
@@ -211,21 +211,21 @@ class ModelConfig(Protocol):
         """Returns a model with newly initialized parameters; works under `jax.jit` and `jax.eval_shape`.
 
         Args:
-          key: random key of the initialization.
+          key: Random key of the initialization.
         """
 
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
         """Returns the floating-point operations of one training step, forward and backward.
 
         Args:
-          shapes: shapes of the features of a global batch, by name.
+          shapes: Shapes of the features of a global batch, by name.
         """
 
     def initial_carry(self, batch_size: int) -> dict[str, Array]:
         """Returns the state before the first batch, which a call then takes as `carry` and returns as `Outputs.carry`.
 
         Args:
-          batch_size: rows of a batch.
+          batch_size: Rows of a batch.
 
         Returns:
           Name -> array `[batch, …]`; empty for a model without state.
@@ -327,7 +327,7 @@ def for_platform(config: Any, platform: str) -> Any:
     """Fills in the fields of a model configuration that depend on the platform.
 
     Args:
-      config: a dataclass whose `dtype` and `scan_layers` may be None.
+      config: A dataclass whose `dtype` and `scan_layers` may be None.
       platform: `cpu`, `gpu` (or `cuda`, `rocm`) or `tpu`.
 
     Returns:

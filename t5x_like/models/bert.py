@@ -131,10 +131,10 @@ def compact(
     """Returns the configuration of a compact model of Turc et al. (2019, arXiv:1908.08962, section 4).
 
     Args:
-      num_layers: number of layers.
-      embed_dim: size of a hidden state. A head has 64 dimensions, and a feed-forward block is 4 times as large.
-      activations: activations of the feed-forward blocks.
-      dropout_rate: dropout rate of the blocks and of the attention weights.
+      num_layers: Number of layers.
+      embed_dim: Size of a hidden state. A head has 64 dimensions, and a feed-forward block is 4 times as large.
+      activations: Activations of the feed-forward blocks.
+      dropout_rate: Dropout rate of the blocks and of the attention weights.
 
     Raises:
       UserError: `embed_dim` is not a multiple of 64.
@@ -166,8 +166,8 @@ def forward_flops(config: BertConfig, batch: int, length: int, predictions: int)
     in a masked-LM head they take P · d², a thousandth of the total.
 
     Args:
-      config: configuration of the model.
-      batch: number of rows.
+      config: Configuration of the model.
+      batch: Number of rows.
       length: L, tokens per row.
       predictions: P, positions per row for which logits are computed.
     """
@@ -202,9 +202,9 @@ def make_layer(
     """Makes a post-norm layer of self-attention and a feed-forward block.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
-      attention: makes the self-attention, `attention(config, key=key)`.
+      config: Configuration of the model.
+      key: Random key of the initialization.
+      attention: Makes the self-attention, `attention(config, key=key)`.
     """
     attention_key, mlp_key = jax.random.split(key)
     mlp = MLP(
@@ -236,7 +236,7 @@ def token_types(batch: Batch, number: int) -> Int[Array, "batch length"]:
 
     Args:
       batch: `encoder_input_tokens`, and optionally `token_types`.
-      number: number of token types of the model.
+      number: Number of token types of the model.
     """
     zeros = jnp.zeros_like(batch["encoder_input_tokens"])
     given = batch.get("token_types", zeros)
@@ -247,14 +247,14 @@ class BertEmbeddings(nnx.Module):
     """The normalized sum of the embeddings of tokens, positions and token types (Devlin et al., figure 2).
 
     Args:
-      config: configuration of the model.
-      keys: random keys of the three tables.
+      config: Configuration of the model.
+      keys: Random keys of the three tables.
 
     Attributes:
-      token_embedder: table `[vocab_size embedding]` of the tokens and of the logits.
-      position_embedder: table `[max_length+position_offset embedding]`; missing in a model that embeds no positions.
-      token_type_embedder: table `[num_token_types embedding]`; missing in a model without token types.
-      norm: norm of the sum.
+      token_embedder: Table `[vocab_size embedding]` of the tokens and of the logits.
+      position_embedder: Table `[max_length+position_offset embedding]`; missing in a model that embeds no positions.
+      token_type_embedder: Table `[num_token_types embedding]`; missing in a model without token types.
+      norm: Norm of the sum.
     """
 
     def __init__(self, config: BertConfig, *, keys: Sequence[jax.Array]):
@@ -294,13 +294,13 @@ class Bert(BaseModel):
     """BERT or RoBERTa. Implements `Model` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      embeddings: embeddings of tokens, positions and token types, and the kernel of the logits.
-      embedding_projection: maps embeddings to hidden states; only if they have other sizes.
-      encoder: layers of the encoder.
+      embeddings: Embeddings of tokens, positions and token types, and the kernel of the logits.
+      embedding_projection: Maps embeddings to hidden states; only if they have other sizes.
+      encoder: Layers of the encoder.
     """
 
     def __init__(self, config: BertConfig, *, key: jax.Array):
@@ -327,8 +327,8 @@ class Bert(BaseModel):
         """Makes the layers.
 
         Args:
-          key: random key of the initialization.
-          order: the stored layer of each application; None for `num_layers` layers once.
+          key: Random key of the initialization.
+          order: The stored layer of each application; None for `num_layers` layers once.
         """
         return Stack(
             functools.partial(make_layer, self.config, attention=self.make_attention),
@@ -350,7 +350,7 @@ class Bert(BaseModel):
           The normalized sum of the embeddings as `encoder`.
 
         Raises:
-          UserError: rows are longer than `max_length`.
+          UserError: Rows are longer than `max_length`.
         """
         return {"encoder": self.embeddings(batch)}
 
@@ -382,11 +382,11 @@ class Bert(BaseModel):
         """Computes everything between the embeddings and the logits, for any mask.
 
         Args:
-          embedded: embeddings of the rows.
-          attention: the inputs of the attention, such as `mask`, or a function from the index of a layer to its inputs.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: see `Model.trunk`.
-          edits: see `Model.trunk`.
+          embedded: Embeddings of the rows.
+          attention: The inputs of the attention, such as `mask`, or a function from the index of a layer to its inputs.
+          dropout_key: Random key of dropout; None disables dropout.
+          capture: See `Model.trunk`.
+          edits: See `Model.trunk`.
         """
         stacks = {"encoder": (self.config.num_layers, self.encoder.capturable)}
         captures = capturing.parse(capture, stacks, edits)["encoder"]

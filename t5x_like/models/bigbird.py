@@ -129,8 +129,8 @@ class SparseAttention(MultiHeadAttention):
     """Multi-head attention without dropout of the weights under a mask of blocks.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
     """
 
     def __init__(self, config: BigBirdConfig, *, key: jax.Array):
@@ -156,12 +156,12 @@ class SparseAttention(MultiHeadAttention):
         """Computes the averages of the values; see `MultiHeadAttention.attend`.
 
         Args:
-          x: activations that the queries are computed from.
-          mask: the keys that each query may attend to.
-          dense_rows: the rows whose tokens all see each other, whatever the blocks of the mask.
-          capture: see `MultiHeadAttention.attend`.
-          edits: see `MultiHeadAttention.attend`.
-          **options: see `MultiHeadAttention.attend`.
+          x: Activations that the queries are computed from.
+          mask: The keys that each query may attend to.
+          dense_rows: The rows whose tokens all see each other, whatever the blocks of the mask.
+          capture: See `MultiHeadAttention.attend`.
+          edits: See `MultiHeadAttention.attend`.
+          **options: See `MultiHeadAttention.attend`.
         """
         result = super().attend(x, mask=mask, capture=capture, edits=edits, **options)
         if dense_rows is None:

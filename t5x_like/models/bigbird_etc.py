@@ -117,11 +117,11 @@ class EtcLayer(TransformerLayer):
     """A post-norm layer of both inputs.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      global_attention_norm: norm of global tokens after the attention.
+      global_attention_norm: Norm of global tokens after the attention.
     """
 
     def __init__(self, config: EtcConfig, key: jax.Array):
@@ -153,11 +153,11 @@ class EtcEmbeddings(BertEmbeddings):
     """The normalized embeddings of both inputs, the global tokens first.
 
     Args:
-      config: configuration of the model.
-      keys: random keys of the tables.
+      config: Configuration of the model.
+      keys: Random keys of the tables.
 
     Attributes:
-      global_norm: norm of the embeddings of global tokens.
+      global_norm: Norm of the embeddings of global tokens.
     """
 
     def __init__(self, config: EtcConfig, *, keys: Sequence[jax.Array]):
@@ -198,8 +198,8 @@ class Etc(Bert):
     Captured arrays have the global tokens first; the hidden states of the outputs are those of the text.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
     """
 
     make_embeddings = staticmethod(EtcEmbeddings)
@@ -223,12 +223,12 @@ class Etc(Bert):
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
         Args:
-          embedded: result of `embed`.
+          embedded: Result of `embed`.
           batch: `encoder_input_tokens`; `encoder_segment_ids` in packed rows, without which `padding_id` is masked;
             `token_types`; and `GLOBAL_FEATURES`, see `bigbird_etc_inputs.given_sentences`.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: names of intermediate arrays to return.
-          edits: interventions in intermediate arrays of the same names.
+          dropout_key: Random key of dropout; None disables dropout.
+          capture: Names of intermediate arrays to return.
+          edits: Interventions in intermediate arrays of the same names.
         """
         outputs = super().trunk(embedded, batch, dropout_key=dropout_key, capture=capture, edits=edits)
         number = outputs.hidden.shape[1] - batch["encoder_input_tokens"].shape[1]

@@ -57,8 +57,8 @@ class RelativeTable(nnx.Module):
     """A vector and a score per relative position and head.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
       embedding: `[rows heads kv]`.
@@ -75,18 +75,18 @@ class EtcAttention(MultiHeadAttention):
     """Multi-head attention of both inputs, with relative positions.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      global_out: projection of the output of global tokens.
-      global_query: projection of the queries of global tokens. This and the following exist if projections are not
+      global_out: Projection of the output of global tokens.
+      global_query: Projection of the queries of global tokens. This and the following exist if projections are not
         shared; `query`, `key` and `value` then belong to the attention of the text to itself.
-      global_key, global_value: projections of global tokens that global tokens read.
-      l2g_key, l2g_value: projections of global tokens that the text reads (long to global).
-      g2l_key, g2l_value: projections of the text that global tokens read (global to long).
-      relative: table of relative positions of queries of the text.
-      global_relative: table of relative positions of queries of global tokens.
+      global_key, global_value: Projections of global tokens that global tokens read.
+      l2g_key, l2g_value: Projections of global tokens that the text reads (long to global).
+      g2l_key, g2l_value: Projections of the text that global tokens read (global to long).
+      relative: Table of relative positions of queries of the text.
+      global_relative: Table of relative positions of queries of global tokens.
     """
 
     def __init__(self, config: AttentionConfig, *, key: jax.Array):
@@ -120,15 +120,15 @@ class EtcAttention(MultiHeadAttention):
         """Computes attention.
 
         Args:
-          x: activations, the global tokens first.
-          mask: what tokens see, as a matrix, and the segments of both inputs.
-          globals_: the global tokens.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: see `MultiHeadAttention.attend`. If projections are not shared, keys and values are those for global
+          x: Activations, the global tokens first.
+          mask: What tokens see, as a matrix, and the segments of both inputs.
+          globals_: The global tokens.
+          dropout_key: Random key of dropout; None disables dropout.
+          capture: See `MultiHeadAttention.attend`. If projections are not shared, keys and values are those for global
             tokens, followed by those for the text; edits get scores and probabilities of both. A text that is longer
             than its windows is divided into blocks unless arrays of the attention are captured or edited, or the
             attention has a prefix.
-          edits: see `MultiHeadAttention.attend`.
+          edits: See `MultiHeadAttention.attend`.
 
         Returns:
           The output, and the captured arrays by name.
@@ -157,9 +157,9 @@ class EtcAttention(MultiHeadAttention):
         """Returns the queries of both inputs, and keys and values of both for global tokens and for the text.
 
         Args:
-          x: activations, the global tokens first.
-          number: number of global tokens.
-          dropout_key: random key for adapters; None disables their dropout.
+          x: Activations, the global tokens first.
+          number: Number of global tokens.
+          dropout_key: Random key for adapters; None disables their dropout.
         """
         if self.is_shared or not number:
             query = shard_activation(self.query(x, dropout_key=dropout_key), "heads", "kv")

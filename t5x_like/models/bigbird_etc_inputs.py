@@ -23,9 +23,9 @@ class GlobalInput:
     """The global tokens of a batch.
 
     Attributes:
-      tokens: ids, 0 for none.
-      segments: segment of each global token, 0 for none.
-      sentence: index of the global token of each token of the long input; -1 for none.
+      tokens: Ids, 0 for none.
+      segments: Segment of each global token, 0 for none.
+      sentence: Index of the global token of each token of the long input; -1 for none.
     """
 
     tokens: Int[Array, "batch globals"]
@@ -52,11 +52,11 @@ def given_sentences(
     """Returns the global tokens that a batch has; the first three arguments are its `GLOBAL_FEATURES`.
 
     Args:
-      positions: the first token of each sentence, in ascending order. A sentence ends before the next one and with its
+      positions: The first token of each sentence, in ascending order. A sentence ends before the next one and with its
         segment.
-      of_globals: segment of each global token; 0 is padding.
-      tokens: ids of the global tokens; None for `GLOBAL_TOKEN`.
-      segments: segments of the long input.
+      of_globals: Segment of each global token; 0 is padding.
+      tokens: Ids of the global tokens; None for `GLOBAL_TOKEN`.
+      segments: Segments of the long input.
     """
     is_global = of_globals != 0
     length = segments.shape[1]
@@ -73,8 +73,8 @@ def fixed_blocks(segments: Int[Array, "batch length"], tokens_per_global: int | 
     The last blocks of a row have no global token if its texts begin more than `SPARE_GLOBALS` further blocks.
 
     Args:
-      segments: segments of the long input. A segment begins another block.
-      tokens_per_global: number of tokens of a block; None for no global tokens.
+      segments: Segments of the long input. A segment begins another block.
+      tokens_per_global: Number of tokens of a block; None for no global tokens.
     """
     rows, length = segments.shape
     if tokens_per_global is None:
@@ -100,9 +100,9 @@ def visible(globals_: GlobalInput, *, radius: int, is_hard: bool) -> Bool[Array,
     """Returns which tokens see each other, in addition to the segments: a window, and all global tokens.
 
     Args:
-      globals_: the global tokens.
-      radius: number of tokens that a token of the long input sees on each side.
-      is_hard: whether a global token sees the tokens of its own sentence alone.
+      globals_: The global tokens.
+      radius: Number of tokens that a token of the long input sees on each side.
+      is_hard: Whether a global token sees the tokens of its own sentence alone.
     """
     number, (rows, length) = globals_.number, globals_.sentence.shape
     index = jnp.arange(length)
@@ -124,8 +124,8 @@ def relative_ids(globals_: GlobalInput, max_distance: int) -> Int[Array, "batch 
     """Returns the row of the table of relative positions for each query and key; see `rows_of_distances`.
 
     Args:
-      globals_: the global tokens.
-      max_distance: distance from which all positions on a side share a row.
+      globals_: The global tokens.
+      max_distance: Distance from which all positions on a side share a row.
     """
     rows, length = globals_.sentence.shape
     within = jnp.broadcast_to(_rows_within(length, max_distance), (rows, length, length))
@@ -146,9 +146,9 @@ def duplicate_keys(
     """Duplicates the keys of both inputs: one copy for global tokens, and one for the long input.
 
     Args:
-      mask: what tokens see, as a matrix, and the segments of both inputs.
-      ids: see `relative_ids`.
-      number: number of global tokens.
+      mask: What tokens see, as a matrix, and the segments of both inputs.
+      ids: See `relative_ids`.
+      number: Number of global tokens.
 
     Returns:
       What tokens see of both copies, and the rows of `ids` for them.
@@ -200,10 +200,10 @@ def input_scores(
     """Returns the scores of the queries of an input from its table, in the form that the kernels read.
 
     Args:
-      vectors: a vector per row of the table.
-      scores: a score per row of the table.
-      length: number of tokens of the input.
-      max_distance: distance from which all positions on a side share a row.
+      vectors: A vector per row of the table.
+      scores: A score per row of the table.
+      length: Number of tokens of the input.
+      max_distance: Distance from which all positions on a side share a row.
     """
     other, own = other_and_own_rows(max_distance)
     within = DistanceScores(*(_by_distance(x, length, max_distance) for x in (vectors, scores)))
@@ -228,11 +228,11 @@ class TableScores:
     """The scores of queries against relative positions (Ainslie et al. 2020, appendix A). Implements `ScoreBias`.
 
     Attributes:
-      embeddings: a vector per row of the tables of queries of the global and of the long input.
-      biases: a score per row of the same tables.
-      ids: see `relative_ids`.
-      number: number of global tokens.
-      unseen: the row for the keys of a prefix, which are in neither input.
+      embeddings: A vector per row of the tables of queries of the global and of the long input.
+      biases: A score per row of the same tables.
+      ids: See `relative_ids`.
+      number: Number of global tokens.
+      unseen: The row for the keys of a prefix, which are in neither input.
     """
 
     embeddings: tuple[Float[Array, "rows heads kv"], Float[Array, "rows heads kv"]]

@@ -65,7 +65,7 @@ def dense_blocks(num_random: int) -> int:
     are left to draw from. transformers uses dense attention there, as here.
 
     Args:
-      num_random: number of random blocks per block of queries.
+      num_random: Number of random blocks per block of queries.
     """
     return NUM_FIXED + 2 * num_random
 
@@ -88,13 +88,13 @@ def visible_blocks(
     once, as in its `simulated_sparse`.
 
     Args:
-      num_layers: number of layers.
-      num_heads: number of heads.
-      length: number of tokens of a row.
-      max_length: number of tokens of the longest row, for which the paper's plan draws.
-      size: number of tokens of a block.
-      num_random: number of random blocks per block of queries.
-      count_repeated_blocks: whether a random block that is also one of the others is listed twice.
+      num_layers: Number of layers.
+      num_heads: Number of heads.
+      length: Number of tokens of a row.
+      max_length: Number of tokens of the longest row, for which the paper's plan draws.
+      size: Number of tokens of a block.
+      num_random: Number of random blocks per block of queries.
+      count_repeated_blocks: Whether a random block that is also one of the others is listed twice.
 
     Returns:
       Indices of blocks, -1 where a list is shorter, as those of the first and the last block are.
@@ -121,15 +121,15 @@ def random_blocks(
     """Draws the random blocks of all blocks of queries but the first and the last; see `visible_blocks`.
 
     Args:
-      layer: index of the layer, the seed.
-      num_heads: number of heads.
-      length: number of tokens of a row.
-      max_length: number of tokens of the longest row.
-      size: number of tokens of a block.
-      num_random: number of random blocks per block of queries.
+      layer: Index of the layer, the seed.
+      num_heads: Number of heads.
+      length: Number of tokens of a row.
+      max_length: Number of tokens of the longest row.
+      size: Number of tokens of a block.
+      num_random: Number of random blocks per block of queries.
 
     Raises:
-      UserError: there are fewer blocks to draw from than random blocks.
+      UserError: There are fewer blocks to draw from than random blocks.
     """
     random, blocks = np.random.RandomState(layer), -(-length // size)
 

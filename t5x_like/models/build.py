@@ -14,8 +14,8 @@ def shapes(config: ModelConfig, partitioner: Partitioner | None = None) -> Model
     """Returns a model whose parameters are shapes.
 
     Args:
-      config: the configuration of the model.
-      partitioner: the partitioner that is bound meanwhile; a layer may have other shapes on its mesh.
+      config: The configuration of the model.
+      partitioner: The partitioner that is bound meanwhile; a layer may have other shapes on its mesh.
     """
     evaluate = jax.eval_shape if partitioner is None else partitioner.eval_shape
     return evaluate(lambda key: construct.make(config, key), jax.random.key(0))
@@ -25,7 +25,7 @@ def stacked_shapes(config: ModelConfig) -> Model:
     """Returns a model whose parameters are shapes `[layers, …]`, as checkpoints store them.
 
     Args:
-      config: the configuration of the model, stacked or not.
+      config: The configuration of the model, stacked or not.
     """
     return shapes(dataclasses.replace(config, scan_layers=True))
 
@@ -36,9 +36,9 @@ def params_shapes(
     """Returns the shapes of the parameters of a model and of the heads and networks of an objective.
 
     Args:
-      config: the configuration of the model.
-      objective: makes the heads and declares further networks.
-      partitioner: the partitioner that is bound meanwhile.
+      config: The configuration of the model.
+      objective: Makes the heads and declares further networks.
+      partitioner: The partitioner that is bound meanwhile.
 
     Returns:
       `{"model": …, "objective": …}`.

@@ -65,7 +65,7 @@ class CharacterLSTMConfig(LSTMConfig):
         convolution with n filters of width w, and with m filters in all 2m² per highway layer and m · embedding_dim.
 
         Args:
-          shapes: shapes as in `LSTMConfig`, and `(batch, length, characters)` of `decoder_input_characters`.
+          shapes: Shapes as in `LSTMConfig`, and `(batch, length, characters)` of `decoder_input_characters`.
         """
         batch, length, characters = shapes[CHARACTERS]
         number = sum(filters for _, filters in self.filters)
@@ -78,13 +78,13 @@ class CharacterLSTM(LSTM):
     """An LSTM language model that reads characters. Implements `Model` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      character_encoder: makes the inputs of the first layer from characters.
-      decoder: the layers, as `layer_0`, `layer_1`, ….
-      logits: projection to the logits, with bias.
+      character_encoder: Makes the inputs of the first layer from characters.
+      decoder: The layers, as `layer_0`, `layer_1`, ….
+      logits: Projection to the logits, with bias.
     """
 
     def __init__(self, config: CharacterLSTMConfig, *, key: jax.Array):
@@ -107,7 +107,7 @@ class CharacterLSTM(LSTM):
         """Embeds `decoder_input_characters`; see `Model.embed`.
 
         Raises:
-          UserError: words have fewer characters than the widest filter reads.
+          UserError: Words have fewer characters than the widest filter reads.
         """
         characters, widest = batch[CHARACTERS], max(width for width, _ in self.config.filters)
         if characters.shape[2] < widest:

@@ -14,7 +14,7 @@ def positive_integers(config: object, *names: str) -> None:
     """Checks that fields are positive integers.
 
     Raises:
-      UserError: a field is not a positive integer.
+      UserError: A field is not a positive integer.
     """
     for name in names:
         if not _is_integer(getattr(config, name), at_least=1):
@@ -25,7 +25,7 @@ def non_negative_integers(config: object, *names: str) -> None:
     """Checks that fields are integers of at least 0.
 
     Raises:
-      UserError: a field is negative or not an integer.
+      UserError: A field is negative or not an integer.
     """
     for name in names:
         if not _is_integer(getattr(config, name), at_least=0):
@@ -36,7 +36,7 @@ def rates(config: object, *names: str) -> None:
     """Checks that dropout rates are in [0, 1).
 
     Raises:
-      UserError: a rate is outside of [0, 1).
+      UserError: A rate is outside of [0, 1).
     """
     for name in names:
         if not 0 <= getattr(config, name) < 1:
@@ -47,7 +47,7 @@ def positive(config: object, *names: str) -> None:
     """Checks that fields are positive numbers.
 
     Raises:
-      UserError: a field is 0 or negative.
+      UserError: A field is 0 or negative.
     """
     for name in names:
         if not getattr(config, name) > 0:
@@ -58,7 +58,7 @@ def one_of(config: object, name: str, allowed: Collection[Any]) -> None:
     """Checks that a field has an allowed value.
 
     Raises:
-      UserError: the value is not one of `allowed`.
+      UserError: The value is not one of `allowed`.
     """
     if getattr(config, name) not in allowed:
         raise UserError(f"{_field(config, name)}: must be one of {sorted(allowed)}")
@@ -68,7 +68,7 @@ def divides(config: object, divisor: str, dividend: str) -> None:
     """Checks that the field `divisor` divides the field `dividend`.
 
     Raises:
-      UserError: the division leaves a remainder.
+      UserError: The division leaves a remainder.
     """
     if getattr(config, dividend) % getattr(config, divisor):
         raise UserError(f"{_field(config, divisor)}: must divide {dividend}={getattr(config, dividend)}")
@@ -78,7 +78,7 @@ def at_most(config: object, name: str, limit: str) -> None:
     """Checks that the field `name` is not larger than the field `limit`.
 
     Raises:
-      UserError: the field is larger.
+      UserError: The field is larger.
     """
     if getattr(config, name) > getattr(config, limit):
         raise UserError(f"{_field(config, name)}: must be at most {limit}={getattr(config, limit)}")
@@ -88,7 +88,7 @@ def activations(config: object) -> None:
     """Checks the names of activations, and converts the list that gin passes to a tuple.
 
     Raises:
-      UserError: the field is empty or has an unknown name.
+      UserError: The field is empty or has an unknown name.
     """
     object.__setattr__(config, "activations", tuple(config.activations))
     unknown = set(config.activations) - set(ACTIVATIONS)
@@ -103,7 +103,7 @@ def filters(config: object) -> None:
     """Checks the field `filters`, pairs of a width and a number, and converts it to a tuple of tuples.
 
     Raises:
-      UserError: it is empty, has something else than pairs of positive integers, or has a width twice.
+      UserError: It is empty, has something else than pairs of positive integers, or has a width twice.
     """
     pairs = tuple(map(tuple, config.filters))
     if not pairs or any(len(pair) != 2 for pair in pairs) or any(not size >= 1 for pair in pairs for size in pair):
@@ -120,7 +120,7 @@ def remat_and_dtype(config: object) -> None:
     """Checks `remat` and `dtype`.
 
     Raises:
-      UserError: a value is unknown.
+      UserError: A value is unknown.
     """
     one_of(config, "remat", REMAT_POLICIES)
     if config.dtype not in (None, "float32", "bfloat16"):
@@ -133,7 +133,7 @@ def adapters(config: object) -> None:
     """Checks that `adapters` is a tuple of adapters, with at most one of each class of `ModelAdapter`.
 
     Raises:
-      UserError: it is not.
+      UserError: It is not.
     """
     given = config.adapters
     if not isinstance(given, tuple | list) or not all(
@@ -157,12 +157,12 @@ def no_adapter_needs(config: object, need: str, reason: str) -> None:
     """Checks that no adapter needs a feature that the model lacks.
 
     Args:
-      config: configuration with `adapters`.
-      need: name of the feature, the attribute `needs` of adapters: `prompt` or `prefix`.
-      reason: what is lacking, for the message.
+      config: Configuration with `adapters`.
+      need: Name of the feature, the attribute `needs` of adapters: `prompt` or `prefix`.
+      reason: What is lacking, for the message.
 
     Raises:
-      UserError: an adapter needs it.
+      UserError: An adapter needs it.
     """
     if any(getattr(each, "needs", None) == need for each in config.adapters):
         raise UserError(f"{_field(config, 'adapters')}: {reason}. Choose another adapter, such as lora.LoRA.")
@@ -172,11 +172,11 @@ def row_length(config: object, length: int) -> None:
     """Checks that rows fit into the positions of a model.
 
     Args:
-      config: configuration with `max_length`.
-      length: length of a row in tokens.
+      config: Configuration with `max_length`.
+      length: Length of a row in tokens.
 
     Raises:
-      UserError: rows are longer than `max_length`.
+      UserError: Rows are longer than `max_length`.
     """
     if length > config.max_length:
         raise UserError(

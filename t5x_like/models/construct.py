@@ -19,11 +19,11 @@ def make(config: ModelConfig, key: jax.Array) -> Model:
     """Returns a model with newly initialized parameters and adapters.
 
     Args:
-      config: the configuration of the model.
-      key: random key of the initialization.
+      config: The configuration of the model.
+      key: Random key of the initialization.
 
     Raises:
-      UserError: an adapter matches no module of the model, or does not fit it.
+      UserError: An adapter matches no module of the model, or does not fit it.
     """
     model = config.make(key)
     if not config.adapters:
@@ -52,10 +52,10 @@ def merge(model: Model) -> Model:
       `merge(open_model("runs/lora").read_model())` is a model without adapters.
 
     Args:
-      model: a model with adapters or without.
+      model: A model with adapters or without.
 
     Raises:
-      UserError: no parameters have the effect of an adapter.
+      UserError: No parameters have the effect of an adapter.
     """
     for each in model.config.adapters:
         if (check_merge := getattr(each, "check_merge", None)) is not None:

@@ -107,8 +107,8 @@ class RelativePositions:
     """The row of a table of relative positions for each distance.
 
     Attributes:
-      max_distance: distance from which all positions on a side share a row.
-      buckets: number of rows per side, the closer half of which stand for one distance each, and the others for
+      max_distance: Distance from which all positions on a side share a row.
+      buckets: Number of rows per side, the closer half of which stand for one distance each, and the others for
         distances that grow as a logarithm; None for `max_distance` rows, one for each distance.
     """
 
@@ -152,12 +152,12 @@ class DisentangledBias:
     for i - j. Equation 4 has the row for j - i in the second product; the released code has the row for i - j.
 
     Attributes:
-      relative: table of relative positions, which all layers share.
-      query: projects the table to the queries that keys are multiplied with.
-      key: projects the table to the keys that queries are multiplied with.
-      positions: the rows of the table.
-      length: number of positions if they are 0, 1, 2 … in each row; None if positions are arbitrary.
-      dropout: dropout of the table.
+      relative: Table of relative positions, which all layers share.
+      query: Projects the table to the queries that keys are multiplied with.
+      key: Projects the table to the keys that queries are multiplied with.
+      positions: The rows of the table.
+      length: Number of positions if they are 0, 1, 2 … in each row; None if positions are arbitrary.
+      dropout: Dropout of the table.
     """
 
     relative: Float[Array, "relative embed"]
@@ -216,12 +216,12 @@ class DisentangledAttention(MultiHeadAttention):
     """Multi-head attention with scores of relative positions. Its keys have no bias.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      position_query: projection of the table, with bias.
-      position_key: projection of the table, without bias.
+      position_query: Projection of the table, with bias.
+      position_key: Projection of the table, without bias.
     """
 
     def __init__(self, config: DebertaConfig, *, key: jax.Array):
@@ -251,9 +251,9 @@ class DisentangledAttention(MultiHeadAttention):
         """Computes attention.
 
         Args:
-          x: activations.
-          relative: table of relative positions.
-          **options: see `MultiHeadAttention.__call__`.
+          x: Activations.
+          relative: Table of relative positions.
+          **options: See `MultiHeadAttention.__call__`.
 
         Returns:
           The output, and the captured arrays by name.
@@ -267,11 +267,11 @@ class Deberta(Bert):
     """DeBERTa. Implements `Model` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      relative_embedder: table of relative positions; see `RelativePositions`.
+      relative_embedder: Table of relative positions; see `RelativePositions`.
     """
 
     make_attention = staticmethod(DisentangledAttention)
@@ -330,11 +330,11 @@ class Deberta(Bert):
         """Applies the first layers.
 
         Args:
-          embedded: result of `embed`.
-          batch: see `trunk`.
-          num_layers: number of layers to apply; 0 for none.
-          dropout_key: random key of dropout; None disables dropout.
-          captures: what to capture and to edit in all layers of the model; `NO_CAPTURES` if only some are applied.
+          embedded: Result of `embed`.
+          batch: See `trunk`.
+          num_layers: Number of layers to apply; 0 for none.
+          dropout_key: Random key of dropout; None disables dropout.
+          captures: What to capture and to edit in all layers of the model; `NO_CAPTURES` if only some are applied.
 
         Returns:
           The hidden states, and the captured arrays by name.
@@ -356,10 +356,10 @@ class Deberta(Bert):
         """Applies the last layer twice, as the enhanced mask decoder (He et al., section 3.2, and the released code).
 
         Args:
-          queries: what queries and residual sums are computed from in the first application.
-          source: the input of the last layer, which keys and values are computed from in both applications.
-          batch: see `trunk`.
-          dropout_key: random key of dropout; None disables dropout.
+          queries: What queries and residual sums are computed from in the first application.
+          source: The input of the last layer, which keys and values are computed from in both applications.
+          batch: See `trunk`.
+          dropout_key: Random key of dropout; None disables dropout.
         """
         inputs = {"attention": {**self.attention_inputs(batch), "source": source}}
         last = self.config.num_layers - 1

@@ -76,7 +76,7 @@ class DebertaV2Config(DebertaConfig):
         """Returns no fields; see `pruning.structures.LayerIndexed`.
 
         Raises:
-          UserError: the convolution joins the first layer, which is not kept.
+          UserError: The convolution joins the first layer, which is not kept.
         """
         if self.conv_size and indices[0] != 0:
             raise UserError(
@@ -95,8 +95,8 @@ class SharedDisentangledAttention(DisentangledAttention):
     """Attention that projects the table of relative positions with the projections of queries and keys.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
     """
 
     def add_projections(self, config: DebertaConfig, *keys: jax.Array) -> None:
@@ -112,13 +112,13 @@ class EmbeddingConvolution(nnx.Module):
     """A convolution of the embeddings, which is added to the output of the first layer and normalized with it.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
       kernel: float32 `[conv_size, embed, embed]`, for the inputs from the first token to the last one of a window.
       bias: float32 `[embed]`.
-      norm: norm of the sum.
+      norm: Norm of the sum.
     """
 
     def __init__(self, config: DebertaV2Config, *, key: jax.Array):
@@ -135,9 +135,9 @@ class EmbeddingConvolution(nnx.Module):
         """Returns what is added: a token reads the neighbors of its own segment alone, others count as 0.
 
         Args:
-          x: input of the first layer.
-          segments: segment of each token; 0 is padding.
-          dropout_key: random key; None disables dropout.
+          x: Input of the first layer.
+          segments: Segment of each token; 0 is padding.
+          dropout_key: Random key; None disables dropout.
         """
         size, length = len(self.kernel[...]), x.shape[1]
         margin = size // 2
@@ -156,12 +156,12 @@ class DebertaV2(Deberta):
     """DeBERTa v2 or v3. Implements `Model` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      relative_norm: norm of the table of relative positions.
-      convolution: convolution of the embeddings; only if `conv_size` is positive.
+      relative_norm: Norm of the table of relative positions.
+      convolution: Convolution of the embeddings; only if `conv_size` is positive.
     """
 
     make_attention = staticmethod(SharedDisentangledAttention)

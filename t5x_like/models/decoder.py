@@ -28,15 +28,15 @@ class DecoderConfig(ModelConfig, Protocol):
     """The fields of a decoder's configuration that this module reads.
 
     Attributes:
-      embed_dim: size of a hidden state.
-      mlp_dim: size within a feed-forward block.
-      num_heads: number of attention heads.
-      kv_heads: number of key and value heads.
-      head_dim: size of the queries, keys and values of a head.
-      num_layers: number of layers.
-      max_length: longest row, in tokens.
-      activations: activations of the feed-forward blocks; with two, their product.
-      attention_windows: attention window of each layer, in positions, repeated over the layers; None: no window.
+      embed_dim: Size of a hidden state.
+      mlp_dim: Size within a feed-forward block.
+      num_heads: Number of attention heads.
+      kv_heads: Number of key and value heads.
+      head_dim: Size of the queries, keys and values of a head.
+      num_layers: Number of layers.
+      max_length: Longest row, in tokens.
+      activations: Activations of the feed-forward blocks; with two, their product.
+      attention_windows: Attention window of each layer, in positions, repeated over the layers; None: no window.
     """
 
     embed_dim: int
@@ -58,8 +58,8 @@ class Cache:
     """Keys and values for decoding.
 
     Attributes:
-      self_attention: keys and values. After `repeat(n)`, each prompt has n neighboring rows.
-      first_slot: index of each prompt's first token, after the padding on the left.
+      self_attention: Keys and values. After `repeat(n)`, each prompt has n neighboring rows.
+      first_slot: Index of each prompt's first token, after the padding on the left.
     """
 
     self_attention: KeyValueCache
@@ -80,9 +80,9 @@ class Decoder(BaseModel):
     A family sets `config` and `decoder` and defines `embed_tokens` and `unembed`. It may override the other methods.
 
     Attributes:
-      config: configuration of the model.
-      decoder: stack of layers with the block `attention`.
-      embedding_dropout: dropout of the input of the first layer.
+      config: Configuration of the model.
+      decoder: Stack of layers with the block `attention`.
+      embedding_dropout: Dropout of the input of the first layer.
     """
 
     config: DecoderConfig
@@ -98,9 +98,9 @@ class Decoder(BaseModel):
         """Returns the inputs of the attention in a decoding step, apart from its mask and positions.
 
         Args:
-          index: first position of the step in the row, padding on the left included.
-          cache_length: number of slots of the layer.
-          num_positions: number of positions of the step.
+          index: First position of the step in the row, padding on the left included.
+          cache_length: Number of slots of the layer.
+          num_positions: Number of positions of the step.
         """
         return {}
 
@@ -108,8 +108,8 @@ class Decoder(BaseModel):
         """Returns the input of the first layer, before dropout.
 
         Args:
-          tokens: token ids.
-          positions: position of each token in its segment, from 0.
+          tokens: Token ids.
+          positions: Position of each token in its segment, from 0.
         """
         raise NotImplementedError
 
@@ -123,7 +123,7 @@ class Decoder(BaseModel):
           The embedded tokens as `decoder`.
 
         Raises:
-          UserError: rows are longer than `max_length`.
+          UserError: Rows are longer than `max_length`.
         """
         tokens = batch["decoder_input_tokens"]
         checks.row_length(self.config, tokens.shape[1])
@@ -174,11 +174,11 @@ class Decoder(BaseModel):
         """Runs the decoder on whole prompts; see `GenerativeDecoder.prefill`.
 
         Args:
-          batch: prompts padded on the left, so that the next token of every row has the same slot
+          batch: Prompts padded on the left, so that the next token of every row has the same slot
             (`decoding.start.left_pad`).
-          cache_length: number of positions of prompts and continuations, without a prompt of the adapters. The cache of
+          cache_length: Number of positions of prompts and continuations, without a prompt of the adapters. The cache of
             a layer with a shorter window is as long as the window and the further positions of a step.
-          num_positions: largest number of positions of a step.
+          num_positions: Largest number of positions of a step.
 
         Returns:
           The hidden states of the last tokens, and the cache with the keys and values of the prompts.
@@ -206,9 +206,9 @@ class Decoder(BaseModel):
         """Runs the decoder on one or several positions; see `GenerativeModel.decode_step`.
 
         Args:
-          tokens: input tokens at slots from `index`.
-          cache: keys and values of all earlier slots.
-          index: slot, the same for all rows, without those of a prompt of the adapters, which come before the row. The
+          tokens: Input tokens at slots from `index`.
+          cache: Keys and values of all earlier slots.
+          index: Slot, the same for all rows, without those of a prompt of the adapters, which come before the row. The
             position in a row is the slot minus the row's first slot.
 
         Returns:
@@ -247,7 +247,7 @@ def check_attention_windows(config: DecoderConfig) -> None:
     """Checks the attention windows, and converts the list that gin passes to a tuple.
 
     Raises:
-      UserError: a window is neither None nor a positive integer, or the number of windows does not divide `num_layers`.
+      UserError: A window is neither None nor a positive integer, or the number of windows does not divide `num_layers`.
     """
     object.__setattr__(config, "attention_windows", tuple(config.attention_windows))
     windows, name = config.attention_windows, type(config).__name__
@@ -279,8 +279,8 @@ def forward_flops(config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]]) 
     embeddings and embedding lookups do not count.
 
     Args:
-      config: configuration of the model.
-      shapes: shape `(batch, length)` of `decoder_input_tokens` and, if the objective computes logits,
+      config: Configuration of the model.
+      shapes: Shape `(batch, length)` of `decoder_input_tokens` and, if the objective computes logits,
         `(batch, predictions)` of `decoder_target_tokens`.
     """
     batch, length = shapes["decoder_input_tokens"]

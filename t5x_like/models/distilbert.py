@@ -48,8 +48,8 @@ def sinusoids(length: int, size: int) -> Float[np.ndarray, "length size"]:
     """Returns the sinusoidal position table in float32, sines in even columns and cosines in odd ones.
 
     Args:
-      length: number of positions.
-      size: size of the vectors.
+      length: Number of positions.
+      size: Size of the vectors.
     """
     angles = np.arange(length)[:, None] / _MAX_WAVELENGTH ** (2 * (np.arange(size) // 2) / size)
     return np.where(np.arange(size) % 2, np.cos(angles), np.sin(angles)).astype(np.float32)

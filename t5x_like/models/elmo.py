@@ -108,7 +108,7 @@ class ElmoConfig(BaseConfig):
         model and not counted.
 
         Args:
-          shapes: shape `(batch, length, characters)` of each feature of characters.
+          shapes: Shape `(batch, length, characters)` of each feature of characters.
         """
         number, size = sum(filters for _, filters in self.filters), self.projection_dim
         layers = self.num_layers * self.cell_dim * (2 * ProjectedLSTMLayer.num_gates + 1) * size
@@ -152,9 +152,9 @@ class ElmoEncoder(nnx.Module):
     """The layers of both directions.
 
     Attributes:
-      num_layers: number of layers per direction.
-      forward: the direction that reads a text from its first word.
-      backward: the direction that reads a text from its last word.
+      num_layers: Number of layers per direction.
+      forward: The direction that reads a text from its first word.
+      backward: The direction that reads a text from its last word.
     """
 
     def __init__(self, config: ElmoConfig, *, key: jax.Array):
@@ -167,12 +167,12 @@ class Elmo(nnx.Module):
     """ELMo's bidirectional language model without its softmax. Implements `Model` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      character_encoder: makes the vectors of words from their characters.
-      encoder: the layers of both directions.
+      character_encoder: Makes the vectors of words from their characters.
+      encoder: The layers of both directions.
     """
 
     def __init__(self, config: ElmoConfig, *, key: jax.Array):
@@ -197,7 +197,7 @@ class Elmo(nnx.Module):
           `[batch, length + 2, embed]` with `<S>` and `</S>`.
 
         Raises:
-          UserError: words have fewer characters than the widest filter reads.
+          UserError: Words have fewer characters than the widest filter reads.
         """
         characters, widest = batch[CHARACTERS], max(width for width, _ in self.config.filters)
         if characters.shape[2] < max(widest, 3):
@@ -276,7 +276,7 @@ class Elmo(nnx.Module):
         """Raises an error: the softmax over words belongs to the objective of pretraining, `BidirectionalLM`.
 
         Raises:
-          UserError: always.
+          UserError: Always.
         """
         raise UserError("ELMo has no logits of its own. Give objectives/bidirectional_lm.gin, whose softmax has them.")
 
@@ -305,8 +305,8 @@ def add_boundaries(
     """Puts `<S>` before the first word of each row and `</S>` after its last word.
 
     Args:
-      characters: the characters of words.
-      number: number of words of each row, which are the first ones.
+      characters: The characters of words.
+      number: Number of words of each row, which are the first ones.
     """
     begin, end = (boundary(special, characters.shape[2]) for special in (BEGIN_OF_TEXT, END_OF_TEXT))
     padded = jnp.pad(characters, ((0, 0), (1, 1), (0, 0)))

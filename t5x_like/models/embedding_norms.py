@@ -40,7 +40,7 @@ class FrequencyNorm:
         """Normalizes the table; see `EmbeddingNorm.normalize`.
 
         Raises:
-          UserError: see `word_counts.known_id_counts`.
+          UserError: See `word_counts.known_id_counts`.
         """
         weights = jnp.asarray(frequencies(self.vocabulary_path, len(table)))
         mean = jnp.einsum("v,ve->e", weights, table)
@@ -53,11 +53,11 @@ def frequencies(path: str | None, rows: int) -> Float32[np.ndarray, " rows"]:
     """Returns the frequency of each id in a vocabulary of words, 0 for special ids and for ids after the words.
 
     Args:
-      path: see `word_counts.read`.
-      rows: number of ids of the model.
+      path: See `word_counts.read`.
+      rows: Number of ids of the model.
 
     Raises:
-      UserError: see `word_counts.known_id_counts`.
+      UserError: See `word_counts.known_id_counts`.
     """
     counts = word_counts.known_id_counts(path, rows)
     return (counts / counts.sum()).astype(np.float32)
@@ -67,9 +67,9 @@ class NormalizedEmbedder(Embedder):
     """An `Embedder` that looks ids up in a normalized table.
 
     Args:
-      norm: how the table is normalized.
-      *args: arguments of `Embedder`.
-      **options: arguments of `Embedder`.
+      norm: How the table is normalized.
+      *args: Arguments of `Embedder`.
+      **options: Arguments of `Embedder`.
     """
 
     def __init__(self, norm: EmbeddingNorm, *args, **options):

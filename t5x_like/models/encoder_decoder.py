@@ -26,13 +26,13 @@ class EncoderDecoderConfig(ModelConfig, Protocol):
     """The fields of an encoder-decoder's configuration that this module reads.
 
     Attributes:
-      embed_dim: size of a hidden state.
-      mlp_dim: size within a feed-forward block.
-      num_heads: number of attention heads.
-      head_dim: size of the queries, keys and values of a head.
-      encoder_layers: number of layers of the encoder.
-      decoder_layers: number of layers of the decoder.
-      activations: activations of the feed-forward blocks; with two, their product.
+      embed_dim: Size of a hidden state.
+      mlp_dim: Size within a feed-forward block.
+      num_heads: Number of attention heads.
+      head_dim: Size of the queries, keys and values of a head.
+      encoder_layers: Number of layers of the encoder.
+      decoder_layers: Number of layers of the decoder.
+      activations: Activations of the feed-forward blocks; with two, their product.
     """
 
     embed_dim: int
@@ -49,8 +49,8 @@ class Encoded:
     """The result of an encoder.
 
     Attributes:
-      hidden: hidden states, to which the decoder attends.
-      valid: whether the decoder may attend to a position.
+      hidden: Hidden states, to which the decoder attends.
+      valid: Whether the decoder may attend to a position.
     """
 
     hidden: Float[Array, "batch length embed"]
@@ -64,8 +64,8 @@ class Cache:
     The self-attention may have n neighboring rows per row of the encoder, whose keys and values they share.
 
     Attributes:
-      self_attention: keys and values of the positions decoded so far.
-      cross_attention: keys and values of the encoder's positions, computed once.
+      self_attention: Keys and values of the positions decoded so far.
+      cross_attention: Keys and values of the encoder's positions, computed once.
       encoder_valid: `Encoded.valid`.
     """
 
@@ -89,9 +89,9 @@ class EncoderDecoder(BaseModel):
     `unembed`. It may override the other methods of the first section.
 
     Attributes:
-      config: configuration of the model.
-      encoder: stack of layers, or what `run_encoder` of the family uses.
-      decoder: stack of layers with the blocks `self_attention` and `cross_attention`.
+      config: Configuration of the model.
+      encoder: Stack of layers, or what `run_encoder` of the family uses.
+      decoder: Stack of layers with the blocks `self_attention` and `cross_attention`.
     """
 
     config: EncoderDecoderConfig
@@ -124,7 +124,7 @@ class EncoderDecoder(BaseModel):
         """Runs the encoder.
 
         Args:
-          x: embedded tokens.
+          x: Embedded tokens.
           **options: `mask`, `dropout_key` and `captures`.
 
         Returns:
@@ -136,8 +136,8 @@ class EncoderDecoder(BaseModel):
         """Runs the decoder.
 
         Args:
-          x: embedded tokens.
-          **options: options of `run_encoder`, `encoded` (hidden states of the encoder) and `cross_mask`.
+          x: Embedded tokens.
+          **options: Options of `run_encoder`, `encoded` (hidden states of the encoder) and `cross_mask`.
 
         Returns:
           The hidden states and the captured arrays.
@@ -148,9 +148,9 @@ class EncoderDecoder(BaseModel):
         """Returns the inputs of the self-attention in a decoding step, apart from its mask.
 
         Args:
-          index: first position of the step.
-          cache_length: number of positions in the cache.
-          num_positions: number of positions of the step.
+          index: First position of the step.
+          cache_length: Number of positions in the cache.
+          num_positions: Number of positions of the step.
         """
         return {}
 
@@ -179,7 +179,7 @@ class EncoderDecoder(BaseModel):
         `batch` has `encoder_input_tokens`, and for packed rows `encoder_segment_ids` and `decoder_segment_ids`.
 
         Raises:
-          ValueError: the batch has the segment ids of one stack only, or a name in `capture` or `edits` is unknown.
+          ValueError: The batch has the segment ids of one stack only, or a name in `capture` or `edits` is unknown.
         """
         config = self.config
         captures = capturing.parse(
@@ -230,9 +230,9 @@ class EncoderDecoder(BaseModel):
         """Creates a cache with the keys and values of the cross-attention.
 
         Args:
-          batch_size: number of rows.
-          cache_length: number of decoder positions.
-          encoded: result of `encode`.
+          batch_size: Number of rows.
+          cache_length: Number of decoder positions.
+          encoded: Result of `encode`.
 
         Returns:
           The cache, without keys and values of the self-attention.
@@ -262,9 +262,9 @@ class EncoderDecoder(BaseModel):
         """Runs the decoder on one or several positions; see `GenerativeModel.decode_step`.
 
         Args:
-          tokens: input tokens of the decoder at positions from `index`.
-          cache: keys and values of all earlier positions.
-          index: first position, from 0, the same for all rows.
+          tokens: Input tokens of the decoder at positions from `index`.
+          cache: Keys and values of all earlier positions.
+          index: First position, from 0, the same for all rows.
 
         Returns:
           The hidden states from which `unembed` predicts the next tokens, and the updated cache.
@@ -305,8 +305,8 @@ def forward_flops(config: EncoderDecoderConfig, shapes: Mapping[str, tuple[int, 
     lookups do not count.
 
     Args:
-      config: configuration of the model.
-      shapes: shapes `(batch, length)` of `encoder_input_tokens` and `decoder_input_tokens` and, if the objective
+      config: Configuration of the model.
+      shapes: Shapes `(batch, length)` of `encoder_input_tokens` and `decoder_input_tokens` and, if the objective
         computes logits, `(batch, predictions)` of `decoder_target_tokens`.
     """
     batch, encoder_length = shapes["encoder_input_tokens"]

@@ -95,9 +95,9 @@ def entity_flops(config: ErnieConfig, batch: int, length: int) -> float:
     not count.
 
     Args:
-      config: configuration of the model.
-      batch: number of rows.
-      length: tokens per row.
+      config: Configuration of the model.
+      batch: Number of rows.
+      length: Tokens per row.
     """
     e, fusion, others = config.entity_dim, config.entity_dim * config.mlp_dim, config.knowledge_layers - 1
     per_token = config.knowledge_layers * fusion + others * (fusion + 4 * e * e + 2 * length * e)
@@ -140,12 +140,12 @@ class Ernie(Bert):
     the last `knowledge_layers` layers.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      mix: the entities' part of the first layer that reads them.
-      knowledge: the entities' part of the layers after it; only if there are such layers.
+      mix: The entities' part of the first layer that reads them.
+      knowledge: The entities' part of the layers after it; only if there are such layers.
     """
 
     def __init__(self, config: ErnieConfig, *, key: jax.Array):
@@ -169,12 +169,12 @@ class Ernie(Bert):
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
         Args:
-          embedded: result of `embed`.
-          batch: the features of BERT; `entities` `[batch mentions]`, 0 where there is none; `entity_positions`, the
+          embedded: Result of `embed`.
+          batch: The features of BERT; `entities` `[batch mentions]`, 0 where there is none; `entity_positions`, the
             first token of each mention; and `entity_vectors` `[batch mentions entity]`. Without them, there are none.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: names of intermediate arrays to return.
-          edits: interventions in intermediate arrays of the same names.
+          dropout_key: Random key of dropout; None disables dropout.
+          capture: Names of intermediate arrays to return.
+          edits: Interventions in intermediate arrays of the same names.
         """
         config = self.config
         layers = {
@@ -273,13 +273,13 @@ def fuse(
     norm(e + T · h). Tokens that take no part in attention among entities have e = 0 before.
 
     Args:
-      text: the layer of tokens.
-      entity: what it has for entities.
-      streams: hidden states of tokens and of entities.
+      text: The layer of tokens.
+      entity: What it has for entities.
+      streams: Hidden states of tokens and of entities.
       inputs: `attention` and `entities`, the arguments of the attention of each, and `present` `[batch length 1]`:
         which tokens take part in attention among entities, those with an entity and the first one of each segment.
-      dropout_key: random key of dropout; None disables dropout.
-      captures: what to capture and to edit, of `encoder` and of `knowledge`.
+      dropout_key: Random key of dropout; None disables dropout.
+      captures: What to capture and to edit, of `encoder` and of `knowledge`.
 
     Returns:
       The hidden states, and the captured arrays.

@@ -141,14 +141,14 @@ class GPT(decoder.Decoder):
     """GPT, GPT-2 or GPT-3. Implements `Model` and `GenerativeDecoder` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      token_embedder: table `[vocab_size embed_dim]` of the tokens, and of the logits if they are tied.
-      position_embedder: table `[max_length embed_dim]`.
-      decoder: layers of the decoder.
-      logits: kernel of the logits, unless they are tied.
+      token_embedder: Table `[vocab_size embed_dim]` of the tokens, and of the logits if they are tied.
+      position_embedder: Table `[max_length embed_dim]`.
+      decoder: Layers of the decoder.
+      logits: Kernel of the logits, unless they are tied.
     """
 
     def __init__(self, config: GPTConfig, *, key: jax.Array):

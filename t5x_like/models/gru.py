@@ -92,7 +92,7 @@ class GRUConfig(BaseConfig):
         takes L · 3Dn(e + n) multiply-adds. The decoders compute logits.
 
         Args:
-          shapes: shape `(batch, length)` of `encoder_input_tokens` in the global batch.
+          shapes: Shape `(batch, length)` of `encoder_input_tokens` in the global batch.
         """
         batch, length = shapes["encoder_input_tokens"]
         layers = len(self.directions) * GRULayer.num_gates * self.cells * (self.embedding_dim + self.cells)
@@ -103,13 +103,13 @@ class GRU(BaseModel):
     """A GRU encoder. Implements `Model` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      token_embedder: table `[vocab_size embedding_dim]` of the tokens.
-      encoder: the layers, as `forward` and `backward`.
-      logits: projection to the logits, with bias, which the decoders share.
+      token_embedder: Table `[vocab_size embedding_dim]` of the tokens.
+      encoder: The layers, as `forward` and `backward`.
+      logits: Projection to the logits, with bias, which the decoders share.
     """
 
     def __init__(self, config: GRUConfig, *, key: jax.Array):
@@ -169,9 +169,9 @@ class GRUDirections(nnx.Module):
         """Returns the states of all directions, concatenated; see `GRU.trunk`.
 
         Args:
-          x: inputs.
-          segments: the segment of each token; 0 for padding.
-          dropout_key: random key for adapters; None disables their dropout.
+          x: Inputs.
+          segments: The segment of each token; 0 for padding.
+          dropout_key: Random key for adapters; None disables their dropout.
         """
         resets, states = segment_resets(segments), []
         keys = split_key(dropout_key, len(self.directions))
@@ -243,7 +243,7 @@ class GRUDecoderConfig(BaseConfig):
         multiply-adds, each of which counts as two.
 
         Args:
-          shapes: shape `(batch, length)` of the tokens in the global batch.
+          shapes: Shape `(batch, length)` of the tokens in the global batch.
         """
         batch, length = shapes[self.tokens]
         cells = GRULayer.num_gates * self.embed_dim * (self.input_dim + self.embed_dim)
@@ -256,13 +256,13 @@ class GRUDecoder(BaseModel):
     The first input is a vector of zeros (released code of Kiros et al. 2015).
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      token_embedder: table `[vocab_size embedding_dim]` of the tokens.
-      decoder: the layer.
-      logits: projection to the logits, with bias.
+      token_embedder: Table `[vocab_size embedding_dim]` of the tokens.
+      decoder: The layer.
+      logits: Projection to the logits, with bias.
     """
 
     def __init__(self, config: GRUDecoderConfig, *, key: jax.Array):

@@ -165,13 +165,13 @@ class Llama(decoder.Decoder):
     """Llama or Mistral. Implements `Model` and `GenerativeDecoder` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      token_embedder: table `[vocab_size embed_dim]` of the tokens, and of the logits if they are tied.
-      decoder: layers of the decoder.
-      logits: kernel of the logits, unless they are tied.
+      token_embedder: Table `[vocab_size embed_dim]` of the tokens, and of the logits if they are tied.
+      decoder: Layers of the decoder.
+      logits: Kernel of the logits, unless they are tied.
     """
 
     def __init__(self, config: LlamaConfig, *, key: jax.Array):

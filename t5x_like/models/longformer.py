@@ -39,8 +39,8 @@ class GlobalTokens(Protocol):
         """Returns True for global tokens.
 
         Args:
-          tokens: token ids.
-          positions: positions within the text, which start from 0 in each segment of a packed row.
+          tokens: Token ids.
+          positions: Positions within the text, which start from 0 in each segment of a packed row.
         """
 
 
@@ -150,7 +150,7 @@ class GlobalQueries:
 
     Attributes:
       selection: 1 for the token of each global query, 0 elsewhere; all 0 for queries beyond the global tokens of a row.
-      mask: the keys that the global queries see.
+      mask: The keys that the global queries see.
     """
 
     selection: Float[Array, "batch queries length"]
@@ -184,13 +184,13 @@ class LongformerAttention(MultiHeadAttention):
     """Multi-head attention within a window and to global tokens, whose own queries see all tokens.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      query_global: projection of the queries of global tokens.
-      key_global: projection of the keys that they see.
-      value_global: projection of the values that they average.
+      query_global: Projection of the queries of global tokens.
+      key_global: Projection of the keys that they see.
+      value_global: Projection of the values that they average.
     """
 
     def __init__(self, config: LongformerConfig, *, key: jax.Array):
@@ -215,10 +215,10 @@ class LongformerAttention(MultiHeadAttention):
         """Computes attention.
 
         Args:
-          x: activations.
-          global_queries: the queries of the global tokens; None for no global tokens.
-          dropout_key: random key of dropout; None disables dropout.
-          **options: see `MultiHeadAttention.__call__`.
+          x: Activations.
+          global_queries: The queries of the global tokens; None for no global tokens.
+          dropout_key: Random key of dropout; None disables dropout.
+          **options: See `MultiHeadAttention.__call__`.
 
         Returns:
           The output, and the captured arrays of the attention within windows by name.

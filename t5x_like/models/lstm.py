@@ -89,7 +89,7 @@ class LSTMConfig(BaseConfig):
         a row takes L · 4d(e + d) multiply-adds per layer, and L · dV for logits.
 
         Args:
-          shapes: shape `(batch, length)` of `decoder_input_tokens` in the global batch and, if the objective computes
+          shapes: Shape `(batch, length)` of `decoder_input_tokens` in the global batch and, if the objective computes
             logits, of `decoder_target_tokens`.
         """
         batch, length = shapes["decoder_input_tokens"]
@@ -111,13 +111,13 @@ class LSTM(nnx.Module):
     """An LSTM language model. Implements `Model` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      token_embedder: table `[vocab_size embedding_dim]` of the tokens.
-      decoder: the layers, as `layer_0`, `layer_1`, ….
-      logits: projection to the logits, with bias.
+      token_embedder: Table `[vocab_size embedding_dim]` of the tokens.
+      decoder: The layers, as `layer_0`, `layer_1`, ….
+      logits: Projection to the logits, with bias.
     """
 
     def __init__(self, config: LSTMConfig, *, key: jax.Array):

@@ -144,8 +144,8 @@ def forward_flops(config: MobileBertConfig, batch: int, length: int, predictions
     Norms, softmax, biases, embedding lookups and the dense layer of the masked-LM head do not count.
 
     Args:
-      config: configuration of the model.
-      batch: number of rows.
+      config: Configuration of the model.
+      batch: Number of rows.
       length: L, tokens per row.
       predictions: P, positions per row for which logits are computed.
     """
@@ -206,8 +206,8 @@ def trigrams(
     """Concatenates each vector with its neighbors: the next one, itself, the previous one (section 3.4).
 
     Args:
-      vectors: token embeddings.
-      segments: segment of each position. A neighbor in another segment, or beyond the row, counts as 0.
+      vectors: Token embeddings.
+      segments: Segment of each position. A neighbor in another segment, or beyond the row, counts as 0.
     """
     positions = jnp.arange(vectors.shape[1])
 
@@ -223,16 +223,16 @@ class MobileBert(BaseModel):
     """MobileBERT or IB-BERT. Implements `Model` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      token_embedder: table `[vocab_size embedding_dim]` of the tokens and of the logits.
-      embedding_projection: projection from three token embeddings, with kernel `[3·embedding_dim embed_dim]`.
-      position_embedder: table `[max_length embed_dim]`.
-      token_type_embedder: table `[num_token_types embed_dim]`.
-      embedding_norm: norm of the sum of the embeddings.
-      encoder: layers of the encoder.
+      token_embedder: Table `[vocab_size embedding_dim]` of the tokens and of the logits.
+      embedding_projection: Projection from three token embeddings, with kernel `[3·embedding_dim embed_dim]`.
+      position_embedder: Table `[max_length embed_dim]`.
+      token_type_embedder: Table `[num_token_types embed_dim]`.
+      embedding_norm: Norm of the sum of the embeddings.
+      encoder: Layers of the encoder.
     """
 
     def __init__(self, config: MobileBertConfig, *, key: jax.Array):
@@ -274,7 +274,7 @@ class MobileBert(BaseModel):
           The normalized sum of the embeddings as `encoder`.
 
         Raises:
-          UserError: rows are longer than `max_length`.
+          UserError: Rows are longer than `max_length`.
         """
         tokens = batch["encoder_input_tokens"]
         checks.row_length(self.config, tokens.shape[1])

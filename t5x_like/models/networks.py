@@ -45,13 +45,13 @@ class NetworkSpec:
     """A network of an objective.
 
     Attributes:
-      config: configuration of the network. Fields that are left to the platform are those of the model. None for the
+      config: Configuration of the network. Fields that are left to the platform are those of the model. None for the
         model itself, which an objective declares if it shares modules or reads some of the features alone.
-      shares: module of this network, such as `embeddings` -> the module in its place.
-      features: names of the features that the network reads, for its floating-point operations; None for all.
-      targets: name of the feature that holds the tokens to predict, for the floating-point operations of their logits;
+      shares: Module of this network, such as `embeddings` -> the module in its place.
+      features: Names of the features that the network reads, for its floating-point operations; None for all.
+      targets: Name of the feature that holds the tokens to predict, for the floating-point operations of their logits;
         None for `decoder_target_tokens`, if the objective has it.
-      objective: what the network predicts by itself, such as masked language modeling. Its heads are those of the same
+      objective: What the network predicts by itself, such as masked language modeling. Its heads are those of the same
         names that the objective of the run has. None: nothing; for the model, the objective of the run.
     """
 
@@ -82,11 +82,11 @@ def specs(objective: HasNetworks, config: ModelConfig) -> dict[str, NetworkSpec]
     """Returns all networks of a run by name, the model first.
 
     Args:
-      objective: declares further networks.
-      config: configuration of the model, resolved by `models.base.for_platform`.
+      objective: Declares further networks.
+      config: Configuration of the model, resolved by `models.base.for_platform`.
 
     Raises:
-      UserError: a network has no configuration.
+      UserError: A network has no configuration.
     """
     declared = dict(objective.networks(config))
     found = {MODEL: dataclasses.replace(declared.pop(MODEL, NetworkSpec()), config=config)}
@@ -103,15 +103,15 @@ def make(objective: HasNetworks, config: ModelConfig, key: jax.Array) -> dict[st
     """Makes the parameters of a run.
 
     Args:
-      objective: makes the heads and declares further networks.
-      config: configuration of the model, resolved by `models.base.for_platform`.
-      key: random key of the initialization.
+      objective: Makes the heads and declares further networks.
+      config: Configuration of the model, resolved by `models.base.for_platform`.
+      key: Random key of the initialization.
 
     Returns:
       `{"model": …, "objective": {HEAD or NETWORK: …}}`, in which each shared module exists once.
 
     Raises:
-      UserError: a network has the name of a head, or a shared module does not exist or has other shapes.
+      UserError: A network has the name of a head, or a shared module does not exist or has other shapes.
     """
     model_key, objective_key = jax.random.split(key)
     model = construct.make(config, model_key)
@@ -141,7 +141,7 @@ def resolve(objective: HasNetworks, params: Mapping[str, Any]) -> Mapping[str, A
     """Returns parameters in which every network is complete.
 
     Args:
-      objective: declares the networks.
+      objective: Declares the networks.
       params: `{"model": …, "objective": …}` and others, as `make` returns them.
     """
     found = specs(objective, params[MODEL].config)
@@ -163,13 +163,13 @@ def find(objective: HasNetworks, config: ModelConfig, name: str, where: str) -> 
     """Returns a network of a run.
 
     Args:
-      objective: declares the networks.
-      config: configuration of the model.
-      name: name of the network.
-      where: the run, for the message.
+      objective: Declares the networks.
+      config: Configuration of the model.
+      name: Name of the network.
+      where: The run, for the message.
 
     Raises:
-      UserError: the run does not have the network.
+      UserError: The run does not have the network.
     """
     found = specs(objective, config)
     if name not in found:
@@ -181,10 +181,10 @@ def heads_of(objective: HasNetworks, config: ModelConfig, name: str, heads: Mapp
     """Returns the names of the heads that read a network.
 
     Args:
-      objective: declares the networks.
-      config: configuration of the model.
-      name: name of the network.
-      heads: the heads and networks of the objective by name, as in `make`.
+      objective: Declares the networks.
+      config: Configuration of the model.
+      name: Name of the network.
+      heads: The heads and networks of the objective by name, as in `make`.
 
     Returns:
       The heads of `NetworkSpec.objective`. Without it, the model has the heads that no other network has.

@@ -9,10 +9,10 @@ class Outputs:
     """The result of a model's trunk, and of the other networks that an objective runs.
 
     Attributes:
-      hidden: last hidden states, the input of `unembed`.
-      captured: the arrays requested with `capture`, by name.
-      carry: name -> array `[batch, …]` of the state for the next batch; empty for a network without state.
-      networks: name of another network, such as a teacher -> what it computed.
+      hidden: Last hidden states, the input of `unembed`.
+      captured: The arrays requested with `capture`, by name.
+      carry: Name -> array `[batch, …]` of the state for the next batch; empty for a network without state.
+      networks: Name of another network, such as a teacher -> what it computed.
     """
 
     hidden: Float[Array, "batch length embed"]

@@ -20,8 +20,8 @@ class SpecialTokens:
     family. Both are kept, so that exported files equal the imported ones.
 
     Attributes:
-      config: pairs of key and id in config.json; a dict is accepted too.
-      generation: pairs in generation_config.json, which take precedence in `generate`; None without that file.
+      config: Pairs of key and id in config.json; a dict is accepted too.
+      generation: Pairs in generation_config.json, which take precedence in `generate`; None without that file.
     """
 
     config: Ids = ()
@@ -37,7 +37,7 @@ def _pairs(ids: Ids | Mapping[str, Id]) -> Ids:
     """Converts ids to a hashable form.
 
     Raises:
-      UserError: a key does not end in `_token_id`, or a value is not an id.
+      UserError: A key does not end in `_token_id`, or a value is not an id.
     """
     found = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in dict(ids).items())
     for key, value in found:

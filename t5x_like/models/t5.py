@@ -102,9 +102,9 @@ def make_layer(config: T5Config, attentions: tuple[str, ...], key: jax.Array) ->
     """Makes a layer of attention blocks and a feed-forward block.
 
     Args:
-      config: configuration of the model.
-      attentions: names of the attention blocks, in order.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      attentions: Names of the attention blocks, in order.
+      key: Random key of the initialization.
     """
     *attention_keys, mlp_key = jax.random.split(key, len(attentions) + 1)
     # T5 drops the same features at every position of a row, and the same keys for every query of the attention.
@@ -144,11 +144,11 @@ class Stack(stacks.Stack):
     """The layers of the encoder or of the decoder, their shared position biases and a final norm.
 
     Args:
-      config: configuration of the model.
-      num_layers: number of layers.
-      attentions: names of the attention blocks of a layer: self-attention and, in a decoder, `cross_attention`.
-      bidirectional: whether positions attend to later positions; half of the position buckets are then for those.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      num_layers: Number of layers.
+      attentions: Names of the attention blocks of a layer: self-attention and, in a decoder, `cross_attention`.
+      bidirectional: Whether positions attend to later positions; half of the position buckets are then for those.
+      key: Random key of the initialization.
     """
 
     def __init__(
@@ -187,13 +187,13 @@ class Stack(stacks.Stack):
         """Runs all layers and the final norm.
 
         Args:
-          x: embedded tokens.
-          mask: mask of the self-attention.
-          encoded: hidden states of the encoder, for the cross-attention; None skips the cross-attention.
-          cross_mask: mask of the cross-attention.
-          encoder_norm: if given, a decoder's stack runs as a bidirectional encoder, with this final norm.
-          dropout_key: random key of dropout; None disables dropout.
-          captures: arrays of the layers to return.
+          x: Embedded tokens.
+          mask: Mask of the self-attention.
+          encoded: Hidden states of the encoder, for the cross-attention; None skips the cross-attention.
+          cross_mask: Mask of the cross-attention.
+          encoder_norm: If given, a decoder's stack runs as a bidirectional encoder, with this final norm.
+          dropout_key: Random key of dropout; None disables dropout.
+          captures: Arrays of the layers to return.
 
         Returns:
           The hidden states and the captured arrays.
@@ -216,17 +216,17 @@ class Vocabulary(nnx.Module):
     """The token embeddings and the logits, which are the same in all variants of T5.
 
     Attributes:
-      token_embedder: embedding table `[vocab_size embed_dim]`, also of the logits if they are tied.
-      logits: kernel of the logits, unless they are tied.
+      token_embedder: Embedding table `[vocab_size embed_dim]`, also of the logits if they are tied.
+      logits: Kernel of the logits, unless they are tied.
     """
 
     def make_vocabulary(self, config: T5Config, *, embedder_key: jax.Array, logits_key: jax.Array) -> None:
         """Creates the parameters.
 
         Args:
-          config: configuration of the model.
-          embedder_key: random key of the embeddings.
-          logits_key: random key of the kernel of the logits.
+          config: Configuration of the model.
+          embedder_key: Random key of the embeddings.
+          logits_key: Random key of the kernel of the logits.
         """
         self.token_embedder = embeddings.Embedder(
             config.vocab_size, config.embed_dim, key=embedder_key, dtype=config.compute_dtype
@@ -247,14 +247,14 @@ class T5(Vocabulary, EncoderDecoder):
     """T5. Implements `Model` and `GenerativeEncoderDecoder` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      token_embedder: embedding table `[vocab_size embed_dim]` of both stacks, and of the logits if they are tied.
-      encoder: layers of the encoder.
-      decoder: layers of the decoder.
-      logits: kernel of the logits, unless they are tied.
+      token_embedder: Embedding table `[vocab_size embed_dim]` of both stacks, and of the logits if they are tied.
+      encoder: Layers of the encoder.
+      decoder: Layers of the decoder.
+      logits: Kernel of the logits, unless they are tied.
     """
 
     def __init__(self, config: T5Config, *, key: jax.Array):

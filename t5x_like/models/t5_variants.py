@@ -48,7 +48,7 @@ class FinalNorm(nnx.Module):
     """The final norm, the only parameters of the encoder that the decoder does not share.
 
     Args:
-      config: configuration of the model.
+      config: Configuration of the model.
     """
 
     def __init__(self, config: T5Config):
@@ -99,7 +99,7 @@ class T5DecoderConfig(T5Config):
         decoder_layers · L · (4da + mdf + 2La) + P · dV multiply-adds. A multiply-add counts as two operations.
 
         Args:
-          shapes: shape `(batch, length)` of `decoder_input_tokens` in the global batch and, if the objective computes
+          shapes: Shape `(batch, length)` of `decoder_input_tokens` in the global batch and, if the objective computes
             logits, `(batch, predictions)` of `decoder_target_tokens`.
         """
         batch, length = shapes["decoder_input_tokens"]
@@ -114,13 +114,13 @@ class T5Decoder(Vocabulary, Decoder):
     """Decoder-only T5. Implements `Model` and `GenerativeDecoder` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      token_embedder: embedding table `[vocab_size embed_dim]` of the tokens, and of the logits if they are tied.
-      decoder: layers of the decoder.
-      logits: kernel of the logits, unless they are tied.
+      token_embedder: Embedding table `[vocab_size embed_dim]` of the tokens, and of the logits if they are tied.
+      decoder: Layers of the decoder.
+      logits: Kernel of the logits, unless they are tied.
     """
 
     def __init__(self, config: T5DecoderConfig, *, key: jax.Array):

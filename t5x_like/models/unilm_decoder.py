@@ -61,15 +61,15 @@ class UnilmDecoder(nnx.Module):
     predicted at a [MASK] after the last token, which sees all of them.
 
     Args:
-      model: the model.
-      head: its masked-LM head.
-      mask_id: token id of [MASK].
+      model: The model.
+      head: Its masked-LM head.
+      mask_id: Token id of [MASK].
 
     Raises:
-      UserError: the model has a prompt.
+      UserError: The model has a prompt.
 
     Attributes:
-      config: the configuration of the model, with a `max_length` that leaves a position for [MASK].
+      config: The configuration of the model, with a `max_length` that leaves a position for [MASK].
     """
 
     def __init__(self, model: Unilm, head: TokenHead, *, mask_id: int):
@@ -93,12 +93,12 @@ class UnilmDecoder(nnx.Module):
         Args:
           batch: `decoder_input_tokens`; `decoder_prefix`, 1 for the tokens of the prompt; `decoder_segment_ids`, 0 for
             padding; and `decoder_positions` unless they are 0, 1, 2 … along each row.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: see `Model.__call__`.
-          edits: see `Model.__call__`.
+          dropout_key: Random key of dropout; None disables dropout.
+          capture: See `Model.__call__`.
+          edits: See `Model.__call__`.
 
         Raises:
-          UserError: rows and the [MASK] after them are longer than `max_length` of the model.
+          UserError: Rows and the [MASK] after them are longer than `max_length` of the model.
         """
         tokens, in_prompt = batch["decoder_input_tokens"], batch["decoder_prefix"] > 0
         checks.row_length(self.model.config, tokens.shape[1] + 1)
@@ -131,9 +131,9 @@ class UnilmDecoder(nnx.Module):
         """Runs the model on prompts, each followed by a [MASK]; see `GenerativeDecoder.prefill`.
 
         Args:
-          batch: prompts padded on the left (`decoding.start.left_pad`).
-          cache_length: number of positions of prompts and continuations. The cache has another one, for [MASK].
-          num_positions: number of positions of a step; 1.
+          batch: Prompts padded on the left (`decoding.start.left_pad`).
+          cache_length: Number of positions of prompts and continuations. The cache has another one, for [MASK].
+          num_positions: Number of positions of a step; 1.
 
         Returns:
           The hidden states of [MASK], and the cache with the keys and values of the prompts. The first step replaces
@@ -162,9 +162,9 @@ class UnilmDecoder(nnx.Module):
         """Runs the model on a token, which replaces the [MASK] in the cache, and on a new [MASK] after it.
 
         Args:
-          tokens: input tokens at slot `index`.
-          cache: keys and values of all earlier slots.
-          index: slot, the same for all rows.
+          tokens: Input tokens at slot `index`.
+          cache: Keys and values of all earlier slots.
+          index: Slot, the same for all rows.
 
         Returns:
           The hidden states of [MASK], from which `unembed` predicts the next tokens, and the updated cache.

@@ -82,11 +82,11 @@ class WordVectors(BaseModel):
     """Static word vectors. Implements `Model` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      token_embedder: table `[vocab_size + buckets, embed_dim]`.
+      token_embedder: Table `[vocab_size + buckets, embed_dim]`.
     """
 
     def __init__(self, config: WordVectorsConfig, *, key: jax.Array):

@@ -126,7 +126,7 @@ class XLNetConfig(BaseConfig):
         times.
 
         Args:
-          shapes: shape of `encoder_input_tokens` in the global batch, of what the objective reads, and of `memory`.
+          shapes: Shape of `encoder_input_tokens` in the global batch, of what the objective reads, and of `memory`.
         """
         batch, length = shapes["encoder_input_tokens"]
         memory = shapes[_MEMORY][2] if _MEMORY in shapes else 0
@@ -168,13 +168,13 @@ class XLNet(nnx.Module):
     """XLNet. Implements `Model` of `models/base.py`.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      token_embedder: table `[vocab_size embed]` of the tokens and of the logits.
+      token_embedder: Table `[vocab_size embed]` of the tokens and of the logits.
       target_embedding: float32 `[1, 1, embed]`, the first state of each target.
-      encoder: the layers.
+      encoder: The layers.
     """
 
     def __init__(self, config: XLNetConfig, *, key: jax.Array):
@@ -206,14 +206,14 @@ class XLNet(nnx.Module):
         """Computes everything between the embeddings and the logits; see `Model.trunk`.
 
         Args:
-          embedded: result of `embed`.
+          embedded: Result of `embed`.
           batch: `encoder_input_tokens`; `token_types` unless they are all 0; `encoder_segment_ids` of packed rows,
             without which `padding_id` is masked; `encoder_ranks`, without which every token sees all tokens of its
             segment; `target_positions` `[batch, targets]` for the second stream; and `reversed`.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: see `Model.trunk`. Captured states are those of the content stream; the second stream has further
+          dropout_key: Random key of dropout; None disables dropout.
+          capture: See `Model.trunk`. Captured states are those of the content stream; the second stream has further
             queries, after those of the content stream.
-          edits: see `Model.trunk`; edits see the states of both streams.
+          edits: See `Model.trunk`; edits see the states of both streams.
           carry: `memory` `[batch, layers, memory, embed]`, of the row before; None for no memory.
 
         Returns:
@@ -255,9 +255,9 @@ class XLNet(nnx.Module):
         """Returns the sinusoids of the distances from kv_len - 1 down to 1 - q_len, in both directions if needed.
 
         Args:
-          kv_len: number of keys.
-          q_len: number of queries, which are the last keys.
-          batch: features; with `reversed`, the negated distances follow as a second direction.
+          kv_len: Number of keys.
+          q_len: Number of queries, which are the last keys.
+          batch: Features; with `reversed`, the negated distances follow as a second direction.
         """
         distances = np.arange(kv_len - 1, -q_len, -1.0)
         directions = (1, -1) if batch is not None and REVERSED in batch else (1,)
@@ -280,7 +280,7 @@ class XLNet(nnx.Module):
         """Returns `trunk(embed(batch), batch)`.
 
         Raises:
-          UserError: the model has a prompt, and rows have targets or a memory.
+          UserError: The model has a prompt, and rows have targets or a memory.
         """
         if carry or TARGET_POSITIONS in batch:
             checks.no_adapter_needs(

@@ -37,11 +37,11 @@ class RelativeAttention(MultiHeadAttention):
     """Attention with scores of distances and of token types. Its projections have no bias.
 
     Args:
-      config: configuration of the model.
-      key: random key of the initialization.
+      config: Configuration of the model.
+      key: Random key of the initialization.
 
     Attributes:
-      relative: projection of the sinusoids of distances.
+      relative: Projection of the sinusoids of distances.
       content_bias: float32 `[heads, kv]`, added to the query of a key's content.
       position_bias: float32 `[heads, kv]`, added to the query of a distance.
       type_bias: float32 `[heads, kv]`, added to the query of token types.
@@ -82,15 +82,15 @@ class RelativeAttention(MultiHeadAttention):
         """Computes attention.
 
         Args:
-          x: the states of both streams, one after another.
-          relative: see `RelativeScores.relative`, before its projection.
-          query_types: token types of the queries.
-          key_types: token types of the keys, those of the memory included.
+          x: The states of both streams, one after another.
+          relative: See `RelativeScores.relative`, before its projection.
+          query_types: Token types of the queries.
+          key_types: Token types of the keys, those of the memory included.
           is_reversed: 1 for rows whose text is reversed; None: no row.
-          length: number of states of the content stream, which begin `x` and from which keys and values are computed.
+          length: Number of states of the content stream, which begin `x` and from which keys and values are computed.
             None, as in a step of decoding: `options` has the keys and values.
-          memory: states before those of the content stream.
-          **options: see `MultiHeadAttention.__call__`.
+          memory: States before those of the content stream.
+          **options: See `MultiHeadAttention.__call__`.
 
         Returns:
           The output, and the captured arrays by name.
@@ -118,11 +118,11 @@ class RelativeAttention(MultiHeadAttention):
         """Computes attention of new positions, and writes their keys and values to the cache.
 
         Args:
-          x: activations of the new positions.
-          cache: keys and values of the earlier positions.
-          layer: index of this layer in the cache.
-          index: the first new position.
-          **inputs: see `__call__`.
+          x: Activations of the new positions.
+          cache: Keys and values of the earlier positions.
+          layer: Index of this layer in the cache.
+          index: The first new position.
+          **inputs: See `__call__`.
 
         Returns:
           The output and the updated cache.

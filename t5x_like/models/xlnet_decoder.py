@@ -27,14 +27,14 @@ class XLNetDecoder(nnx.Module):
     states of a token do not depend on later ones, and a cache has its keys and values: the memory of a text.
 
     Args:
-      model: the model.
-      head: the bias of its logits.
+      model: The model.
+      head: The bias of its logits.
 
     Raises:
-      UserError: the model has a prompt.
+      UserError: The model has a prompt.
 
     Attributes:
-      config: the configuration of the model.
+      config: The configuration of the model.
     """
 
     def __init__(self, model: XLNet, head: TokenHead):
@@ -54,9 +54,9 @@ class XLNetDecoder(nnx.Module):
         Args:
           batch: `decoder_input_tokens`; `decoder_prefix`, 1 for the tokens of the prompt; and `decoder_segment_ids`, 0
             for padding. The states of positions before the last token of the prompt have no meaning.
-          dropout_key: random key of dropout; None disables dropout.
-          capture: see `Model.__call__`. Captured arrays have one position more than the row.
-          edits: see `Model.__call__`.
+          dropout_key: Random key of dropout; None disables dropout.
+          capture: See `Model.__call__`. Captured arrays have one position more than the row.
+          edits: See `Model.__call__`.
         """
         segments, in_prompt = batch["decoder_segment_ids"], batch["decoder_prefix"] > 0
         rows, length = segments.shape
@@ -71,10 +71,10 @@ class XLNetDecoder(nnx.Module):
         """Runs the model on prompts, and predicts the token after them; see `GenerativeDecoder.prefill`.
 
         Args:
-          batch: prompts padded on the left (`decoding.start.left_pad`).
-          cache_length: number of positions of prompts and continuations. The cache has another one, of a token that is
+          batch: Prompts padded on the left (`decoding.start.left_pad`).
+          cache_length: Number of positions of prompts and continuations. The cache has another one, of a token that is
             not known yet.
-          num_positions: number of positions of a step; 1.
+          num_positions: Number of positions of a step; 1.
 
         Returns:
           The hidden states of the next tokens, and the cache with the keys and values of the prompts.
@@ -94,9 +94,9 @@ class XLNetDecoder(nnx.Module):
         """Runs the model on a token, and predicts the token after it.
 
         Args:
-          tokens: input tokens at slot `index`.
-          cache: keys and values of all earlier slots.
-          index: slot, the same for all rows.
+          tokens: Input tokens at slot `index`.
+          cache: Keys and values of all earlier slots.
+          index: Slot, the same for all rows.
 
         Returns:
           The hidden states of the next tokens, from which `unembed` predicts them, and the updated cache.

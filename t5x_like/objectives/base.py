@@ -29,9 +29,9 @@ class HeadConfig(Protocol):
     """The fields of a model's configuration that a head needs.
 
     Attributes:
-      embed_dim: size of a hidden state.
-      compute_dtype: dtype of activations.
-      dropout_rate: dropout rate of the model's blocks.
+      embed_dim: Size of a hidden state.
+      compute_dtype: Dtype of activations.
+      dropout_rate: Dropout rate of the model's blocks.
     """
 
     embed_dim: int
@@ -44,14 +44,14 @@ class Pass:
     """What a forward pass means to an objective. It exists within a trace.
 
     Attributes:
-      rows: the features of a batch or a microbatch, in which each choice is a row; see `passes.flatten_choices`.
-      outputs: what the networks computed.
-      predictions: name -> the distributions that the objective predicts, with the losses of their logits. The names
+      rows: The features of a batch or a microbatch, in which each choice is a row; see `passes.flatten_choices`.
+      outputs: What the networks computed.
+      predictions: Name -> the distributions that the objective predicts, with the losses of their logits. The names
         are the names of the terms, and perhaps further ones.
-      sums: term -> the part of its sum that is not a function of the logits of a prediction.
-      metrics: metric -> (sum, weight), for the metrics that no loss of a prediction gives.
-      carry: the state of each network that has one, for the next batch.
-      next_stage_features: feature -> array `[batch, …]`, which joins the batch of the next stages without a gradient;
+      sums: Term -> the part of its sum that is not a function of the logits of a prediction.
+      metrics: Metric -> (sum, weight), for the metrics that no loss of a prediction gives.
+      carry: The state of each network that has one, for the next batch.
+      next_stage_features: Feature -> array `[batch, …]`, which joins the batch of the next stages without a gradient;
         see `objectives.staged`. It is empty for an objective that is not a stage.
     """
 
@@ -111,12 +111,12 @@ class Objective:
     which each choice is a row of its own, see `passes.flatten_choices`.
 
     Attributes:
-      features: the features that the objective reads.
-      coefficients: term -> factor of its normalized loss in the total loss: a number, or a function of the step. Its
+      features: The features that the objective reads.
+      coefficients: Term -> factor of its normalized loss in the total loss: a number, or a function of the step. Its
         keys are the names of all terms.
-      other_names: parameter or part of a head -> names under which pretrained weights may have it instead, without the
+      other_names: Parameter or part of a head -> names under which pretrained weights may have it instead, without the
         leading `objective/`. BERT's classifiers begin with the pooler of the next-sentence head.
-      labels: names of the labels that the objective predicts, in the order of their indices; empty if it has none.
+      labels: Names of the labels that the objective predicts, in the order of their indices; empty if it has none.
       prepare: None, or a function `prepare(params, batch, *, key, step) -> batch` for batches that depend on the
         parameters, such as text that the model generates, or on all rows. It is called with the global batch, before
         weights are computed and the batch is split into microbatches. An array that all rows read has a name that
@@ -124,15 +124,15 @@ class Objective:
         nothing may be random.
       generator: None, or a function `generator(params) -> model` that returns what generates and scores text, where it
         is not the model itself.
-      read_as: feature -> the name under which the model reads it, where these differ.
-      computed_features: features that `run` computes for the model from features of the batch.
-      stages: name -> stage of a training step (`objectives.staged.Stage`); empty for an objective that is one stage.
-      head_form: form of the head of a downstream task (`objectives.heads`); None if the objective has none.
-      predicts: what the head of a text predicts: a `label`, any number of `labels`, `scores`, or the `mean_score` of a
+      read_as: Feature -> the name under which the model reads it, where these differ.
+      computed_features: Features that `run` computes for the model from features of the batch.
+      stages: Name -> stage of a training step (`objectives.staged.Stage`); empty for an objective that is one stage.
+      head_form: Form of the head of a downstream task (`objectives.heads`); None if the objective has none.
+      predicts: What the head of a text predicts: a `label`, any number of `labels`, `scores`, or the `mean_score` of a
         distribution.
-      prompt_format: how a decoder that continues texts reads them; None for other objectives.
-      draws: whether `run` or `read` draws random values for rows, so that they get `Keys.rows` and `Keys.step`.
-      updates_rows: whether the objective makes the updates of a step by itself; see `row_updates.RowObjective`.
+      prompt_format: How a decoder that continues texts reads them; None for other objectives.
+      draws: Whether `run` or `read` draws random values for rows, so that they get `Keys.rows` and `Keys.step`.
+      updates_rows: Whether the objective makes the updates of a step by itself; see `row_updates.RowObjective`.
     """
 
     features: FeatureSpec
@@ -154,7 +154,7 @@ class Objective:
         """Declares the networks beside the model, such as ELECTRA's generator.
 
         Args:
-          config: configuration of the model.
+          config: Configuration of the model.
 
         Returns:
           Name -> network, which `run` and `read` find complete as `params["objective"][NAME]`. The name `model` stands
@@ -166,8 +166,8 @@ class Objective:
         """Initializes the heads that this objective owns.
 
         Args:
-          key: random key for the initial values.
-          model: the model whose hidden states the heads read.
+          key: Random key for the initial values.
+          model: The model whose hidden states the heads read.
 
         Returns:
           Head -> module; empty for an objective without parameters.
@@ -178,7 +178,7 @@ class Objective:
         """Computes `Prediction.weights` from the data alone.
 
         Args:
-          rows: the features. Labels may be missing.
+          rows: The features. Labels may be missing.
 
         Returns:
           The weights by the names of the predictions.
@@ -191,7 +191,7 @@ class Objective:
         A term is divided by the sum of its weights over the global batch.
 
         Args:
-          rows: the features.
+          rows: The features.
 
         Returns:
           The weights by the names of the terms, and perhaps of further predictions.
@@ -202,8 +202,8 @@ class Objective:
         """Returns the state of the networks before the first batch; empty if no network has state.
 
         Args:
-          config: configuration of the model, resolved by `models.base.for_platform`.
-          batch_size: rows of a global batch.
+          config: Configuration of the model, resolved by `models.base.for_platform`.
+          batch_size: Rows of a global batch.
         """
         found = {name: each.config.initial_carry(batch_size) for name, each in specs(self, config).items()}
         return {name: arrays for name, arrays in found.items() if arrays}
@@ -212,9 +212,9 @@ class Objective:
         """Runs the model.
 
         Args:
-          params: the model and the heads.
-          rows: the features.
-          options: random keys, carried state, captured arrays and edits.
+          params: The model and the heads.
+          rows: The features.
+          options: Random keys, carried state, captured arrays and edits.
 
         Returns:
           The last hidden states, the captured arrays and the state for the next batch.
@@ -225,10 +225,10 @@ class Objective:
         """Returns what the outputs mean: the predictions, and the losses of their logits if targets are known.
 
         Args:
-          params: the model and the heads.
-          outputs: result of `run(params, rows, …)`.
-          rows: the features. Labels may be missing.
-          keys: random keys of the heads; see `Keys.of_heads`.
+          params: The model and the heads.
+          outputs: Result of `run(params, rows, …)`.
+          rows: The features. Labels may be missing.
+          keys: Random keys of the heads; see `Keys.of_heads`.
         """
         raise NotImplementedError
 
@@ -236,7 +236,7 @@ class Objective:
         """Predicts the targets.
 
         Args:
-          found: a pass without dropout. Features of targets may be missing, unless a prediction is about them.
+          found: A pass without dropout. Features of targets may be missing, unless a prediction is about them.
 
         Returns:
           Name -> `[batch, …]`. `predictions` `[batch, n]` is what metrics compare with the targets: a label, a score,

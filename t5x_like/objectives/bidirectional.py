@@ -61,15 +61,15 @@ class BidirectionalRNN(nnx.Module):
     """A layer per direction over rows, whose segments are read by themselves.
 
     Args:
-      cells: the cells.
-      inputs: size of the inputs.
-      size: size of the states, per direction.
-      dtype: dtype of the products.
-      key: random key for the initial values.
+      cells: The cells.
+      inputs: Size of the inputs.
+      size: Size of the states, per direction.
+      dtype: Dtype of the products.
+      key: Random key for the initial values.
 
     Attributes:
-      forward: layer that reads segments from their first token.
-      backward: layer that reads segments from their last token.
+      forward: Layer that reads segments from their first token.
+      backward: Layer that reads segments from their last token.
     """
 
     def __init__(self, cells: Cells, inputs: int, size: int, *, dtype: str, key: jax.Array):
@@ -83,9 +83,9 @@ class BidirectionalRNN(nnx.Module):
         """Returns the states of both directions, concatenated.
 
         Args:
-          x: inputs.
-          segments: the segment of each token, in each of which the states start from 0. Padding, 0, is skipped.
-          dropout_key: random key for adapters; None disables their dropout.
+          x: Inputs.
+          segments: The segment of each token, in each of which the states start from 0. Padding, 0, is skipped.
+          dropout_key: Random key for adapters; None disables their dropout.
         """
         forward_key, backward_key = split_key(dropout_key, 2)
         backward = self._read(self.backward, x[:, ::-1], segments[:, ::-1], backward_key)

@@ -32,9 +32,9 @@ class Softmax(nnx.Module):
     """The vectors and the biases of all words, shared by both directions.
 
     Args:
-      vocab_size: number of words.
-      size: size of the output of a direction.
-      key: random key for the initial values, normal with variance 1/size.
+      vocab_size: Number of words.
+      size: Size of the output of a direction.
+      key: Random key for the initial values, normal with variance 1/size.
 
     Attributes:
       kernel: float32 `[words, size]`.
@@ -64,13 +64,13 @@ class BidirectionalLM(Objective):
     per word over both directions, `forward_loss` and `backward_loss`, and at evaluation `accuracy`.
 
     Args:
-      max_characters: number of characters per word in the task.
-      samples: number of words of the sampled softmax; None: all words.
-      unroll_steps: factor of the mean of both losses. The released code multiplies its gradients by the length of a
+      max_characters: Number of characters per word in the task.
+      samples: Number of words of the sampled softmax; None: all words.
+      unroll_steps: Factor of the mean of both losses. The released code multiplies its gradients by the length of a
         row, before they are clipped and before Adagrad adds them to its initial accumulator.
 
     Raises:
-      UserError: an argument is not a positive number.
+      UserError: An argument is not a positive number.
     """
 
     draws = True
@@ -87,7 +87,7 @@ class BidirectionalLM(Objective):
         """Initializes the softmax over words; see `Objective.init`.
 
         Raises:
-          UserError: the model does not read in two directions, or has too few words for the samples.
+          UserError: The model does not read in two directions, or has too few words for the samples.
         """
         config = model.config
         if not hasattr(config, "projection_dim"):

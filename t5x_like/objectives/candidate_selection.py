@@ -33,7 +33,7 @@ def with_candidates(inputs: FeatureSpec) -> FeatureSpec:
     """Adds the global tokens, and which of them stand for candidates: `is_candidate` `[batch globals]`.
 
     Args:
-      inputs: features of an encoder that reads `inputs`.
+      inputs: Features of an encoder that reads `inputs`.
     """
     found = with_sentences(inputs)
     return dataclasses.replace(
@@ -54,11 +54,11 @@ class CandidateSelection(Objective):
     row and `accuracy`.
 
     Args:
-      head: what the head computes from each global token: a form of `objectives.heads` that reads each token, such as
+      head: What the head computes from each global token: a form of `objectives.heads` that reads each token, such as
         `heads.EachToken`.
 
     Raises:
-      UserError: the head does not read each token.
+      UserError: The head does not read each token.
     """
 
     coefficients = {NAME: 1.0}
@@ -72,7 +72,7 @@ class CandidateSelection(Objective):
         """Initializes the head `candidate_selection`; see `Objective.init`.
 
         Raises:
-          UserError: the model has no global tokens.
+          UserError: The model has no global tokens.
         """
         if not set(GLOBAL_FEATURES) <= set(model.config.reads):
             raise UserError(

@@ -34,12 +34,12 @@ def initial(objective: CarryingObjective, config: ModelConfig, batch_size: int) 
     """Returns what networks carry into the first batch of continuous data, as features of a batch.
 
     Args:
-      objective: the objective.
-      config: configuration of the model, resolved by `models.base.for_platform`.
-      batch_size: rows of a global batch.
+      objective: The objective.
+      config: Configuration of the model, resolved by `models.base.for_platform`.
+      batch_size: Rows of a global batch.
 
     Raises:
-      UserError: the objective changes batches, so that a row no longer continues the row before.
+      UserError: The objective changes batches, so that a row no longer continues the row before.
     """
     found = as_features(objective.initial_carry(config, batch_size))
     if found and objective.prepare is not None:
@@ -71,7 +71,7 @@ def next_carry(outputs: Outputs, carry: Carry) -> Carry:
     """Returns the carry for the next batch.
 
     Args:
-      outputs: what the networks computed.
-      carry: the carry of this batch, which has the same networks.
+      outputs: What the networks computed.
+      carry: The carry of this batch, which has the same networks.
     """
     return {name: (outputs if name == MODEL else outputs.networks[name]).carry for name in carry}

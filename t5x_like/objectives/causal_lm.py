@@ -17,12 +17,12 @@ class CausalLM(TokenPrediction):
     in GPT-2's training on windows of a text.
 
     Args:
-      bos_id: token id in front of each segment; 50256 for GPT-2. None for no BOS.
-      z_loss: see `TokenPrediction`.
-      label_smoothing: see `TokenPrediction`.
+      bos_id: Token id in front of each segment; 50256 for GPT-2. None for no BOS.
+      z_loss: See `TokenPrediction`.
+      label_smoothing: See `TokenPrediction`.
 
     Raises:
-      UserError: an argument is out of range.
+      UserError: An argument is out of range.
     """
 
     def __init__(self, *, bos_id: int | None = features.BOS_ID, z_loss: float = 0.0, label_smoothing: float = 0.0):

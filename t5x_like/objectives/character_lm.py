@@ -13,8 +13,8 @@ class CharacterLM(RecurrentLM):
     The task has the characters of its `targets` as the feature `characters` `[length, max_characters]`.
 
     Args:
-      eos_id: id of the word that ends a document. With None, the state is never reset.
-      max_characters: number of characters per word in the task.
+      eos_id: Id of the word that ends a document. With None, the state is never reset.
+      max_characters: Number of characters per word in the task.
 
     Raises:
       UserError: `eos_id` is negative, or `max_characters` is not a positive integer.

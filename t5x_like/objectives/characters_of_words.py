@@ -34,10 +34,10 @@ class CharactersOfWords(Objective):
     states of `</s>` are 0.
 
     Args:
-      objective: the objective.
-      vocabulary_path: words and their counts, the vocabulary of the task; see `vocabularies.word_counts`.
-      texts_per_row: largest number of texts per row, 2 for pairs.
-      max_characters: characters per word.
+      objective: The objective.
+      vocabulary_path: Words and their counts, the vocabulary of the task; see `vocabularies.word_counts`.
+      texts_per_row: Largest number of texts per row, 2 for pairs.
+      max_characters: Characters per word.
 
     Raises:
       UserError: `texts_per_row` is not 1 or 2.
@@ -101,7 +101,7 @@ def characters_of(path: str | None, max_characters: int) -> Int[np.ndarray, "ids
     """Returns the characters of each id of a vocabulary of words; 0 for padding.
 
     Raises:
-      UserError: the file is invalid.
+      UserError: The file is invalid.
     """
     names = (*word_counts.SPECIAL, *word_counts.read(path).words)
     found = word_characters.of_words(names, max_characters)
@@ -113,9 +113,9 @@ class _ReadsWords:
     """A model that reads the characters of words, as one that reads their ids.
 
     Args:
-      model: the model.
-      table: the characters of each id.
-      texts_per_row: largest number of texts per row.
+      model: The model.
+      table: The characters of each id.
+      texts_per_row: Largest number of texts per row.
     """
 
     def __init__(self, model: nnx.Module, table: Int[np.ndarray, "ids characters"], texts_per_row: int):

@@ -48,15 +48,15 @@ class ConditionalSpanExtraction(Objective):
     end given the true start, and `no_answer_accuracy`.
 
     Args:
-      head: a form of `objectives.heads.question_heads`, such as `question_heads.ElectraQuestion()`.
-      no_answer_coefficient: factor of the term `no_answer`.
-      beam_size: number of starts, and of ends for each, that predictions combine.
-      no_answer_threshold: logit of `no_answer` above which a question counts as unanswerable. The released code of
+      head: A form of `objectives.heads.question_heads`, such as `question_heads.ElectraQuestion()`.
+      no_answer_coefficient: Factor of the term `no_answer`.
+      beam_size: Number of starts, and of ends for each, that predictions combine.
+      no_answer_threshold: Logit of `no_answer` above which a question counts as unanswerable. The released code of
         ELECTRA has -2.75 for the test set of SQuAD 2.0.
-      max_answer_length: maximum number of tokens of a predicted span of positions; see `SpanExtraction`.
+      max_answer_length: Maximum number of tokens of a predicted span of positions; see `SpanExtraction`.
 
     Raises:
-      UserError: an argument is out of range.
+      UserError: An argument is out of range.
     """
 
     def __init__(
@@ -174,9 +174,9 @@ def beam(
     """Returns the most probable starts, with the most probable ends of each.
 
     Args:
-      start_logits: logits of the first position.
-      end_logits: function of first positions that returns the logits of the last one.
-      size: number of starts, and of ends for each; at most the number of positions.
+      start_logits: Logits of the first position.
+      end_logits: Function of first positions that returns the logits of the last one.
+      size: Number of starts, and of ends for each; at most the number of positions.
 
     Returns:
       First and last positions, int32, and their log-probabilities in nats.

@@ -28,13 +28,13 @@ class ContinuedText(TokenPrediction):
     a run of it generates text without further training.
 
     Args:
-      bos_id: id of the token before `inputs`, the one that ends documents in the data of the run: 7, <eod>, with a
+      bos_id: Id of the token before `inputs`, the one that ends documents in the data of the run: 7, <eod>, with a
         vocabulary of XLNet, and the id of [SEP] with a vocabulary without <eod>.
-      z_loss: factor of log(Z)², which keeps the logits close to normalized.
-      label_smoothing: probability that is spread over the other tokens, in [0, 1).
+      z_loss: Factor of log(Z)², which keeps the logits close to normalized.
+      label_smoothing: Probability that is spread over the other tokens, in [0, 1).
 
     Raises:
-      UserError: an argument is out of range, or `bos_id` is not in the vocabulary of the model.
+      UserError: An argument is out of range, or `bos_id` is not in the vocabulary of the model.
     """
 
     inputs_eos = False

@@ -39,13 +39,13 @@ class ContextualReplacedTokenHead(nnx.Module):
     """The head of the released code: norm(h₀ + h) of each token, a dense layer with GELU, and one logit.
 
     Args:
-      config: configuration of the model.
-      key: random key for the initial values.
+      config: Configuration of the model.
+      key: Random key for the initial values.
 
     Attributes:
-      norm: norm of the sum of the states of the first token and of each token.
-      dense: projection with kernel `[embed, embed]` and bias.
-      classifier: projection with kernel `[embed, 1]` and bias, computed in float32.
+      norm: Norm of the sum of the states of the first token and of each token.
+      dense: Projection with kernel `[embed, embed]` and bias.
+      classifier: Projection with kernel `[embed, 1]` and bias, computed in float32.
     """
 
     def __init__(self, config: DebertaConfig, *, key: jax.Array):
@@ -91,8 +91,8 @@ class _Networks:
     """The networks, which both stages declare.
 
     Attributes:
-      generator_layers: number of layers of the generator relative to the model.
-      reader: what the generator predicts by itself.
+      generator_layers: Number of layers of the generator relative to the model.
+      reader: What the generator predicts by itself.
     """
 
     generator_layers: float
@@ -185,15 +185,15 @@ class DecoupledReplacedTokens(Staged):
     `masked_lm_accuracy` of the generator.
 
     Args:
-      generator_layers: number of layers of the generator relative to the model.
-      coefficient: factor of the term of the model (`rtd_lambda` of the released code; the paper has 50). With an
+      generator_layers: Number of layers of the generator relative to the model.
+      coefficient: Factor of the term of the model (`rtd_lambda` of the released code; the paper has 50). With an
         optimizer of its own, only epsilon and clipping depend on it.
-      temperature: divisor of the generator's logits before sampling.
-      generator_optimizer: optimizer of the generator; None for the optimizer of the run, with a state of its own.
-      max_grad_norm: largest norm of the gradients of each stage; None for the limit of the run.
+      temperature: Divisor of the generator's logits before sampling.
+      generator_optimizer: Optimizer of the generator; None for the optimizer of the run, with a state of its own.
+      max_grad_norm: Largest norm of the gradients of each stage; None for the limit of the run.
 
     Raises:
-      UserError: a number is not positive.
+      UserError: A number is not positive.
     """
 
     def __init__(

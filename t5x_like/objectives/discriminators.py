@@ -27,8 +27,8 @@ class Discriminator(Protocol):
     """What the model predicts from the text that it reads.
 
     Attributes:
-      term: name of its term and of its head.
-      coefficient: usual factor of its term.
+      term: Name of its term and of its head.
+      coefficient: Usual factor of its term.
     """
 
     term: str
@@ -38,8 +38,8 @@ class Discriminator(Protocol):
         """Creates the head.
 
         Args:
-          config: configuration of the model.
-          key: random key for the initial values.
+          config: Configuration of the model.
+          key: Random key for the initial values.
         """
 
     def weights(self, rows: Batch) -> Float[Array, "batch positions"]:
@@ -49,11 +49,11 @@ class Discriminator(Protocol):
         """Returns the prediction, with its losses and metrics.
 
         Args:
-          params: the model and the heads.
-          hidden: last hidden states of the model.
-          tokens: token ids that the model read.
-          original: token ids before masking.
-          rows: the features, with the masked text.
+          params: The model and the heads.
+          hidden: Last hidden states of the model.
+          tokens: Token ids that the model read.
+          original: Token ids before masking.
+          rows: The features, with the masked text.
         """
 
     def predict(self, found: Prediction) -> Array:
@@ -64,13 +64,13 @@ class ReplacedTokenHead(nnx.Module):
     """A dense layer with the activation of the model, and one logit per token.
 
     Args:
-      config: configuration of the model.
-      activation: name of the activation.
-      key: random key for the initial values.
+      config: Configuration of the model.
+      activation: Name of the activation.
+      key: Random key for the initial values.
 
     Attributes:
-      dense: projection with kernel `[embed, embed]` and bias.
-      classifier: projection with kernel `[embed, 1]` and bias, computed in float32.
+      dense: Projection with kernel `[embed, embed]` and bias.
+      classifier: Projection with kernel `[embed, 1]` and bias, computed in float32.
     """
 
     def __init__(self, config: HeadConfig, activation: str, *, key: jax.Array):

@@ -22,11 +22,11 @@ class EnhancedMaskedLMHead(MaskedLMHead):
     """The masked-LM head, and absolute positions.
 
     Args:
-      config: configuration of the model.
-      key: random key for the initial values.
+      config: Configuration of the model.
+      key: Random key for the initial values.
 
     Attributes:
-      position_embedder: table `[max_length embed]` of positions.
+      position_embedder: Table `[max_length embed]` of positions.
     """
 
     def __init__(self, config: DebertaConfig, *, key: jax.Array):
@@ -52,7 +52,7 @@ class EnhancedMaskedLM(MaskedLM):
     `MaskedLM`.
 
     Args:
-      z_loss: factor of log(Z)²; see `MaskedLM`.
+      z_loss: Factor of log(Z)²; see `MaskedLM`.
 
     Raises:
       UserError: `z_loss` is negative.
@@ -62,7 +62,7 @@ class EnhancedMaskedLM(MaskedLM):
         """Initializes the head `masked_lm`; see `Objective.init`.
 
         Raises:
-          UserError: the model is not a DeBERTa.
+          UserError: The model is not a DeBERTa.
         """
         return {NAME: EnhancedMaskedLMHead(check_deberta(self, model.config), key=key)}
 
@@ -79,7 +79,7 @@ def check_deberta(objective: Objective, config: DebertaConfig) -> DebertaConfig:
     """Returns the configuration of a DeBERTa.
 
     Raises:
-      UserError: it is the configuration of another model.
+      UserError: It is the configuration of another model.
     """
     if not isinstance(config, DebertaConfig):
         raise UserError(
@@ -101,13 +101,13 @@ def enhanced_outputs(
     """Runs a model and its enhanced mask decoder.
 
     Args:
-      model: the model.
-      head: its head.
-      rows: the features; `encoder_positions` unless they are 0, 1, 2 … along each row.
-      dropout_key: random key of dropout; None disables dropout.
-      capture: names of intermediate arrays of the model. Its last layer, which the decoder applies to other inputs, is
+      model: The model.
+      head: Its head.
+      rows: The features; `encoder_positions` unless they are 0, 1, 2 … along each row.
+      dropout_key: Random key of dropout; None disables dropout.
+      capture: Names of intermediate arrays of the model. Its last layer, which the decoder applies to other inputs, is
         computed only if something is captured or edited.
-      edits: interventions in the same arrays.
+      edits: Interventions in the same arrays.
     """
     model_key, decoder_key = split_key(dropout_key, 2)
     rows = model_adapters.extend(model.config, rows)

@@ -38,9 +38,9 @@ class EntityConfig(HeadConfig, Protocol):
     """The fields of a model's configuration that the head needs.
 
     Attributes:
-      entity_dim: size of the vectors of entities.
-      activations: activations of the feed-forward blocks; the head uses the first.
-      norm_epsilon: epsilon of the norm.
+      entity_dim: Size of the vectors of entities.
+      activations: Activations of the feed-forward blocks; the head uses the first.
+      norm_epsilon: Epsilon of the norm.
     """
 
     entity_dim: int
@@ -52,12 +52,12 @@ class EntityAlignmentHead(nnx.Module):
     """Transforms hidden states to the vectors that are multiplied with those of entities.
 
     Args:
-      config: configuration of the model.
-      key: random key for the initial values.
+      config: Configuration of the model.
+      key: Random key for the initial values.
 
     Attributes:
-      dense: projection with kernel `[embed, entity_dim]` and bias.
-      norm: layer norm after the activation.
+      dense: Projection with kernel `[embed, entity_dim]` and bias.
+      norm: Layer norm after the activation.
     """
 
     def __init__(self, config: EntityConfig, *, key: jax.Array):
@@ -90,14 +90,14 @@ class EntityAlignment(Joint):
     metrics are `entity_alignment_loss` in nats per mention and `entity_alignment_accuracy`.
 
     Args:
-      objectives: the other objectives, such as `[MaskedLM(), NextSentence()]`, which read the same forward pass.
-      entity_dim: size of the vectors of entities, in the data and in the model.
-      replaced: probability that an entity is replaced by a random one.
-      removed: probability that it is removed.
-      coefficient: factor of the term.
+      objectives: The other objectives, such as `[MaskedLM(), NextSentence()]`, which read the same forward pass.
+      entity_dim: Size of the vectors of entities, in the data and in the model.
+      replaced: Probability that an entity is replaced by a random one.
+      removed: Probability that it is removed.
+      coefficient: Factor of the term.
 
     Raises:
-      UserError: the probabilities are negative or their sum exceeds 1, `entity_dim` is not that of the model, or see
+      UserError: The probabilities are negative or their sum exceeds 1, `entity_dim` is not that of the model, or see
         `Joint`.
     """
 
@@ -163,8 +163,8 @@ class EntityAlignment(Joint):
         """Draws the `entities` and `entity_vectors` that the model reads.
 
         Args:
-          rows: the features, and the entities of the batch from `prepare`.
-          keys: the keys of the rows; without them, entities stay as they are.
+          rows: The features, and the entities of the batch from `prepare`.
+          keys: The keys of the rows; without them, entities stay as they are.
         """
         entities = rows["entities"]
         if keys.rows is None:
@@ -213,8 +213,8 @@ def unique_entities(
     All arrays are as long as the number of mentions, which is static; the unique entities come first.
 
     Args:
-      entities: numbers of the entities, 0 where there is none.
-      vectors: their vectors.
+      entities: Numbers of the entities, 0 where there is none.
+      vectors: Their vectors.
     """
     flat = entities.reshape(-1)
     order = jnp.argsort(flat, stable=True)

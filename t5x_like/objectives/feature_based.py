@@ -30,8 +30,8 @@ class FeatureBased(Objective):
     gradients and no optimizer state, and the backward pass ends at the features. `runs/feature_based.gin` does so.
 
     Args:
-      objective: the objective whose heads learn.
-      features: the mixture that the heads read. Learned weights are the parameters `objective/layer_mix`.
+      objective: The objective whose heads learn.
+      features: The mixture that the heads read. Learned weights are the parameters `objective/layer_mix`.
     """
 
     def __init__(self, objective: Objective, *, features: Features = ScalarMix()):  # noqa: B008 (frozen)
@@ -99,12 +99,12 @@ class _View:
     """A model whose hidden states are a mixture of its layers. It ignores dropout keys.
 
     Args:
-      model: the model.
-      weights: the parameters of the mixture, or None.
-      features: the mixture.
+      model: The model.
+      weights: The parameters of the mixture, or None.
+      features: The mixture.
 
     Attributes:
-      states: numbers of the mixed states.
+      states: Numbers of the mixed states.
     """
 
     def __init__(self, model: nnx.Module, weights: nnx.Module | None, features: Features):

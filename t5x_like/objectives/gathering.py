@@ -32,8 +32,8 @@ def check(gathering: str, partitioner: partitioning.Partitioner | None) -> None:
     """Checks that the devices of a mesh can compute their rows alone.
 
     Args:
-      gathering: one of `GATHERINGS`.
-      partitioner: mesh and rules; None for a single device.
+      gathering: One of `GATHERINGS`.
+      partitioner: Mesh and rules; None for a single device.
 
     Raises:
       UserError: `gathering` is unknown, or the mesh splits rows.
@@ -57,13 +57,13 @@ def sum_over_rows(
     Dropout differs from a computation over the whole batch: each device has a key of its own.
 
     Args:
-      function: computes sums over the rows of a batch, and arrays `[batch, …]` of the rows.
-      params: parameters, as `{"model": …, "objective": …}`. Kernels of networks arrive in `function` in the dtype of
+      function: Computes sums over the rows of a batch, and arrays `[batch, …]` of the rows.
+      params: Parameters, as `{"model": …, "objective": …}`. Kernels of networks arrive in `function` in the dtype of
         the computation, to which layers cast them anyway, so that half as many bytes are sent.
-      constants: a tree of other arrays, such as frozen parameters; they are gathered.
-      batch: the global batch.
-      key: random key, or None.
-      axes: model feature -> logical axes; see `axis_rules.batch_axes`.
+      constants: A tree of other arrays, such as frozen parameters; they are gathered.
+      batch: The global batch.
+      key: Random key, or None.
+      axes: Model feature -> logical axes; see `axis_rules.batch_axes`.
 
     Returns:
       The sums over the global batch, in float32, and the arrays of all rows.

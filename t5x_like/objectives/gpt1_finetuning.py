@@ -79,7 +79,7 @@ class AuxiliaryLM(Objective):
     this average in nats.
 
     Args:
-      num_sequences: number of sequences per example: the number of choices, or 2 for `ExtractToken(orders=2)`.
+      num_sequences: Number of sequences per example: the number of choices, or 2 for `ExtractToken(orders=2)`.
 
     Raises:
       UserError: `num_sequences` is not a positive integer.

@@ -23,10 +23,10 @@ class SeveralObjectives(Objective):
     """The features, terms, heads and networks of several objectives. A subclass defines how they run.
 
     Args:
-      objectives: the objectives.
+      objectives: The objectives.
 
     Raises:
-      UserError: two objectives define the same term or head, or declare the same feature differently.
+      UserError: Two objectives define the same term or head, or declare the same feature differently.
     """
 
     def __init__(self, objectives: Sequence[Objective]):
@@ -66,8 +66,8 @@ class Joint(SeveralObjectives):
     sentence pairs (Devlin et al. 2019, appendix A.2).
 
     Args:
-      objectives: objectives over the same model.
-      coefficients: term -> coefficient, which replaces the default of its objective. 0 excludes a term from the
+      objectives: Objectives over the same model.
+      coefficients: Term -> coefficient, which replaces the default of its objective. 0 excludes a term from the
         gradient.
 
     Raises:
@@ -160,11 +160,11 @@ def united_networks(objectives: Sequence[Objective], config: ModelConfig) -> dic
     """Returns the networks of several objectives by name. Several objectives may declare the same network.
 
     Args:
-      objectives: the objectives.
-      config: configuration of the model.
+      objectives: The objectives.
+      config: Configuration of the model.
 
     Raises:
-      UserError: two objectives declare networks of one name that differ.
+      UserError: Two objectives declare networks of one name that differ.
     """
     found: dict[str, NetworkSpec] = {}
     for objective in objectives:
@@ -178,13 +178,13 @@ def merge_features(specs: Sequence[FeatureSpec]) -> FeatureSpec:
     """Merges feature specs into one that declares every feature of each.
 
     Args:
-      specs: at least one feature spec.
+      specs: At least one feature spec.
 
     Returns:
       The merged spec, packable if all specs are.
 
     Raises:
-      UserError: two specs declare a feature of the same name differently, or have different `bos_id`.
+      UserError: Two specs declare a feature of the same name differently, or have different `bos_id`.
     """
     model_features = dict.fromkeys(feature for spec in specs for feature in spec.features)
     aligned_features = dict.fromkeys(feature for spec in specs for feature in spec.aligned_features)
@@ -215,11 +215,11 @@ def check_unique(kind: str, groups: Sequence[Iterable[str]]) -> None:
     """Checks that no two objectives define a thing of the same name.
 
     Args:
-      kind: what is defined, for messages: `term`, `head`, ….
-      groups: the names that each objective defines.
+      kind: What is defined, for messages: `term`, `head`, ….
+      groups: The names that each objective defines.
 
     Raises:
-      UserError: two objectives define the same name.
+      UserError: Two objectives define the same name.
     """
     counts = collections.Counter(name for names in groups for name in names)
     if repeated := [name for name, count in counts.items() if count > 1]:

@@ -15,11 +15,11 @@ class Keys:
     """The random keys of a forward pass over a batch or a microbatch.
 
     Attributes:
-      dropout: key of dropout; None disables it.
-      rows: one key per row of the batch, before choices become rows. A draw for a position of a row folds in its number
+      dropout: Key of dropout; None disables it.
+      rows: One key per row of the batch, before choices become rows. A draw for a position of a row folds in its number
         (`kernels.position_samples`), so that it depends neither on microbatches nor on devices nor on chunks. Only for
         an objective that `draws`, which has them at evaluation as well; otherwise None.
-      step: key that is equal for all rows of a step. Only for an objective that `draws`; otherwise None.
+      step: Key that is equal for all rows of a step. Only for an objective that `draws`; otherwise None.
     """
 
     dropout: Key[Array, ""] | None = None

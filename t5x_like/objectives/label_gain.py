@@ -26,13 +26,13 @@ class LabelGain(SequenceClassification):
     the predictions are those of the last token.
 
     Args:
-      labels: see `SequenceClassification`.
-      head: a form for the last token of a model that reads from left to right, such as `heads.LastToken`; its layers
+      labels: See `SequenceClassification`.
+      head: A form for the last token of a model that reads from left to right, such as `heads.LastToken`; its layers
         are applied at every token.
-      label_smoothing: see `SequenceClassification`.
+      label_smoothing: See `SequenceClassification`.
 
     Raises:
-      UserError: an argument is invalid.
+      UserError: An argument is invalid.
     """
 
     coefficients = {TERM: 1.0}

@@ -16,9 +16,9 @@ def check_names(labels: Sequence[str], objective: str, *, least: int = 2) -> tup
     """Returns the names of labels as a tuple.
 
     Args:
-      labels: names of the labels, in the order of their indices.
-      objective: name of the objective, for messages.
-      least: smallest number of names.
+      labels: Names of the labels, in the order of their indices.
+      objective: Name of the objective, for messages.
+      least: Smallest number of names.
 
     Raises:
       UserError: `labels` is not a sequence of at least `least` different strings.

@@ -26,7 +26,7 @@ class Features(Protocol):
     """A choice of states and how they are mixed.
 
     Attributes:
-      states: numbers of the states; None for all.
+      states: Numbers of the states; None for all.
     """
 
     states: tuple[int, ...] | None
@@ -47,11 +47,11 @@ class MixWeights(nnx.Module):
     """The parameters of ELMo's mixture.
 
     Args:
-      count: number of states.
+      count: Number of states.
 
     Attributes:
-      weights: one per state, before the softmax.
-      scale: factor of the mixture.
+      weights: One per state, before the softmax.
+      scale: Factor of the mixture.
     """
 
     def __init__(self, count: int):
@@ -142,7 +142,7 @@ def chosen_states(features: Features, num_layers: int) -> tuple[int, ...]:
     """Returns the numbers of the states that `features` reads, each from 0 to `num_layers`.
 
     Raises:
-      UserError: the model does not have a state, or no state is chosen.
+      UserError: The model does not have a state, or no state is chosen.
     """
     if features.states is None:
         return tuple(range(num_layers + 1))

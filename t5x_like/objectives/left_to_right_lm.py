@@ -34,7 +34,7 @@ class LeftToRightLM(Objective):
     BERT, `masked_lm`.
 
     Args:
-      z_loss: factor of log(Z)², which keeps the logits close to normalized.
+      z_loss: Factor of log(Z)², which keeps the logits close to normalized.
 
     Raises:
       UserError: `z_loss` is negative.
@@ -59,7 +59,7 @@ class LeftToRightLM(Objective):
         """Declares no further networks, and checks the model; see `Objective.networks`.
 
         Raises:
-          UserError: the model is not a left-to-right BERT.
+          UserError: The model is not a left-to-right BERT.
         """
         if not isinstance(config, CausalBertConfig):
             raise UserError(

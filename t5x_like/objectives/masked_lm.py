@@ -31,11 +31,11 @@ class MaskedLMConfig(HeadConfig, Protocol):
     """The fields of a model's configuration that `MaskedLMHead` needs.
 
     Attributes:
-      vocab_size: number of rows of the embedding table.
-      norm_epsilon: epsilon of the norm.
-      activations: activations of the feed-forward blocks; the head uses the first.
-      unembed_dim: size of the vectors that the model's `unembed` reads.
-      untied_dim: number of the last features of a hidden state that token embeddings lack.
+      vocab_size: Number of rows of the embedding table.
+      norm_epsilon: Epsilon of the norm.
+      activations: Activations of the feed-forward blocks; the head uses the first.
+      unembed_dim: Size of the vectors that the model's `unembed` reads.
+      untied_dim: Number of the last features of a hidden state that token embeddings lack.
     """
 
     vocab_size: int
@@ -55,13 +55,13 @@ class MaskedLMHead(nnx.Module):
     """Transforms the hidden states of masked positions before the product with the token embeddings.
 
     Args:
-      config: configuration of the model.
-      key: random key for the initial values.
-      init: initializer of the kernels.
+      config: Configuration of the model.
+      key: Random key for the initial values.
+      init: Initializer of the kernels.
 
     Attributes:
-      dense: projection with kernel `[embed, unembed_dim]` and bias.
-      norm: layer norm after the activation.
+      dense: Projection with kernel `[embed, unembed_dim]` and bias.
+      norm: Layer norm after the activation.
       bias: float32 `[vocab]`, initially 0, added to the logits.
       untied: float32 `[untied_dim, vocab]`, kernel of the features that token embeddings lack; only if there are such.
     """
@@ -93,8 +93,8 @@ class MaskedLMHead(nnx.Module):
         """Returns logits in float32.
 
         Args:
-          model: the model with the token embeddings.
-          transformed: result of a call.
+          model: The model with the token embeddings.
+          transformed: Result of a call.
         """
         logits = model.unembed(transformed) + self.bias[...]
         if self.untied_dim:
@@ -113,8 +113,8 @@ def gather_positions(
     FLOPs of BERT base for the row.
 
     Args:
-      hidden: hidden states.
-      positions: indices along `length`.
+      hidden: Hidden states.
+      positions: Indices along `length`.
 
     Returns:
       The hidden states at `positions`, bit-exact.
@@ -141,7 +141,7 @@ class MaskedLM(Objective):
     per masked token without z-loss, `accuracy` and `z_loss`.
 
     Args:
-      z_loss: factor of log(Z)², which keeps the logits close to normalized.
+      z_loss: Factor of log(Z)², which keeps the logits close to normalized.
 
     Raises:
       UserError: `z_loss` is negative.

@@ -30,11 +30,11 @@ class MultiLabelClassification(SequencePrediction):
     probability is on the right side of 0.5. Each label is a position of the prediction.
 
     Args:
-      labels: names of the labels, in their order in `targets`.
-      head: what the head reads, and how: a form of `objectives.heads` that reads rows.
+      labels: Names of the labels, in their order in `targets`.
+      head: What the head reads, and how: a form of `objectives.heads` that reads rows.
 
     Raises:
-      UserError: the head reads each token, or the names are not different strings.
+      UserError: The head reads each token, or the names are not different strings.
     """
 
     predicts = "labels"

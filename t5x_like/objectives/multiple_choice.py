@@ -32,8 +32,8 @@ class MultipleChoice(Objective):
     example and `accuracy`.
 
     Args:
-      num_choices: number of choices per example.
-      head: what the head reads, and how: a form of `objectives.heads` that reads rows. transformers' classes for BERT
+      num_choices: Number of choices per example.
+      head: What the head reads, and how: a form of `objectives.heads` that reads rows. transformers' classes for BERT
         and RoBERTa have `heads.PooledFirstToken`.
 
     Raises:

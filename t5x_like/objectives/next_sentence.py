@@ -25,14 +25,14 @@ class NextSentenceHead(nnx.Module):
     """BERT's pooler, tanh(W · h + b) of the first token of each row, and a classifier.
 
     Args:
-      config: configuration of the model.
-      key: random key for the initial values.
-      pooler: whether there is a pooler; without it, the classifier reads the hidden state.
-      classes: number of classes.
+      config: Configuration of the model.
+      key: Random key for the initial values.
+      pooler: Whether there is a pooler; without it, the classifier reads the hidden state.
+      classes: Number of classes.
 
     Attributes:
-      pooler: projection with kernel `[embed, embed]` and bias; only if there is one.
-      classifier: projection with kernel `[embed, classes]` and bias, computed in float32.
+      pooler: Projection with kernel `[embed, embed]` and bias; only if there is one.
+      classifier: Projection with kernel `[embed, classes]` and bias, computed in float32.
     """
 
     def __init__(self, config: HeadConfig, *, key: jax.Array, pooler: bool = True, classes: int = 2):

@@ -27,8 +27,8 @@ class Terms:
     All values are sums, so the sum over microbatches equals the value of the whole batch.
 
     Attributes:
-      sums: term -> loss, summed over the positions or rows that it covers, in nats.
-      metrics: metric -> (sum, weight). The value of a metric is sum / weight.
+      sums: Term -> loss, summed over the positions or rows that it covers, in nats.
+      metrics: Metric -> (sum, weight). The value of a metric is sum / weight.
     """
 
     sums: dict[str, Scalar]
@@ -39,8 +39,8 @@ def flatten_choices(batch: Batch, axes: Axes = NO_AXES) -> dict[str, Array]:
     """Makes each choice a row of its own, because models read rows. The rows of an example stay on its device.
 
     Args:
-      batch: features `[batch, choices, length]`, and others.
-      axes: model feature -> logical axes; see `axis_rules.batch_axes`.
+      batch: Features `[batch, choices, length]`, and others.
+      axes: Model feature -> logical axes; see `axis_rules.batch_axes`.
 
     Returns:
       The features with choices as `[batch * choices, length]`, and the others unchanged.
@@ -65,16 +65,16 @@ def forward(
     """Runs the networks of an objective on a batch or a microbatch, and reads their outputs.
 
     Args:
-      objective: the objective.
-      params: the model and the heads.
-      batch: the features, and the state of the networks by the names of `carry.as_features`; without a state, the
+      objective: The objective.
+      params: The model and the heads.
+      batch: The features, and the state of the networks by the names of `carry.as_features`; without a state, the
         networks start from their initial state.
-      keys: random keys; without a key, there is no dropout.
-      capture: names of intermediate arrays to return; see `layers.captures`.
-      edits: interventions in named arrays of the model; see `layers.captures.Edit`.
+      keys: Random keys; without a key, there is no dropout.
+      capture: Names of intermediate arrays to return; see `layers.captures`.
+      edits: Interventions in named arrays of the model; see `layers.captures.Edit`.
 
     Raises:
-      UserError: a term has no coefficient.
+      UserError: A term has no coefficient.
     """
     features, carry = carrying.separate(batch)
     rows, params = flatten_choices(features, objective.features.axes), networks.resolve(objective, params)
@@ -94,10 +94,10 @@ def forward_at_evaluation(
     """Prepares a global batch and runs the networks without dropout.
 
     Args:
-      objective: the objective.
-      params: the model and the heads.
-      batch: the features of the global batch.
-      first: number of the first example of the batch in its data, from which the keys of its rows derive.
+      objective: The objective.
+      params: The model and the heads.
+      batch: The features of the global batch.
+      first: Number of the first example of the batch in its data, from which the keys of its rows derive.
     """
     if objective.prepare is not None:
         batch = objective.prepare(params, batch, key=None, step=0)
@@ -119,8 +119,8 @@ def loss(found: Pass, factors: Mapping[str, Scalar | float]) -> tuple[Scalar, Te
     The losses of a prediction are summed in one pass, which computes each logit once.
 
     Args:
-      found: the forward pass.
-      factors: term -> factor of its sum. They must not be differentiated.
+      found: The forward pass.
+      factors: Term -> factor of its sum. They must not be differentiated.
 
     Returns:
       The sum of factor · sum over all terms, the only result to differentiate, and the terms.
@@ -159,11 +159,11 @@ def total_weights(objective: Objective, batch: Batch) -> dict[str, Scalar]:
     """Computes the total weight of each term of an objective, which depends on the data alone.
 
     Args:
-      objective: the objective.
-      batch: the features of a global batch.
+      objective: The objective.
+      batch: The features of a global batch.
 
     Raises:
-      UserError: a term has no weights.
+      UserError: A term has no weights.
     """
     weights = objective.target_weights(flatten_choices(batch, objective.features.axes))
     if missing := [term for term in objective.coefficients if term not in weights]:

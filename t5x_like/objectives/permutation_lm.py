@@ -27,7 +27,7 @@ class VocabularyBias(nnx.Module):
     """Adds a bias to the logits of the model.
 
     Args:
-      config: configuration of the model.
+      config: Configuration of the model.
 
     Attributes:
       bias: float32 `[vocab]`, initially 0.
@@ -51,7 +51,7 @@ def check_streams(objective: Objective, config: ModelConfig) -> dict[str, Networ
     """Returns no further networks, after checking that a model has two streams; see `Objective.networks`.
 
     Raises:
-      UserError: the model has no second stream.
+      UserError: The model has no second stream.
     """
     if TARGET_POSITIONS not in config.reads:
         raise UserError(
@@ -69,7 +69,7 @@ class OrderedLM(Objective):
     `order` and `targets`.
 
     Args:
-      z_loss: factor of log(Z)², which keeps the logits close to normalized.
+      z_loss: Factor of log(Z)², which keeps the logits close to normalized.
 
     Raises:
       UserError: `z_loss` is negative.
@@ -139,7 +139,7 @@ class PermutationLM(OrderedLM):
     the next one. A row begins in the middle of the row before, so the `reuse_length` of the model is half of a row.
 
     Args:
-      z_loss: factor of log(Z)², which keeps the logits close to normalized.
+      z_loss: Factor of log(Z)², which keeps the logits close to normalized.
     """
 
     features = specs.PERMUTATION_LM
@@ -148,7 +148,7 @@ class PermutationLM(OrderedLM):
         """Runs both streams of the model; see `OrderedLM.run`.
 
         Raises:
-          UserError: the memory has tokens of the row that it continues, whose targets it would show to the model.
+          UserError: The memory has tokens of the row that it continues, whose targets it would show to the model.
         """
         if MODEL in options.carry:
             length, reuse = rows["encoder_input_tokens"].shape[1], params["model"].config.reuse_length
@@ -179,7 +179,7 @@ class SequentialLM(OrderedLM):
     so that a run of `PermutationLM` can be evaluated.
 
     Args:
-      z_loss: factor of log(Z)², which keeps the logits close to normalized.
+      z_loss: Factor of log(Z)², which keeps the logits close to normalized.
     """
 
     features = FeatureSpec(

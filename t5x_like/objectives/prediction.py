@@ -20,10 +20,10 @@ class LogitTerm:
     """What a function of the logits of a prediction adds to a term of the loss.
 
     Attributes:
-      term: name of the term.
-      loss: the function, summed over the positions.
-      factor: factor of its trained sum in the term.
-      metrics: metric -> how to read it. Metrics with the same name are added, so that their value is a mean over all
+      term: Name of the term.
+      loss: The function, summed over the positions.
+      factor: Factor of its trained sum in the term.
+      metrics: Metric -> how to read it. Metrics with the same name are added, so that their value is a mean over all
         positions.
     """
 
@@ -43,16 +43,16 @@ class Prediction:
     Objectives with few classes give their logits as `hidden`, with `identity`.
 
     Attributes:
-      hidden: what `logits` reads.
-      logits: maps `hidden`, or some of its positions, to float32 logits. Its closure holds the parameters, which
+      hidden: What `logits` reads.
+      logits: Maps `hidden`, or some of its positions, to float32 logits. Its closure holds the parameters, which
         receive gradients, and the dropout of the head is already applied to `hidden`. A score that is not a
         distribution, as of a regression, has one class.
       weights: 1 where the objective predicts something, otherwise 0; depends on the data alone. It does not depend on
         the targets: rows without a label count, because a teacher labels them.
-      targets: index of the target class (int32), or the target score (float32); None if there are no targets. An
+      targets: Index of the target class (int32), or the target score (float32); None if there are no targets. An
         unknown target has weight 0 in `target_weights`, and may have any value.
-      target_weights: weights of the loss with respect to `targets`, 0 where a target is unknown; None without targets.
-      losses: the losses of the logits: the cross-entropy of the targets, the losses of a distillation.
+      target_weights: Weights of the loss with respect to `targets`, 0 where a target is unknown; None without targets.
+      losses: The losses of the logits: the cross-entropy of the targets, the losses of a distillation.
     """
 
     hidden: Float[Array, "batch positions embed"]
@@ -72,10 +72,10 @@ class Prediction:
         """Returns the prediction with the cross-entropy of its targets as its loss; without targets, itself.
 
         Args:
-          term: name of the term.
-          metrics: metric -> the field of `CrossEntropy` whose mean over the weighted positions it is.
-          z_loss: see `kernels.cross_entropy.from_logits`.
-          label_smoothing: see `kernels.cross_entropy.from_logits`.
+          term: Name of the term.
+          metrics: Metric -> the field of `CrossEntropy` whose mean over the weighted positions it is.
+          z_loss: See `kernels.cross_entropy.from_logits`.
+          label_smoothing: See `kernels.cross_entropy.from_logits`.
         """
         if self.targets is None:
             return self

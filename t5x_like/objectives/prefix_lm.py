@@ -16,16 +16,16 @@ class PrefixLM(TokenPrediction):
     Every position attends to all of the inputs. Input tokens have no loss.
 
     Args:
-      bos_id: token id in front of the inputs. None, which stands for a vocabulary without BOS such as GPT-1's, is an
+      bos_id: Token id in front of the inputs. None, which stands for a vocabulary without BOS such as GPT-1's, is an
         error that asks for another token.
-      separator: text between the inputs and targets of text-to-text tasks, which may be empty; None for EOS. It is
+      separator: Text between the inputs and targets of text-to-text tasks, which may be empty; None for EOS. It is
         encoded together with the inputs, and ends prompts of `infer` and the chat template of an export.
-      causal_inputs: whether inputs attend only to earlier inputs, as in a causal language model on text-to-text tasks.
-      z_loss: see `TokenPrediction`.
-      label_smoothing: see `TokenPrediction`.
+      causal_inputs: Whether inputs attend only to earlier inputs, as in a causal language model on text-to-text tasks.
+      z_loss: See `TokenPrediction`.
+      label_smoothing: See `TokenPrediction`.
 
     Raises:
-      UserError: an argument is out of range.
+      UserError: An argument is out of range.
     """
 
     def __init__(

@@ -26,15 +26,15 @@ class PromptedLM(TokenPrediction):
     sequence autoencoder (Dai and Le 2015); all positions share a sample.
 
     Args:
-      bos_id: token id in front of the inputs, as in the training of the model; None for no BOS. Without BOS, the first
+      bos_id: Token id in front of the inputs, as in the training of the model; None for no BOS. Without BOS, the first
         token of an example without inputs is not predicted.
-      z_loss: see `TokenPrediction`.
-      label_smoothing: see `TokenPrediction`.
+      z_loss: See `TokenPrediction`.
+      label_smoothing: See `TokenPrediction`.
       sampler: `samplers.Unigram()` or `samplers.LogUniform()`, without `z_loss` and `label_smoothing`; None: a softmax
         over all tokens.
 
     Raises:
-      UserError: an argument is out of range.
+      UserError: An argument is out of range.
     """
 
     inputs_eos = False  # `targets` continue them

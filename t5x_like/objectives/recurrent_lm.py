@@ -43,7 +43,7 @@ class RecurrentLM(Objective):
     training has a sampled softmax (Jean et al. 2015), whose only metric is `loss`; all positions share a sample.
 
     Args:
-      eos_id: id of the token that ends a document. With None, the state is never reset.
+      eos_id: Id of the token that ends a document. With None, the state is never reset.
       sampler: `samplers.Unigram()` or `samplers.LogUniform()`; None: a softmax over all tokens.
 
     Raises:

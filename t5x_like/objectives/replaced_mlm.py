@@ -60,12 +60,12 @@ class CopyHead(nnx.Module):
     """A masked-LM head, and the probability to copy the token that the model reads.
 
     Args:
-      config: configuration of the model.
-      key: random key for the initial values.
+      config: Configuration of the model.
+      key: Random key for the initial values.
 
     Attributes:
-      prediction: masked-LM head.
-      copy: projection with kernel `[embed, 1]` and bias, computed in float32: the log-odds of copying.
+      prediction: Masked-LM head.
+      copy: Projection with kernel `[embed, 1]` and bias, computed in float32: the log-odds of copying.
     """
 
     def __init__(self, config: MaskedLMConfig, *, key: jax.Array):
@@ -84,8 +84,8 @@ class CopyHead(nnx.Module):
         """Returns what `log_probabilities` reads of each token, in float32, which represents all token ids.
 
         Args:
-          hidden: last hidden states of the model.
-          tokens: token ids that the model read.
+          hidden: Last hidden states of the model.
+          tokens: Token ids that the model read.
 
         Returns:
           The vectors that are multiplied with the token embeddings, the log-odds of copying, and the token id.
@@ -99,8 +99,8 @@ class CopyHead(nnx.Module):
         """Returns log(D · [v = x] + (1 - D) · softmax(v)) for the token x, all tokens v and the copy probability D.
 
         Args:
-          model: the model with the token embeddings.
-          states: result of a call, or a chunk of its tokens.
+          model: The model with the token embeddings.
+          states: Result of a call, or a chunk of its tokens.
         """
         transformed, copy, ids = states[..., :-2], states[..., -2:-1], states[..., -1:]
         logits = self.prediction.logits(model, transformed.astype(self.prediction.dense.dtype))

@@ -47,22 +47,22 @@ class ReplacedTokenDetection(Objective):
     metrics are the metrics of the discriminator, and `masked_lm_loss` and `masked_lm_accuracy` of the generator.
 
     Args:
-      discriminator: what the model predicts from the text with samples: `discriminators.ReplacedTokens()` by default,
+      discriminator: What the model predicts from the text with samples: `discriminators.ReplacedTokens()` by default,
         or an ablation of section 3.4, `discriminators.MaskedReplacedTokens()`, `replaced_mlm.ReplaceMLM()` or
         `replaced_mlm.AllTokensMLM()`.
-      generator_size: width of the generator relative to the model. Its hidden states have this share of those of the
+      generator_size: Width of the generator relative to the model. Its hidden states have this share of those of the
         model, rounded; a head has 64 dimensions, and a feed-forward block four times the size of a hidden state. The
         paper has 1/4 for small and large, and 1/3 for base.
-      generator_layers: number of layers of the generator relative to the model.
-      coefficient: factor of the term of the discriminator. None: its own, 50 for `ReplacedTokens`.
-      temperature: divisor of the generator's logits before sampling.
-      token_types: whether both networks read `token_types`, which distinguish the two segments of an example.
-      shared: modules of the model that the generator uses too (section 3.2). ELECTRA shares the `embeddings`; a
+      generator_layers: Number of layers of the generator relative to the model.
+      coefficient: Factor of the term of the discriminator. None: its own, 50 for `ReplacedTokens`.
+      temperature: Divisor of the generator's logits before sampling.
+      token_types: Whether both networks read `token_types`, which distinguish the two segments of an example.
+      shared: Modules of the model that the generator uses too (section 3.2). ELECTRA shares the `embeddings`; a
         generator of the size of the model may share the `encoder` as well.
-      insert: how samples replace masked tokens: `one_sample` by default, or `averaged_samples`.
+      insert: How samples replace masked tokens: `one_sample` by default, or `averaged_samples`.
 
     Raises:
-      UserError: an argument is not positive, the model is not a BERT, or the heads of the generator do not divide the
+      UserError: An argument is not positive, the model is not a BERT, or the heads of the generator do not divide the
         size of its hidden states.
     """
 
@@ -180,10 +180,10 @@ def one_sample(
     """Replaces each masked token by a sample. A token that is predicted several times has one sample.
 
     Args:
-      readout: logits of the masked tokens.
-      rows: the features.
-      row_keys: one key per row.
-      temperature: divisor of the logits.
+      readout: Logits of the masked tokens.
+      rows: The features.
+      row_keys: One key per row.
+      temperature: Divisor of the logits.
 
     Returns:
       Token ids.
@@ -214,9 +214,9 @@ def place(
     """Returns tokens with other values at the masked positions of each row.
 
     Args:
-      tokens: token ids.
+      tokens: Token ids.
       rows: `masked_positions` and `masked_weights`; positions with weight 0 stay as they are.
-      values: token ids of the masked positions. Of several at one position, the largest is taken.
+      values: Token ids of the masked positions. Of several at one position, the largest is taken.
     """
     placed = jnp.max(jnp.where(_is_masked(tokens, rows), values[:, :, None], -1), axis=1)
     return jnp.where(placed >= 0, placed, tokens)

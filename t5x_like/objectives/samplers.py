@@ -23,7 +23,7 @@ class Sampler(Protocol):
     """A distribution of samples.
 
     Attributes:
-      number: number of samples.
+      number: Number of samples.
     """
 
     number: int
@@ -32,8 +32,8 @@ class Sampler(Protocol):
         """Draws different ids.
 
         Args:
-          key: random key.
-          vocab_size: number of ids to draw from.
+          key: Random key.
+          vocab_size: Number of ids to draw from.
         """
 
 
@@ -62,7 +62,7 @@ class Unigram:
         """Draws different ids; see `Sampler.draw`.
 
         Raises:
-          UserError: see `word_counts.known_id_counts`.
+          UserError: See `word_counts.known_id_counts`.
         """
         return sampled_softmax.draw(key, self.number, jnp.asarray(_log_frequencies(self.vocabulary_path, vocab_size)))
 
@@ -77,12 +77,12 @@ def check_model(sampler: Sampler | None, objective: str, model: nnx.Module) -> N
     """Checks that a model has a sampled softmax.
 
     Args:
-      sampler: the sampler of an objective; None: a softmax over all tokens, which any model has.
-      objective: name of the objective, for errors.
-      model: the model.
+      sampler: The sampler of an objective; None: a softmax over all tokens, which any model has.
+      objective: Name of the objective, for errors.
+      model: The model.
 
     Raises:
-      UserError: the model has no logits for the sampler, or has too few tokens.
+      UserError: The model has no logits for the sampler, or has too few tokens.
     """
     if sampler is None:
         return
@@ -103,11 +103,11 @@ def with_sampled_softmax(found: Pass, term: str, sampler: Sampler | None, params
     """Returns a pass of training with a sampled softmax, whose only metric is `loss`; at evaluation, the same pass.
 
     Args:
-      found: the distributions of an objective, with a softmax over all tokens.
-      term: name of the term, and of its distributions.
-      sampler: draws the tokens, which all positions share; None: the same pass is returned.
-      params: the parameters.
-      keys: random keys. Only training has dropout keys.
+      found: The distributions of an objective, with a softmax over all tokens.
+      term: Name of the term, and of its distributions.
+      sampler: Draws the tokens, which all positions share; None: the same pass is returned.
+      params: The parameters.
+      keys: Random keys. Only training has dropout keys.
     """
     if sampler is None or keys.dropout is None:
         return found

@@ -31,12 +31,12 @@ class ScoreDistribution(SequencePrediction):
     the mean.
 
     Args:
-      head: what the head reads, and how: a form of `objectives.heads` that reads rows.
-      lowest: smallest score. Smaller ones are unknown: the score of unlabeled examples is -1.
-      highest: largest score.
+      head: What the head reads, and how: a form of `objectives.heads` that reads rows.
+      lowest: Smallest score. Smaller ones are unknown: the score of unlabeled examples is -1.
+      highest: Largest score.
 
     Raises:
-      UserError: the head reads each token, or the range is empty.
+      UserError: The head reads each token, or the range is empty.
     """
 
     predicts = "mean_score"

@@ -15,7 +15,7 @@ def with_sentences(inputs: FeatureSpec) -> FeatureSpec:
     `TASK_FEATURE_LENGTHS['global_positions']` is the maximum number of sentences per row.
 
     Args:
-      inputs: features of an encoder that reads `inputs`.
+      inputs: Features of an encoder that reads `inputs`.
     """
     name = "global_positions"
     added = (
@@ -33,7 +33,7 @@ class SentenceMaskedLM(MaskedLM):
     sentences, the other objective of ETC's pretraining, is not published. Term, metrics and head are inherited.
 
     Args:
-      z_loss: factor of log(Z)², which keeps the logits close to normalized.
+      z_loss: Factor of log(Z)², which keeps the logits close to normalized.
     """
 
     features = with_sentences(specs.MASKED_LM)

@@ -24,12 +24,12 @@ class SequenceClassification(SequencePrediction):
     unlabeled examples, has weight 0. The metrics are `loss` in nats per row, without label smoothing, and `accuracy`.
 
     Args:
-      labels: names of the labels, in the order of their indices.
-      head: what the head reads, and how: a form of `objectives.heads` that reads rows.
-      label_smoothing: probability that is spread over the other labels, in [0, 1).
+      labels: Names of the labels, in the order of their indices.
+      head: What the head reads, and how: a form of `objectives.heads` that reads rows.
+      label_smoothing: Probability that is spread over the other labels, in [0, 1).
 
     Raises:
-      UserError: an argument is invalid.
+      UserError: An argument is invalid.
     """
 
     coefficients = {NAME: 1.0}

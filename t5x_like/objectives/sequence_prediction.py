@@ -25,13 +25,13 @@ class SequencePrediction(Objective):
     Subclasses set `coefficients`, with one term.
 
     Args:
-      head: what the head reads, and how.
-      outputs: number of outputs of the head.
-      dtype: dtype of the labels.
-      minimum: smallest label that is known; rows with a smaller label have weight 0. None: all labels are known.
+      head: What the head reads, and how.
+      outputs: Number of outputs of the head.
+      dtype: Dtype of the labels.
+      minimum: Smallest label that is known; rows with a smaller label have weight 0. None: all labels are known.
 
     Raises:
-      UserError: the head reads each token.
+      UserError: The head reads each token.
     """
 
     def __init__(self, head: HeadForm, outputs: int, *, dtype: DType, minimum: float | None):

@@ -31,13 +31,13 @@ class SequenceRegression(SequencePrediction):
     prediction.
 
     Args:
-      head: what the head reads, and how: a form of `objectives.heads` that reads rows.
-      minimum: smallest score that is known. Smaller ones have weight 0: the score of unlabeled examples is -1. None:
+      head: What the head reads, and how: a form of `objectives.heads` that reads rows.
+      minimum: Smallest score that is known. Smaller ones have weight 0: the score of unlabeled examples is -1. None:
         all scores are known.
-      labels: names of the scores, in their order in `targets`. Empty for one score without a name.
+      labels: Names of the scores, in their order in `targets`. Empty for one score without a name.
 
     Raises:
-      UserError: the head reads each token, or the names are not different strings.
+      UserError: The head reads each token, or the names are not different strings.
     """
 
     predicts = "scores"

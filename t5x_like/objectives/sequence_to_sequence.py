@@ -12,12 +12,12 @@ class SequenceToSequence(TokenPrediction):
     """Predicts the decoder's `targets` from the encoder's `inputs` (Raffel et al. 2020, section 2).
 
     Args:
-      bos_id: token id that the decoder's inputs begin with; 2 for BART.
-      z_loss: see `TokenPrediction`. The default is T5X's.
-      label_smoothing: see `TokenPrediction`.
+      bos_id: Token id that the decoder's inputs begin with; 2 for BART.
+      z_loss: See `TokenPrediction`. The default is T5X's.
+      label_smoothing: See `TokenPrediction`.
 
     Raises:
-      UserError: an argument is out of range.
+      UserError: An argument is out of range.
     """
 
     def __init__(self, *, bos_id: int = features.BOS_ID, z_loss: float = 1e-4, label_smoothing: float = 0.0):

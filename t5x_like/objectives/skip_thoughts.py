@@ -29,11 +29,11 @@ class SkipThoughts(Objective):
     nats per token, and `accuracy` are means over the tokens of both.
 
     Args:
-      conditioning: what the vector is to a decoder; see `models.gru.GRUDecoderConfig`. The released code has
+      conditioning: What the vector is to a decoder; see `models.gru.GRUDecoderConfig`. The released code has
         'first_state', the paper 'every_step' (equations 5 to 8).
 
     Raises:
-      UserError: the model is not a GRU encoder.
+      UserError: The model is not a GRU encoder.
     """
 
     features = specs.SENTENCE_TRIPLES

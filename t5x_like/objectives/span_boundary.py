@@ -26,16 +26,16 @@ class SpanBoundaryHead(nnx.Module):
     """Combines the hidden states around a span and the position within the span; see `SpanBoundary`.
 
     Args:
-      config: configuration of the model.
-      key: random key for the initial values.
-      max_targets: number of positions.
-      position_dim: size of a position's vector.
+      config: Configuration of the model.
+      key: Random key for the initial values.
+      max_targets: Number of positions.
+      position_dim: Size of a position's vector.
 
     Attributes:
-      positions: vectors of the positions in a span, float32 `[max_targets, position_dim]`.
-      dense: projection with kernel `[2 · embed + position_dim, embed]` and bias.
-      norm: layer norm after the activation.
-      prediction: the second layer and the logits, a masked-LM head.
+      positions: Vectors of the positions in a span, float32 `[max_targets, position_dim]`.
+      dense: Projection with kernel `[2 · embed + position_dim, embed]` and bias.
+      norm: Layer norm after the activation.
+      prediction: The second layer and the logits, a masked-LM head.
     """
 
     def __init__(self, config: MaskedLMConfig, *, key: jax.Array, max_targets: int, position_dim: int):
@@ -64,9 +64,9 @@ class SpanBoundaryHead(nnx.Module):
         """Returns the vectors that are multiplied with the token embeddings.
 
         Args:
-          left: hidden states before the spans.
-          right: hidden states after them.
-          position: positions within the spans, from 0.
+          left: Hidden states before the spans.
+          right: Hidden states after them.
+          position: Positions within the spans, from 0.
         """
         # The gradient of a lookup is a scatter, which is not deterministic on GPU.
         one_hot = jax.nn.one_hot(position, self.positions.shape[0], dtype=left.dtype)
@@ -85,11 +85,11 @@ class SpanBoundary(Objective):
     The metrics are `span_boundary_loss` in nats per token and `span_boundary_accuracy`.
 
     Args:
-      max_targets: number of tokens of a span that are predicted.
-      position_dim: size of the vectors of positions.
+      max_targets: Number of tokens of a span that are predicted.
+      position_dim: Size of the vectors of positions.
 
     Raises:
-      UserError: an argument is not positive.
+      UserError: An argument is not positive.
     """
 
     features = specs.MASKED_LM
@@ -143,7 +143,7 @@ def spans(
     """Returns the first and the last position of the run of adjacent positions that each position belongs to.
 
     Args:
-      positions: positions in a row, ascending where their weight is not 0.
+      positions: Positions in a row, ascending where their weight is not 0.
       weights: 0 after the last position of a row.
     """
     real = weights > 0

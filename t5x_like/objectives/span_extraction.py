@@ -38,13 +38,13 @@ class SpanExtraction(Objective):
     The metrics are `loss` in nats per position, and `accuracy`: how often both positions are the most probable ones.
 
     Args:
-      head: what the head reads, and how: a form of `objectives.heads` that reads each token. The published heads have
+      head: What the head reads, and how: a form of `objectives.heads` that reads each token. The published heads have
         no dropout: `heads.EachToken(dropout_rate=0.0)`.
-      max_answer_length: maximum number of tokens of a predicted span of positions. It does not apply to answers that
+      max_answer_length: Maximum number of tokens of a predicted span of positions. It does not apply to answers that
         the metrics of a task and `infer` read from the logits: these have at most 30 tokens, as in BERT's run_squad.py.
 
     Raises:
-      UserError: the head does not read each token, or `max_answer_length` is not positive.
+      UserError: The head does not read each token, or `max_answer_length` is not positive.
     """
 
     coefficients = {START: 0.5, END: 0.5}
@@ -128,9 +128,9 @@ def best_span(
     """Finds the span with the highest sum of its start and end logits, position 0 excluded.
 
     Args:
-      start: logits of the first position.
-      end: logits of the last position.
-      max_length: maximum number of positions of a span.
+      start: Logits of the first position.
+      end: Logits of the last position.
+      max_length: Maximum number of positions of a span.
 
     Returns:
       First and last position, and the sum of their logits; (0, 0) and `MASKED` if all positions are masked.

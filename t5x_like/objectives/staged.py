@@ -46,10 +46,10 @@ class Staged(SeveralObjectives):
     stages run one after the other with the same parameters.
 
     Args:
-      stages: name -> stage, in their order.
+      stages: Name -> stage, in their order.
 
     Raises:
-      UserError: there is no stage, or two stages define the same term, or declare a feature differently.
+      UserError: There is no stage, or two stages define the same term, or declare a feature differently.
     """
 
     def __init__(self, stages: Mapping[str, Stage]):
@@ -65,7 +65,7 @@ class Staged(SeveralObjectives):
         """Returns no state; see `Objective.initial_carry`.
 
         Raises:
-          UserError: a network has state.
+          UserError: A network has state.
         """
         if found := super().initial_carry(config, batch_size):
             raise UserError(

@@ -29,8 +29,8 @@ class TokenClassification(Objective):
     token and `accuracy`.
 
     Args:
-      labels: names of the labels, in the order of their indices.
-      head: what the head reads, and how: `heads.EachToken` or `heads.EachDecoderToken`.
+      labels: Names of the labels, in the order of their indices.
+      head: What the head reads, and how: `heads.EachToken` or `heads.EachDecoderToken`.
 
     Raises:
       UserError: `labels` is not a sequence of at least two different names, or the head does not read each token.

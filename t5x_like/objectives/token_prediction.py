@@ -24,15 +24,15 @@ class TokenPrediction(Objective):
     token, without z-loss and label smoothing, `accuracy` and `z_loss`. Subclasses set `features`.
 
     Args:
-      z_loss: factor of log(Z)², which keeps the logits close to normalized.
-      label_smoothing: probability that is spread over the other tokens, in [0, 1).
+      z_loss: Factor of log(Z)², which keeps the logits close to normalized.
+      label_smoothing: Probability that is spread over the other tokens, in [0, 1).
 
     Attributes:
-      inputs_eos: whether `inputs` end with EOS where no task says so, as in text-to-text tasks do.
-      eos_id: token id that ends a text whose vocabulary has no EOS; None for EOS of the model's special tokens.
+      inputs_eos: Whether `inputs` end with EOS where no task says so, as in text-to-text tasks do.
+      eos_id: Token id that ends a text whose vocabulary has no EOS; None for EOS of the model's special tokens.
 
     Raises:
-      UserError: an argument is out of range.
+      UserError: An argument is out of range.
     """
 
     features: FeatureSpec
@@ -67,11 +67,11 @@ class TokenPrediction(Objective):
         """Returns the distributions of tokens with their cross-entropy, weighted by `weights`, as `targets`.
 
         Args:
-          outputs: what the model computed.
-          rows: the features.
-          hidden: hidden states at the predicted positions.
-          unembed: maps hidden states to logits.
-          targets: the tokens.
+          outputs: What the model computed.
+          rows: The features.
+          hidden: Hidden states at the predicted positions.
+          unembed: Maps hidden states to logits.
+          targets: The tokens.
         """
         weights = self.weights(rows)[TERM]
         predicted = Prediction(hidden, unembed, weights, targets, weights).with_cross_entropy(

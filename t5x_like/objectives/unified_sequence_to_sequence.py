@@ -43,18 +43,18 @@ class UnifiedSequenceToSequence(TokenPrediction):
     The head `masked_lm` is the head of pretraining. The term and the metrics are those of `TokenPrediction`.
 
     Args:
-      cls_id: token id of [CLS]. The default ids are those of BERT's published vocabularies.
-      sep_id: token id of [SEP], which ends `inputs` and `targets`.
-      mask_id: token id of [MASK].
-      mask_rate: fraction of the tokens of each target to choose, at least one token.
-      z_loss: see `TokenPrediction`.
-      label_smoothing: see `TokenPrediction`.
+      cls_id: Token id of [CLS]. The default ids are those of BERT's published vocabularies.
+      sep_id: Token id of [SEP], which ends `inputs` and `targets`.
+      mask_id: Token id of [MASK].
+      mask_rate: Fraction of the tokens of each target to choose, at least one token.
+      z_loss: See `TokenPrediction`.
+      label_smoothing: See `TokenPrediction`.
 
     Attributes:
-      eos_id: token id that ends a text whose vocabulary has no EOS: [SEP].
+      eos_id: Token id that ends a text whose vocabulary has no EOS: [SEP].
 
     Raises:
-      UserError: an argument is out of range.
+      UserError: An argument is out of range.
     """
 
     # The model is an encoder, which reads the row that a decoder would read.
@@ -86,7 +86,7 @@ class UnifiedSequenceToSequence(TokenPrediction):
         """Declares no further networks, and checks the model; see `Objective.networks`.
 
         Raises:
-          UserError: the model is not a UniLM, or does not have the token types of sequence to sequence.
+          UserError: The model is not a UniLM, or does not have the token types of sequence to sequence.
         """
         if not isinstance(config, UnilmConfig):
             raise UserError(

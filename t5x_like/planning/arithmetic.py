@@ -13,14 +13,14 @@ def product_flops(computation: Computation, instruction: Instruction) -> float:
     padding. Products with padding zeros are not counted because they are not computed.
 
     Args:
-      computation: the computation of the instruction.
-      instruction: any instruction.
+      computation: The computation of the instruction.
+      instruction: Any instruction.
 
     Returns:
       FLOPs; 0 for other instructions.
 
     Raises:
-      ValueError: a convolution has no `dim_labels`.
+      ValueError: A convolution has no `dim_labels`.
     """
     if instruction.opcode not in ("dot", "convolution"):
         return 0.0

@@ -23,8 +23,8 @@ class Role:
     """What an instruction does for an asynchronous transfer.
 
     Attributes:
-      starts: whether it starts the transfer; otherwise it waits for its end.
-      key: identifies the transfer: the name of the instruction that starts it, or the channel of a fused collective.
+      starts: Whether it starts the transfer; otherwise it waits for its end.
+      key: Identifies the transfer: the name of the instruction that starts it, or the channel of a fused collective.
     """
 
     starts: bool
@@ -39,7 +39,7 @@ class Asynchronous:
     fusions, and a fusion that completes it, all with the same channel.
 
     Args:
-      module: the program.
+      module: The program.
     """
 
     def __init__(self, module: Module):

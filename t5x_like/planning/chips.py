@@ -26,21 +26,21 @@ class Chip:
     """Specification of a TPU generation. All numbers are per JAX device.
 
     Attributes:
-      name: name of the chip in a topology, such as `v5p` in `v5p:8x8x8`.
-      peak_flops: dense bfloat16 peak in FLOP/s.
-      hbm_bytes: memory available to a program in bytes. The runtime uses the rest.
-      hbm_bandwidth: memory bandwidth in bytes/s.
-      link_bandwidth: bandwidth of a link to a neighbor in bytes/s per direction.
-      dimensions: number of dimensions of the torus of chips.
-      wrap: a side of the torus is closed into a ring if its length is a multiple of `wrap`. A collective uses both
+      name: Name of the chip in a topology, such as `v5p` in `v5p:8x8x8`.
+      peak_flops: Dense bfloat16 peak in FLOP/s.
+      hbm_bytes: Memory available to a program in bytes. The runtime uses the rest.
+      hbm_bandwidth: Memory bandwidth in bytes/s.
+      link_bandwidth: Bandwidth of a link to a neighbor in bytes/s per direction.
+      dimensions: Number of dimensions of the torus of chips.
+      wrap: A side of the torus is closed into a ring if its length is a multiple of `wrap`. A collective uses both
         directions of a closed side, but only one direction at the ends of an open side. In three dimensions, all sides
         are closed or none, because optical switches connect whole cubes.
-      dcn_bandwidth: bandwidth to other slices in bytes/s per direction.
+      dcn_bandwidth: Bandwidth to other slices in bytes/s per direction.
       devices_per_chip: JAX devices per physical chip.
-      clock: cycles per second of the cores.
-      matrix_unit: rows and columns of a matrix unit.
-      cores: number of cores, which share the work of a kernel.
-      config_name: chip configuration to request from the compiler; None for its default.
+      clock: Cycles per second of the cores.
+      matrix_unit: Rows and columns of a matrix unit.
+      cores: Number of cores, which share the work of a kernel.
+      config_name: Chip configuration to request from the compiler; None for its default.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Chip:
         A single chip counts as one link: its devices communicate within the chip, or there is only one.
 
         Args:
-          sides: sides of the slice in chips.
+          sides: Sides of the slice in chips.
         """
         links = sum(2 if ring else 1 for side, ring in zip(sides, self.closed(sides), strict=True) if side > 1)
         return max(1, links) * self.link_bandwidth
@@ -77,7 +77,7 @@ class Chip:
         """Returns for each side whether it is a ring.
 
         Args:
-          sides: sides of the slice in chips.
+          sides: Sides of the slice in chips.
         """
         closed = tuple(side % self.wrap == 0 for side in sides)
         return (all(closed),) * 3 if self.dimensions == 3 else closed

@@ -27,9 +27,9 @@ class DeviceMesh:
     """The mesh of a program. Device i of the program is the i-th device of the mesh.
 
     Attributes:
-      axes: mesh axis -> size. The last axis varies fastest.
-      slices: slice of each device.
-      coordinates: position of the chip of each device in the torus of its slice; empty if unknown.
+      axes: Mesh axis -> size. The last axis varies fastest.
+      slices: Slice of each device.
+      coordinates: Position of the chip of each device in the torus of its slice; empty if unknown.
     """
 
     axes: dict[str, int]
@@ -40,7 +40,7 @@ class DeviceMesh:
         """Returns the mesh axes along which the devices within a group differ.
 
         Args:
-          groups: groups of device numbers.
+          groups: Groups of device numbers.
 
         Returns:
           Axes such as `fsdp` or `fsdp+tensor`; `none` for groups of one device; `UNKNOWN_AXIS` for unknown devices.
@@ -68,7 +68,7 @@ class DeviceMesh:
         """Returns the devices with coordinates that differ from device 0 along the given axes only, in its slice.
 
         Args:
-          axis: axes as `axis_of` returns them. An unknown axis means all axes.
+          axis: Axes as `axis_of` returns them. An unknown axis means all axes.
         """
         names = axis.split("+") if axis != UNKNOWN_AXIS else list(self.axes)
         ids = np.arange(len(self.slices)).reshape(tuple(self.axes.values()))
@@ -85,10 +85,10 @@ class Collective:
     """A single execution of a collective.
 
     Attributes:
-      kind: one of `KINDS`.
-      axis: mesh axes of the collective; see `DeviceMesh.axis_of`.
-      bytes: bytes that a device sends to devices of its slice.
-      dcn_bytes: bytes that a device sends to other slices.
+      kind: One of `KINDS`.
+      axis: Mesh axes of the collective; see `DeviceMesh.axis_of`.
+      bytes: Bytes that a device sends to devices of its slice.
+      dcn_bytes: Bytes that a device sends to other slices.
     """
 
     kind: str
@@ -103,7 +103,7 @@ def is_reduce_scatter(computation: str) -> bool:
     The TPU compiler writes a reduce-scatter as an all-reduce and a slice in a computation `all-reduce-scatter…`.
 
     Args:
-      computation: name of the computation.
+      computation: Name of the computation.
     """
     return computation.startswith("all-reduce-scatter")
 
@@ -120,10 +120,10 @@ def collective(
     broadcast, a device sends its operand. A ragged all-to-all counts as an all-to-all of its input.
 
     Args:
-      instruction: any instruction.
-      operand_bytes: bytes of the operands.
-      mesh: the devices of the program.
-      within: name of the enclosing computation; see `is_reduce_scatter`.
+      instruction: Any instruction.
+      operand_bytes: Bytes of the operands.
+      mesh: The devices of the program.
+      within: Name of the enclosing computation; see `is_reduce_scatter`.
 
     Returns:
       The collective; None for other instructions.
@@ -166,9 +166,9 @@ def inter_slice_collective(instruction: Instruction, operand_bytes: float, mesh:
     the host, whose attributes name the kind of collective.
 
     Args:
-      instruction: any instruction.
-      operand_bytes: bytes of the operands.
-      mesh: the devices of the program.
+      instruction: Any instruction.
+      operand_bytes: Bytes of the operands.
+      mesh: The devices of the program.
 
     Returns:
       The collective across slices; None for instructions other than such a `send`.
@@ -213,14 +213,14 @@ def replica_groups(attributes: str, num_devices: int) -> list[list[int]]:
     missing or empty, all devices are one group.
 
     Args:
-      attributes: attributes of the instruction.
-      num_devices: number of devices of the program.
+      attributes: Attributes of the instruction.
+      num_devices: Number of devices of the program.
 
     Returns:
       Groups of device numbers.
 
     Raises:
-      ValueError: for another notation.
+      ValueError: For another notation.
     """
     if match := re.search(r"replica_groups=\{(\{.*?\})\}", attributes):
         return [[int(number) for number in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", match[1])]

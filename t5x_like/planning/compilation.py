@@ -23,11 +23,11 @@ class Memory:
     """Memory of a step in bytes per device.
 
     Attributes:
-      parameters: parameters, including frozen ones and teachers'.
-      optimizer: optimizer state, state that networks carry from batch to batch, and counters.
-      batch: features of a batch.
-      temporaries: gradients, activations, other temporaries and the program: `peak` minus the other attributes.
-      peak: peak memory of the step. For a step that does not fit, the memory that the compiler reports as required.
+      parameters: Parameters, including frozen ones and teachers'.
+      optimizer: Optimizer state, state that networks carry from batch to batch, and counters.
+      batch: Features of a batch.
+      temporaries: Gradients, activations, other temporaries and the program: `peak` minus the other attributes.
+      peak: Peak memory of the step. For a step that does not fit, the memory that the compiler reports as required.
     """
 
     parameters: float
@@ -42,12 +42,12 @@ class CompiledStep:
     """A compiled train step.
 
     Attributes:
-      memory: memory per device.
-      fits: whether the step fits in the memory of the devices.
-      work: work of a device; None if the compiler returns no program, because the step does not fit.
-      expected: expected time of the step; None without a program.
-      devices: the devices of the program.
-      seconds: time of lowering and compilation on this host, in seconds.
+      memory: Memory per device.
+      fits: Whether the step fits in the memory of the devices.
+      work: Work of a device; None if the compiler returns no program, because the step does not fit.
+      expected: Expected time of the step; None without a program.
+      devices: The devices of the program.
+      seconds: Time of lowering and compilation on this host, in seconds.
     """
 
     memory: Memory
@@ -62,14 +62,14 @@ def compile_step(program: Program, topology: Topology) -> CompiledStep:
     """Lowers and compiles the train step of a program without allocating arrays.
 
     Args:
-      program: the program of a training run.
-      topology: the slices of the program's devices.
+      program: The program of a training run.
+      topology: The slices of the program's devices.
 
     Returns:
       The compiled step.
 
     Raises:
-      jax.errors.JaxRuntimeError: compilation fails for another reason than memory.
+      jax.errors.JaxRuntimeError: Compilation fails for another reason than memory.
     """
     started = time.monotonic()
     state, frozen, batch = program.abstract_arguments()
@@ -104,7 +104,7 @@ def peak_memory(stats: Any) -> float:
     `temp_size_in_bytes` is not used: it adds temporaries that are not alive at the same time and can be 50 % too large.
 
     Args:
-      stats: result of `memory_analysis()`. Older versions of jaxlib have no `total_allocation_bytes`.
+      stats: Result of `memory_analysis()`. Older versions of jaxlib have no `total_allocation_bytes`.
     """
     allocated = max(getattr(stats, "total_allocation_bytes", 0), stats.peak_memory_in_bytes)
     return float(allocated + stats.generated_code_size_in_bytes)
@@ -114,7 +114,7 @@ def required_memory(message: str) -> float | None:
     """Parses the required memory from the compiler's error if a program does not fit into HBM.
 
     Args:
-      message: message of the error.
+      message: Message of the error.
 
     Returns:
       Bytes, or None for other errors, such as of an operation that does not fit into the core's own memory.

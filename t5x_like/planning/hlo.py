@@ -34,9 +34,9 @@ class Array:
     """Shape, dtype and memory space of an array.
 
     Attributes:
-      dtype: dtype in HLO notation, such as `bf16`.
-      dims: sizes of the dimensions.
-      memory: memory space; 0 for HBM, other numbers for on-chip memories.
+      dtype: Dtype in HLO notation, such as `bf16`.
+      dims: Sizes of the dimensions.
+      memory: Memory space; 0 for HBM, other numbers for on-chip memories.
     """
 
     dtype: str
@@ -53,7 +53,7 @@ class Array:
         """Size in bytes.
 
         Raises:
-          ValueError: the dtype is unknown.
+          ValueError: The dtype is unknown.
         """
         if self.dtype not in _ELEMENT_BYTES:
             raise ValueError(
@@ -67,13 +67,13 @@ class Instruction:
     """An instruction of a computation.
 
     Attributes:
-      name: name without `%`.
-      opcode: operation, such as `fusion`.
-      arrays: arrays of the result; the elements of a tuple, flattened.
-      operands: names of the operands.
-      literal: text between the parentheses, such as the value of a constant or the number of a parameter.
-      attributes: text after the operands.
-      is_root: whether the instruction is the result of the computation.
+      name: Name without `%`.
+      opcode: Operation, such as `fusion`.
+      arrays: Arrays of the result; the elements of a tuple, flattened.
+      operands: Names of the operands.
+      literal: Text between the parentheses, such as the value of a constant or the number of a parameter.
+      attributes: Text after the operands.
+      is_root: Whether the instruction is the result of the computation.
     """
 
     name: str
@@ -99,11 +99,11 @@ class Computation:
     """A named list of instructions.
 
     Args:
-      name: name of the computation.
-      instructions: instructions in order.
+      name: Name of the computation.
+      instructions: Instructions in order.
 
     Attributes:
-      by_name: name -> instruction.
+      by_name: Name -> instruction.
     """
 
     def __init__(self, name: str, instructions: list[Instruction]):
@@ -135,9 +135,9 @@ class Module:
     """A compiled program.
 
     Attributes:
-      computations: name -> computation.
-      entry: the entry computation.
-      sources: sources of the instructions.
+      computations: Name -> computation.
+      entry: The entry computation.
+      sources: Sources of the instructions.
     """
 
     computations: dict[str, Computation]
@@ -149,13 +149,13 @@ def parse(text: str) -> Module:
     """Parses the text of a compiled program.
 
     Args:
-      text: result of `compiled.as_text()`.
+      text: Result of `compiled.as_text()`.
 
     Returns:
       The program.
 
     Raises:
-      ValueError: the text has no entry computation.
+      ValueError: The text has no entry computation.
     """
     computations: dict[str, Computation] = {}
     entry, name, lines = None, None, []
@@ -218,9 +218,9 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     is compared with a constant.
 
     Args:
-      module: the program.
-      computation: the computation of the loop.
-      loop: the `while` instruction.
+      module: The program.
+      computation: The computation of the loop.
+      loop: The `while` instruction.
 
     Returns:
       The number of iterations, or None if it is unknown.

@@ -28,9 +28,9 @@ class Kernel:
 
     Attributes:
       flops: FLOPs of its cost estimate; 0 without one.
-      hbm_bytes: bytes of its cost estimate that are not in memories on the chip; without one, the bytes of its operands
+      hbm_bytes: Bytes of its cost estimate that are not in memories on the chip; without one, the bytes of its operands
         and results, each read or written once.
-      estimated: whether it has a cost estimate.
+      estimated: Whether it has a cost estimate.
     """
 
     flops: float
@@ -42,8 +42,8 @@ def kernel(computation: Computation, instruction: Instruction) -> Kernel | None:
     """Reads the cost of a custom call from its cost estimate (`pl.pallas_call(…, cost_estimate=…)`).
 
     Args:
-      computation: the computation of the instruction.
-      instruction: any instruction.
+      computation: The computation of the instruction.
+      instruction: Any instruction.
 
     Returns:
       The kernel; None for other instructions, and for custom calls that do no work.
@@ -100,9 +100,9 @@ def fill(computation: Computation, instruction: Instruction, matrix_unit: int) -
     matrix unit, a part of the last unit is idle.
 
     Args:
-      computation: the computation of the kernel.
-      instruction: the kernel.
-      matrix_unit: rows and columns of a matrix unit.
+      computation: The computation of the kernel.
+      instruction: The kernel.
+      matrix_unit: Rows and columns of a matrix unit.
 
     Returns:
       A number above 0, at most 1.

@@ -11,9 +11,9 @@ class AxisLinks:
     """The links over which devices along a mesh axis communicate.
 
     Attributes:
-      dimensions: dimensions of the torus along which the devices differ.
-      bandwidth: bytes/s that a device can send over the links of these dimensions.
-      hops: links between a device and the one farthest from it.
+      dimensions: Dimensions of the torus along which the devices differ.
+      bandwidth: Bytes/s that a device can send over the links of these dimensions.
+      hops: Links between a device and the one farthest from it.
     """
 
     dimensions: tuple[int, ...]
@@ -30,9 +30,9 @@ def axis_links(axis: str, mesh: DeviceMesh, topology: Topology) -> AxisLinks:
     Both cases are treated as if each group had all links of its dimensions, so the estimated times are too short.
 
     Args:
-      axis: mesh axes as in `DeviceMesh.axis_of`.
-      mesh: the devices of the program.
-      topology: the slices.
+      axis: Mesh axes as in `DeviceMesh.axis_of`.
+      mesh: The devices of the program.
+      topology: The slices.
     """
     chip, sides = topology.chip, topology.sides
     group = mesh.group_of(axis)

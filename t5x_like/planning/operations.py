@@ -15,8 +15,8 @@ class Operation:
 
     Attributes:
       kind: `product` for a fusion with matrix products, the name of a kernel, or the opcode of other instructions.
-      source: see `sources.Sources.of`.
-      result: dtypes and shapes of the first arrays of the result.
+      source: See `sources.Sources.of`.
+      result: Dtypes and shapes of the first arrays of the result.
     """
 
     kind: str
@@ -29,10 +29,10 @@ class Share:
     """What an operation takes in one execution of a program on one device.
 
     Attributes:
-      seconds: expected time.
+      seconds: Expected time.
       flops: FLOPs of matrix products and kernels.
-      hbm_bytes: bytes read from and written to HBM.
-      times: number of executions.
+      hbm_bytes: Bytes read from and written to HBM.
+      times: Number of executions.
     """
 
     seconds: float = 0.0
@@ -50,9 +50,9 @@ def operation(module: hlo.Module, instruction: hlo.Instruction, work: Work) -> O
     """Returns the operation of an instruction.
 
     Args:
-      module: the program.
-      instruction: an instruction of a scheduled computation.
-      work: its work.
+      module: The program.
+      instruction: An instruction of a scheduled computation.
+      work: Its work.
     """
     kind = instruction.opcode
     if kind == "fusion" and work.flops:

@@ -23,20 +23,20 @@ class Plan:
     """Memory, work and speed of a run's train step on a slice.
 
     Attributes:
-      topology: the slices.
-      mesh: mesh axis -> size.
-      rules: name of the rule set.
-      microbatches: number of microbatches per batch.
-      model: class of the model's configuration, such as `T5Config`.
-      remat: the model's rematerialization policy; None if its configuration has none.
-      parameters: number of parameters of the model.
+      topology: The slices.
+      mesh: Mesh axis -> size.
+      rules: Name of the rule set.
+      microbatches: Number of microbatches per batch.
+      model: Class of the model's configuration, such as `T5Config`.
+      remat: The model's rematerialization policy; None if its configuration has none.
+      parameters: Number of parameters of the model.
       model_flops: FLOPs of the model per step and device, without recomputation, and of the forward passes of teachers.
-      tokens: tokens per global batch, including padding.
-      batch_rows: rows per global batch.
-      total_steps: steps of the run; None if unknown.
-      compiled: the compiled step.
-      price: price per chip-hour, in any currency; None if unknown.
-      teacher_parameters: number of parameters of the teachers that run in the step.
+      tokens: Tokens per global batch, including padding.
+      batch_rows: Rows per global batch.
+      total_steps: Steps of the run; None if unknown.
+      compiled: The compiled step.
+      price: Price per chip-hour, in any currency; None if unknown.
+      teacher_parameters: Number of parameters of the teachers that run in the step.
     """
 
     topology: Topology
@@ -107,7 +107,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     are None. `expected_step_seconds` is at least the bound; `expected_parts` is before this maximum.
 
     Args:
-      plan: the plan.
+      plan: The plan.
     """
     memory, work, limit = plan.compiled.memory, plan.compiled.work, plan.bound
     expected = plan.compiled.expected

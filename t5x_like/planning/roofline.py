@@ -13,7 +13,7 @@ class Bound:
     """A lower bound on the time of a step.
 
     Attributes:
-      seconds_by_resource: seconds that each resource takes alone. `compute` is matrix products at the bfloat16 peak,
+      seconds_by_resource: Seconds that each resource takes alone. `compute` is matrix products at the bfloat16 peak,
         `hbm` the memory bandwidth, `ici` the links within the slice that are busy longest, `dcn` the network between
         slices.
     """
@@ -37,9 +37,9 @@ def bound(work: Work, topology: Topology, mesh: DeviceMesh) -> Bound:
     A collective uses the links of its mesh axis. Collectives along axes with other links run at the same time.
 
     Args:
-      work: the work of one device in a step.
-      topology: the slices that the step runs on.
-      mesh: the devices of the program.
+      work: The work of one device in a step.
+      topology: The slices that the step runs on.
+      mesh: The devices of the program.
 
     Returns:
       The lower bound.

@@ -22,13 +22,13 @@ class Expected:
     """Expected time of one execution of a program on one device, in seconds.
 
     Attributes:
-      seconds: total expected time.
-      core: instructions, by the cycles that the compiler estimates.
-      without_cycles: the part of `core` of instructions without such an estimate: their FLOPs at the peak or their
+      seconds: Total expected time.
+      core: Instructions, by the cycles that the compiler estimates.
+      without_cycles: The part of `core` of instructions without such an estimate: their FLOPs at the peak or their
         bytes at the bandwidth of HBM, whichever takes longer.
-      synchronous: collectives for which the core waits from start to end.
-      exposed: waiting for asynchronous transfers that are not complete when their result is needed.
-      operations: operation -> its share. Waiting for a transfer is in the share of the operation that completes it.
+      synchronous: Collectives for which the core waits from start to end.
+      exposed: Waiting for asynchronous transfers that are not complete when their result is needed.
+      operations: Operation -> its share. Waiting for a transfer is in the share of the operation that completes it.
     """
 
     seconds: float = 0.0
@@ -66,9 +66,9 @@ def expected(module: hlo.Module, mesh: collectives.DeviceMesh, topology: Topolog
     loop that starts it. Loops repeat their body, and of a conditional the slowest branch runs.
 
     Args:
-      module: the optimized, scheduled program.
-      mesh: the devices of the program.
-      topology: the slices.
+      module: The optimized, scheduled program.
+      mesh: The devices of the program.
+      topology: The slices.
 
     Returns:
       The expected time.

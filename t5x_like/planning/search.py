@@ -44,13 +44,13 @@ class Candidate:
     """A configuration of a step on a slice, with estimates.
 
     Attributes:
-      microbatches: number of microbatches per batch.
-      remat: the model's rematerialization policy; None if its configuration has none.
-      ici: mesh axis -> size within the slice.
-      rules: name of the rule set.
-      bytes: estimated memory per device in bytes.
-      seconds: estimated time of a step with perfect overlap.
-      serial_seconds: estimated time of a step without overlap.
+      microbatches: Number of microbatches per batch.
+      remat: The model's rematerialization policy; None if its configuration has none.
+      ici: Mesh axis -> size within the slice.
+      rules: Name of the rule set.
+      bytes: Estimated memory per device in bytes.
+      seconds: Estimated time of a step with perfect overlap.
+      serial_seconds: Estimated time of a step without overlap.
     """
 
     microbatches: int
@@ -70,8 +70,8 @@ class Candidate:
         """Makes the partitioner of this configuration, with data parallelism across slices.
 
         Args:
-          slices: number of slices.
-          devices: devices of all slices.
+          slices: Number of slices.
+          devices: Devices of all slices.
         """
         dcn = {"data": slices} if slices > 1 else None
         return partitioning.Partitioner(rules=self.rules, ici=self.ici, dcn=dcn, devices=devices)
@@ -80,9 +80,9 @@ class Candidate:
         """Returns a recipe with the model, microbatches and partitioner of this configuration.
 
         Args:
-          recipe: recipe of the run.
-          slices: number of slices.
-          devices: devices of all slices.
+          recipe: Recipe of the run.
+          slices: Number of slices.
+          devices: Devices of all slices.
 
         Raises:
           UserError: JAX cannot lay out the devices as this mesh.
@@ -100,10 +100,10 @@ def candidates(
     """Lists the configurations that divide evenly and fit by the estimate.
 
     Args:
-      program: the program as the user configured it. The search replaces its microbatches, remat, mesh and rules.
-      objective: the objective of the run.
-      topology: the slices.
-      gather_parameters: as in `train`. `per_step` needs meshes of data x fsdp, and memory for all parameters.
+      program: The program as the user configured it. The search replaces its microbatches, remat, mesh and rules.
+      objective: The objective of the run.
+      topology: The slices.
+      gather_parameters: As in `train`. `per_step` needs meshes of data x fsdp, and memory for all parameters.
 
     Returns:
       Configurations, the fastest first.
@@ -176,8 +176,8 @@ def meshes(topology: Topology, leaves: list[_Leaf]) -> Iterator[dict[str, int]]:
     """Enumerates meshes of data x fsdp x tensor over a slice that divide every parameter evenly.
 
     Args:
-      topology: the slices.
-      leaves: the parameters and the optimizer state.
+      topology: The slices.
+      leaves: The parameters and the optimizer state.
 
     Yields:
       Mesh axis -> size within the slice.
@@ -196,8 +196,8 @@ def rule_sets(ici: Mapping[str, int], lengths: Sequence[int]) -> tuple[str, ...]
     """Returns the names of the rule sets that are searched for a mesh.
 
     Args:
-      ici: mesh axis -> size within the slice.
-      lengths: lengths of the rows that the model reads. The residual stream of other lengths is not split.
+      ici: Mesh axis -> size within the slice.
+      lengths: Lengths of the rows that the model reads. The residual stream of other lengths is not split.
     """
     tensor = ici["tensor"]
     if tensor == 1:

@@ -13,7 +13,7 @@ class Sources:
     """Sources of instructions, from the tables of stack frames before the computations of a program.
 
     Args:
-      text: the program, result of `compiled.as_text()`.
+      text: The program, result of `compiled.as_text()`.
     """
 
     def __init__(self, text: str):
@@ -35,7 +35,7 @@ class Sources:
         primitive of JAX. That of a fusion is the source of one of its operations, usually the last one.
 
         Args:
-          attributes: attributes of the instruction.
+          attributes: Attributes of the instruction.
 
         Returns:
           The source; `?` for instructions that the compiler added.

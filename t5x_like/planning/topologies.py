@@ -32,9 +32,9 @@ class Topology:
     """One or several identical TPU slices.
 
     Attributes:
-      chip: the chip of the slices.
-      sides: sides of a slice in chips.
-      slices: number of slices.
+      chip: The chip of the slices.
+      sides: Sides of a slice in chips.
+      slices: Number of slices.
     """
 
     chip: Chip
@@ -65,14 +65,14 @@ def parse(topology: str, num_slices: int = 1) -> Topology:
     """Parses a topology.
 
     Args:
-      topology: chip and sides of a slice in chips, such as `v5p:8x8x8`.
-      num_slices: number of slices.
+      topology: Chip and sides of a slice in chips, such as `v5p:8x8x8`.
+      num_slices: Number of slices.
 
     Returns:
       The topology.
 
     Raises:
-      UserError: the syntax, the chip, the sides or the number of slices is invalid.
+      UserError: The syntax, the chip, the sides or the number of slices is invalid.
     """
     match = _TOPOLOGY.match(topology) if isinstance(topology, str) else None
     if match is None:
@@ -98,15 +98,15 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
     serves as a compiler and does not look for TPUs.
 
     Args:
-      topology: see `parse`.
-      num_slices: number of slices, connected by the data center network.
+      topology: See `parse`.
+      num_slices: Number of slices, connected by the data center network.
 
     Returns:
       Devices for a mesh.
 
     Raises:
-      PlanError: libtpu is not installed.
-      UserError: the topology is invalid or unknown to the compiler.
+      PlanError: Libtpu is not installed.
+      UserError: The topology is invalid or unknown to the compiler.
     """
     parsed = parse(topology, num_slices)
     if importlib.util.find_spec("libtpu") is None:

@@ -20,8 +20,8 @@ class RowCost:
 
     Attributes:
       flops: FLOPs of matrix products in the forward and backward pass, including recomputation.
-      residual_bytes: bytes saved for the backward pass, in arrays that tensor parallelism shards.
-      unsplit_residual_bytes: bytes saved for the backward pass, in arrays with a last dimension `embed`, which tensor
+      residual_bytes: Bytes saved for the backward pass, in arrays that tensor parallelism shards.
+      unsplit_residual_bytes: Bytes saved for the backward pass, in arrays with a last dimension `embed`, which tensor
         parallelism does not shard unless its rules split the residual stream.
     """
 
@@ -38,11 +38,11 @@ def row_cost(
     The traces use the kernels of the bound partitioner's devices.
 
     Args:
-      config: configuration of the model.
-      objective: the objective.
-      shapes: shapes of (state, frozen) of a `Program` of the same model.
-      row_shapes: model feature -> shape with any number of rows.
-      embed: size of the axis `embed`.
+      config: Configuration of the model.
+      objective: The objective.
+      shapes: Shapes of (state, frozen) of a `Program` of the same model.
+      row_shapes: Model feature -> shape with any number of rows.
+      embed: Size of the axis `embed`.
 
     Returns:
       The cost of one row.

@@ -26,9 +26,9 @@ def hbm_bytes(module: Module, computation: Computation, instruction: Instruction
     only slices an operand reads only the slices. A fusion that updates an array in place writes only the update.
 
     Args:
-      module: the program.
-      computation: the computation of the instruction.
-      instruction: any instruction.
+      module: The program.
+      computation: The computation of the instruction.
+      instruction: Any instruction.
 
     Returns:
       Bytes read and written.

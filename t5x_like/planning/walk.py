@@ -12,11 +12,11 @@ class Sent:
     """What a device sends in the collectives of one kind along one mesh axis.
 
     Attributes:
-      bytes: bytes that the device sends.
-      dcn_bytes: the part that it sends to other slices.
-      synchronous_bytes: the part for which the core waits: collectives without a start, and those with nothing between
+      bytes: Bytes that the device sends.
+      dcn_bytes: The part that it sends to other slices.
+      synchronous_bytes: The part for which the core waits: collectives without a start, and those with nothing between
         start and end.
-      count: number of collectives.
+      count: Number of collectives.
     """
 
     bytes: float = 0.0
@@ -38,10 +38,10 @@ class Work:
 
     Attributes:
       flops: FLOPs of matrix products, and of kernels by their cost estimates.
-      hbm_bytes: bytes read from and written to HBM.
+      hbm_bytes: Bytes read from and written to HBM.
       collectives: (kind, mesh axis) -> what the device sends.
-      unknown_loops: names of loops with an unknown number of iterations, which count as one.
-      unknown_kernels: names of kernels without a cost estimate, whose FLOPs are unknown and not counted.
+      unknown_loops: Names of loops with an unknown number of iterations, which count as one.
+      unknown_kernels: Names of kernels without a cost estimate, whose FLOPs are unknown and not counted.
     """
 
     flops: float = 0.0
@@ -81,8 +81,8 @@ def work(module: hlo.Module, mesh: collectives.DeviceMesh) -> Work:
     """Computes the work of one device in one execution of a program.
 
     Args:
-      module: the optimized program.
-      mesh: the devices of the program.
+      module: The optimized program.
+      mesh: The devices of the program.
 
     Returns:
       The work of a device.
@@ -94,8 +94,8 @@ class Walk:
     """Computes the work of computations of a program.
 
     Args:
-      module: the program.
-      mesh: the devices of the program.
+      module: The program.
+      mesh: The devices of the program.
     """
 
     def __init__(self, module: hlo.Module, mesh: collectives.DeviceMesh):
@@ -107,8 +107,8 @@ class Walk:
         """Returns the work of one execution of a computation, including the computations that it calls.
 
         Args:
-          computation: the computation.
-          in_fusion: whether it is part of a fusion, whose intermediate results are not in HBM.
+          computation: The computation.
+          in_fusion: Whether it is part of a fusion, whose intermediate results are not in HBM.
         """
         key = (computation.name, in_fusion)
         if key not in self._visited:

@@ -30,9 +30,9 @@ class Gradients:
     """Computes the gradients by the factors of all parts of some structures.
 
     Args:
-      objective: the objective, whose loss is differentiated.
-      partitioner: device mesh and sharding rules.
-      chosen: the structures.
+      objective: The objective, whose loss is differentiated.
+      partitioner: Device mesh and sharding rules.
+      chosen: The structures.
     """
 
     def __init__(self, objective: Objective, partitioner: Partitioner, chosen: Sequence[Structure]):
@@ -85,11 +85,11 @@ def importance(
     0 … 1 over all layers and blocks.
 
     Args:
-      gradients: the results of `Gradients` for all batches.
-      structure: heads or units. Heads that share keys and values are one part.
-      leaves: stored name -> parameter, or its shape.
-      axes: their logical axes.
-      accumulated: whether the gradients of earlier batches are added to the gradient of each batch before its absolute
+      gradients: The results of `Gradients` for all batches.
+      structure: Heads or units. Heads that share keys and values are one part.
+      leaves: Stored name -> parameter, or its shape.
+      axes: Their logical axes.
+      accumulated: Whether the gradients of earlier batches are added to the gradient of each batch before its absolute
         value is taken. The code that transformers published (examples/research_projects/bertology) does so, because it
         does not zero the gradient of the mask between batches.
     """

@@ -20,13 +20,13 @@ def keep(
     """Returns a model with some of its layers. Each layer keeps its attention window, and its random blocks.
 
     Args:
-      config: configuration of the model.
-      leaves: stored name -> parameter, with stacked layers.
-      layers: stack -> indices of its layers that are kept, in ascending order, or n for the layers 0, n, 2n … of each
+      config: Configuration of the model.
+      leaves: Stored name -> parameter, with stacked layers.
+      layers: Stack -> indices of its layers that are kept, in ascending order, or n for the layers 0, n, 2n … of each
         stack, which Fan et al. (2019, section 3.2) find best.
 
     Raises:
-      UserError: a stack or a layer does not exist, no layer is left, layers share their parameters, the model is
+      UserError: A stack or a layer does not exist, no layer is left, layers share their parameters, the model is
         recurrent or has layers outside of its stacks, or the family needs a layer that is not kept.
     """
     structures.check_stacks("LAYERS", config, leaves)

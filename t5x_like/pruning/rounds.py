@@ -21,7 +21,7 @@ def targets(structure: Structure, share: float, parts: int) -> int:
     """Returns how many parts of each layer are kept.
 
     Raises:
-      UserError: the share is not between 0 and 1, or keeps no part of a layer.
+      UserError: The share is not between 0 and 1, or keeps no part of a layer.
     """
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         raise UserError(f"{structure.setting}={share}: not above 0 and at most 1. Give the share that is kept.")
@@ -37,11 +37,11 @@ def per_layer(left: Left, importance: Importance, *, count: int, least: int, tie
     """Removes the least important parts of each layer.
 
     Args:
-      left: the parts that are left.
-      importance: their importance.
-      count: number of parts to remove from each layer.
-      least: number of parts to keep in each layer.
-      tied: blocks whose layers lose the same parts: those with the smallest sums of importance over the layers.
+      left: The parts that are left.
+      importance: Their importance.
+      count: Number of parts to remove from each layer.
+      least: Number of parts to keep in each layer.
+      tied: Blocks whose layers lose the same parts: those with the smallest sums of importance over the layers.
     """
     found = {}
     for block, mask in left.items():
@@ -60,7 +60,7 @@ def over_all(left: Left, importance: Importance, *, count: int, structure: Struc
     """Removes the least important parts of all layers and blocks, as Michel et al. (2019, section 4.1) do.
 
     Raises:
-      UserError: a layer has no part left.
+      UserError: A layer has no part left.
     """
     order = sorted(
         (float(importance[block][layer, part]), block, layer, part)

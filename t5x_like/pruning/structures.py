@@ -27,12 +27,12 @@ class Structure:
     """A kind of part of a model.
 
     Attributes:
-      noun: name of several parts, for messages.
-      setting: the macro with the share of parts to keep.
-      axis: logical axis whose elements are the parts. Kernels that begin with it read what a part computes.
-      others: other logical axes with elements of the parts, several of which may share an element.
-      field: field of the configuration of the model with the number of parts.
-      other_fields: fields with the sizes of `others`, where the configuration has them.
+      noun: Name of several parts, for messages.
+      setting: The macro with the share of parts to keep.
+      axis: Logical axis whose elements are the parts. Kernels that begin with it read what a part computes.
+      others: Other logical axes with elements of the parts, several of which may share an element.
+      field: Field of the configuration of the model with the number of parts.
+      other_fields: Fields with the sizes of `others`, where the configuration has them.
     """
 
     noun: str
@@ -59,7 +59,7 @@ class LayerIndexed(Protocol):
         """Returns the fields to change in a model with these layers, beside their number.
 
         Raises:
-          UserError: the family needs another layer.
+          UserError: The family needs another layer.
         """
 
 
@@ -87,12 +87,12 @@ def check_stacks(setting: str, config: ModelConfig, names: Iterable[str]) -> Non
     Other layers may depend on a stack: ERNIE's layers of entities share the hidden units of the layers of tokens.
 
     Args:
-      setting: the setting that removes something, for the message.
-      config: the configuration of the model.
-      names: stored names of its parameters.
+      setting: The setting that removes something, for the message.
+      config: The configuration of the model.
+      names: Stored names of its parameters.
 
     Raises:
-      UserError: the model has other layers.
+      UserError: The model has other layers.
     """
     found = {block.split("/")[1] for name in names if (block := block_of(name)) is not None}
     if others := sorted(found - set(config.stacks)):
@@ -107,7 +107,7 @@ def count_parts(structure: Structure, leaves: Mapping[str, Array], axes: Axes) -
     """Returns block -> number of its parts that can be removed; of grouped heads, the number of groups.
 
     Raises:
-      UserError: the model has no such parts, or blocks have different numbers of them.
+      UserError: The model has no such parts, or blocks have different numbers of them.
     """
     found: dict[str, int] = {}
     read = {block_of(name) for name, leaf_axes in axes.items() if structure.reads(name, leaf_axes)} - {None}
@@ -145,10 +145,10 @@ def select(leaf: Array, dimension: int, kept: Int[np.ndarray, "layers kept"], pa
     """Returns a stacked parameter with the kept parts alone.
 
     Args:
-      leaf: the parameter `[layers, …]`.
-      dimension: its dimension of parts, which may have several elements per part.
-      kept: the parts of each layer.
-      parts: number of parts.
+      leaf: The parameter `[layers, …]`.
+      dimension: Its dimension of parts, which may have several elements per part.
+      kept: The parts of each layer.
+      parts: Number of parts.
     """
     each = leaf.shape[dimension] // parts
     indices = (kept[:, :, None] * each + np.arange(each)).reshape(len(kept), -1)
@@ -160,10 +160,10 @@ def cut(structure: Structure, leaves: Mapping[str, Array], axes: Axes, kept: Kep
     """Returns parameters without the parts that are not kept.
 
     Args:
-      structure: what is removed.
-      leaves: stored name -> parameter.
-      axes: their logical axes.
-      kept: the same number of parts in each block.
+      structure: What is removed.
+      leaves: Stored name -> parameter.
+      axes: Their logical axes.
+      kept: The same number of parts in each block.
     """
     parts = count_parts(structure, leaves, axes)
     tied = {block.split("/")[1]: kept[block][:1] for block in tied_blocks(structure, axes)}
@@ -199,13 +199,13 @@ def smaller(structure: Structure, config: ModelConfig, kept: Kept, parts: int) -
     """Returns the configuration of a model with fewer parts.
 
     Args:
-      structure: the parts.
-      config: the configuration.
-      kept: the same number of parts in each block.
-      parts: number of parts of `config`.
+      structure: The parts.
+      config: The configuration.
+      kept: The same number of parts in each block.
+      parts: Number of parts of `config`.
 
     Raises:
-      UserError: the configuration does not have the number of parts as a field.
+      UserError: The configuration does not have the number of parts as a field.
     """
     changes: dict[str, Any] = {}
     number = next(iter(kept.values())).shape[1]

@@ -56,7 +56,7 @@ def exit_without_waiting(code: int) -> None:
     interrupted.
 
     Args:
-      code: the exit code.
+      code: The exit code.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

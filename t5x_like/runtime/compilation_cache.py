@@ -48,8 +48,8 @@ def choose_directory(macros: Mapping[str, Any], run_directory: str | None) -> st
     """Chooses the cache directory: `COMPILATION_CACHE_DIR`, else the run's bucket, else the user's cache directory.
 
     Args:
-      macros: the macros of the configuration.
-      run_directory: the run directory, or None.
+      macros: The macros of the configuration.
+      run_directory: The run directory, or None.
 
     Returns:
       A local path or URL, or None for no cache.
@@ -76,7 +76,7 @@ def persistent(directory: str | None) -> Iterator[None]:
     logged and nothing is cached.
 
     Args:
-      directory: a local path or URL, see `choose_directory`. It gets a subdirectory per kind of CPU.
+      directory: A local path or URL, see `choose_directory`. It gets a subdirectory per kind of CPU.
     """
     global _active
     cache_dir = jax.config.jax_compilation_cache_dir
@@ -112,7 +112,7 @@ def log_use(level: int = logging.INFO) -> None:
     """Logs the numbers of cached and compiled programs, unless they are unchanged since the last call.
 
     Args:
-      level: level of the line.
+      level: Level of the line.
     """
     if _active is None or (_active.found, _active.stored) == _active.logged:
         return

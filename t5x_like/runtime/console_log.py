@@ -37,7 +37,7 @@ def handler(*, everything: bool = False) -> logging.Handler:
     """Creates a handler for log lines of this project and the user's modules, and for warnings of other packages.
 
     Args:
-      everything: whether to also show all other lines of other packages.
+      everything: Whether to also show all other lines of other packages.
     """
     made = _Handler()
     made.setFormatter(_Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))

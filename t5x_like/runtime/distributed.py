@@ -67,16 +67,16 @@ def join(
 
     Args:
       coordinator_address: `host:port` of process 0, which opens that port.
-      num_processes: number of processes.
-      process_id: index of this process, from 0.
-      heartbeat_seconds: a process without a heartbeat for this long is considered dead.
+      num_processes: Number of processes.
+      process_id: Index of this process, from 0.
+      heartbeat_seconds: A process without a heartbeat for this long is considered dead.
 
     Returns:
       The number of processes. If others do not join in time, this process exits with `protocol.LOST_PEER`.
 
     Raises:
-      UserError: only some of the first three arguments are given, or their values are invalid.
-      RuntimeError: a device is already in use.
+      UserError: Only some of the first three arguments are given, or their values are invalid.
+      RuntimeError: A device is already in use.
     """
     given = _given(coordinator_address, num_processes, process_id, os.environ)
     seconds = heartbeat_seconds or seconds_of(HEARTBEAT, HEARTBEAT_SECONDS)
@@ -143,12 +143,12 @@ def check_agreement(directory: str, configuration: str, setting: str = "MODEL_DI
     """Checks that all processes of a run have the same configuration and share a directory.
 
     Args:
-      directory: the directory. Process 0 writes a temporary file to it.
-      configuration: the resolved configuration as text.
-      setting: the setting that the directory comes from, for messages.
+      directory: The directory. Process 0 writes a temporary file to it.
+      configuration: The resolved configuration as text.
+      setting: The setting that the directory comes from, for messages.
 
     Raises:
-      UserError: raised in every process; the message names the processes that differ.
+      UserError: Raised in every process; the message names the processes that differ.
     """
     if jax.process_count() == 1:
         return
@@ -180,13 +180,13 @@ def compute_everywhere(compute: Callable[[], Any]) -> list[Any]:
     """Calls a function in every process and returns the results of all processes in every process.
 
     Args:
-      compute: returns a value that JSON can express.
+      compute: Returns a value that JSON can express.
 
     Returns:
       The values by the index of the process.
 
     Raises:
-      ProcessLost: if the function has raised an error in other processes. A process whose function has raised an error
+      ProcessLost: If the function has raised an error in other processes. A process whose function has raised an error
         raises that error.
     """
     if jax.process_count() == 1:
@@ -214,13 +214,13 @@ def compute_in_main(compute: Callable[[], Any]) -> Any:
     """Calls a function in process 0 and returns its result in every process.
 
     Args:
-      compute: returns a value that JSON can express.
+      compute: Returns a value that JSON can express.
 
     Returns:
       The value.
 
     Raises:
-      ProcessLost: in all other processes, if the function has raised an error in process 0, which raises that error.
+      ProcessLost: In all other processes, if the function has raised an error in process 0, which raises that error.
     """
     if jax.process_count() == 1:
         return compute()
@@ -264,9 +264,9 @@ def exit_without_waiting(code: int, error: BaseException | None = None, *, has_t
     read why it has failed, and exit with the same code.
 
     Args:
-      code: the exit code.
-      error: the error that ends the process; None if the others have no need to know it.
-      has_trace: whether to print the error with its traceback.
+      code: The exit code.
+      error: The error that ends the process; None if the others have no need to know it.
+      has_trace: Whether to print the error with its traceback.
     """
     if not jax.distributed.is_initialized():
         return
@@ -283,8 +283,8 @@ class ProcessLost(RunFailed):
     """Another process of the run has failed, has exited or cannot be reached.
 
     Args:
-      message: the message.
-      exit_code: the exit code of that process if it has told why it failed: the whole run has failed then.
+      message: The message.
+      exit_code: The exit code of that process if it has told why it failed: the whole run has failed then.
     """
 
     def __init__(self, message: str, exit_code: int = LOST_PEER):
@@ -310,7 +310,7 @@ def explain_lost_process() -> Iterator[None]:
     JAX raises such an error in a step. Orbax and other libraries wrap it in their own errors, for example in a save.
 
     Raises:
-      ProcessLost: instead of such an error.
+      ProcessLost: Instead of such an error.
     """
     try:
         yield
@@ -349,7 +349,7 @@ def with_watchdog() -> Iterator[None]:
     The function calls `heartbeat` to report its progress.
 
     Raises:
-      ProcessLost: instead of JAX's error if another process is lost.
+      ProcessLost: Instead of JAX's error if another process is lost.
     """
     with explain_lost_process(), Watchdog():
         yield

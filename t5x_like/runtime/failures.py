@@ -38,9 +38,9 @@ class Failure:
     """The failure of a process.
 
     Attributes:
-      reason: the message of its error.
-      exit_code: its exit code; see `protocol`.
-      names_process: whether the reason is the failure of another process, which it names.
+      reason: The message of its error.
+      exit_code: Its exit code; see `protocol`.
+      names_process: Whether the reason is the failure of another process, which it names.
     """
 
     reason: str
@@ -70,8 +70,8 @@ def publish_exit(error: BaseException, exit_code: int) -> None:
     """Tells the other processes that this one exits, and waits until they know: process 0 has the reasons in memory.
 
     Args:
-      error: why it exits.
-      exit_code: its exit code.
+      error: Why it exits.
+      exit_code: Its exit code.
     """
     _publish(_EXITS, error, exit_code)
     if exit_code != protocol.LOST_PEER:
@@ -125,8 +125,8 @@ def exit_because(message: str, exit_code: int) -> None:
     """Exits at once, with the message and the exit code of another process, and reports them in the status of the run.
 
     Args:
-      message: the message; see `of_another`.
-      exit_code: the exit code.
+      message: The message; see `of_another`.
+      exit_code: The exit code.
     """
     print(f"t5x_like: {terminal.visible(message)}", file=sys.stderr, flush=True)
     reporting = threading.Thread(target=watchdog.report, args=(message,), daemon=True)  # a store may not answer

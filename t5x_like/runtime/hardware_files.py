@@ -41,7 +41,7 @@ def suggest(mesh: Mesh) -> None:
     """Logs which file to give to a run without XLA options, once per file.
 
     Args:
-      mesh: as for `file_name`. Nothing is logged if there is no file for it.
+      mesh: As for `file_name`. Nothing is logged if there is no file for it.
     """
     if file := file_name(mesh):
         _log_once(file)
@@ -51,11 +51,11 @@ def check(options: Collection[str], platform: str) -> None:
     """Checks that options for TPUs are not set on another platform.
 
     Args:
-      options: their names.
-      platform: platform of the mesh, such as `cpu`.
+      options: Their names.
+      platform: Platform of the mesh, such as `cpu`.
 
     Raises:
-      UserError: an option is one for TPUs, and the platform is another.
+      UserError: An option is one for TPUs, and the platform is another.
     """
     for name in options:
         if platform != "tpu" and name.startswith(_TPU_OPTIONS):
@@ -70,10 +70,10 @@ def explain_unknown_options(platform: str) -> Iterator[None]:
     """Converts XLA's error about an unknown option.
 
     Args:
-      platform: platform of the mesh.
+      platform: Platform of the mesh.
 
     Raises:
-      UserError: instead of XLA's error.
+      UserError: Instead of XLA's error.
     """
     try:
         yield

@@ -92,8 +92,8 @@ class StopRequest:
         """Starts the vote of a step.
 
         Args:
-          host_seconds: how long this process has taken for the step before, without waiting for devices.
-          save: whether this process asks for a checkpoint.
+          host_seconds: How long this process has taken for the step before, without waiting for devices.
+          save: Whether this process asks for a checkpoint.
 
         Returns:
           The pending result.
@@ -105,7 +105,7 @@ class StopRequest:
         """Returns what to do now.
 
         Args:
-          vote: the result of `vote` in an earlier step; None before the second step. A run of one process stops
+          vote: The result of `vote` in an earlier step; None before the second step. A run of one process stops
             without it.
         """
         request = _NOTHING if vote is None else self._votes.count(vote) if self._votes else vote

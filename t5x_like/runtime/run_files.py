@@ -53,8 +53,8 @@ def not_a_run(setting: str, directory: str) -> UserError:
     """Returns the error for a directory that is not a run directory.
 
     Args:
-      setting: what the user set, such as `MODEL_DIR`.
-      directory: its value.
+      setting: What the user set, such as `MODEL_DIR`.
+      directory: Its value.
     """
     missing = CONFIG if paths.exists(directory) else "directory"
     parent = directory.rstrip("/").rpartition("/")[0]

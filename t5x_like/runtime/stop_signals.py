@@ -36,10 +36,10 @@ class StopSignals:
     """Handles signals after `install` and records the first one. Use `watched` to create it.
 
     Args:
-      exit_code: see `watched`.
+      exit_code: See `watched`.
 
     Attributes:
-      requested: name of the first signal, or None.
+      requested: Name of the first signal, or None.
     """
 
     def __init__(self, exit_code: int | None = None):
@@ -133,7 +133,7 @@ def watched(exit_code: int | None = None) -> Iterator[StopSignals]:
     Outside the main thread, signals cannot be handled and none is reported.
 
     Args:
-      exit_code: exit code of a process that a signal ends during an import or after the grace period; None: 128 + the
+      exit_code: Exit code of a process that a signal ends during an import or after the grace period; None: 128 + the
         number of the signal.
     """
     global _active

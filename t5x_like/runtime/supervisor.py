@@ -52,10 +52,10 @@ class Supervisor:
     checkpoint, which would soon displace older ones.
 
     Args:
-      command: the program and its arguments.
-      max_restarts: maximum number of restarts after crashes without a new checkpoint.
-      model_dir: the run directory, with checkpoints and status.
-      first_pause: seconds before the first restart. Later pauses are 2, 4, … times as long.
+      command: The program and its arguments.
+      max_restarts: Maximum number of restarts after crashes without a new checkpoint.
+      model_dir: The run directory, with checkpoints and status.
+      first_pause: Seconds before the first restart. Later pauses are 2, 4, … times as long.
     """
 
     def __init__(
@@ -166,9 +166,9 @@ def run_with_restarts(argv: Sequence[str], max_restarts: int, model_dir: str) ->
     """Runs a command line under a supervisor.
 
     Args:
-      argv: the command and its flags, without `--max_restarts`.
-      max_restarts: maximum number of restarts after consecutive crashes.
-      model_dir: the run directory.
+      argv: The command and its flags, without `--max_restarts`.
+      max_restarts: Maximum number of restarts after consecutive crashes.
+      model_dir: The run directory.
 
     Returns:
       The exit code, see `Supervisor.run`.

@@ -31,7 +31,7 @@ def console(**settings: Any) -> "Console":
     """Returns a console of rich that shows the control characters of what is printed instead of sending them.
 
     Args:
-      **settings: arguments of `rich.console.Console`.
+      **settings: Arguments of `rich.console.Console`.
     """
     from rich.console import Console
 

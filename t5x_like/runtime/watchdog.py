@@ -29,7 +29,7 @@ def seconds_of(variable: str, default: int | None = None) -> int | None:
     """Returns a number of seconds from the environment.
 
     Raises:
-      UserError: the variable is not a positive integer.
+      UserError: The variable is not a positive integer.
     """
     text = os.environ.get(variable)
     if not text:
@@ -45,9 +45,9 @@ class Watchdog:
     Before the exit it logs the current activity and the stack of each thread.
 
     Args:
-      seconds: the longest time between two heartbeats. The default is `T5X_LIKE_STALL_SECONDS`, or an hour, and in a
+      seconds: The longest time between two heartbeats. The default is `T5X_LIKE_STALL_SECONDS`, or an hour, and in a
         step 20 times the longest step so far, from 10 minutes to an hour.
-      enabled: whether to watch. By default it watches runs of several processes.
+      enabled: Whether to watch. By default it watches runs of several processes.
     """
 
     def __init__(self, seconds: int | None = None, *, enabled: bool | None = None):
@@ -75,8 +75,8 @@ class Watchdog:
         """Records progress and the next activity.
 
         Args:
-          activity: what this process does next.
-          is_step: whether it is a step, whose limit follows the measured steps.
+          activity: What this process does next.
+          is_step: Whether it is a step, whose limit follows the measured steps.
         """
         now = time.monotonic()
         if is_step and self._steps > 1:  # the first step may compile

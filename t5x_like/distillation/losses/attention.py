@@ -73,8 +73,8 @@ def compare(function: Divergence, student: Scores, teacher: Scores) -> PerToken:
     """Returns the mean over heads of a divergence between the softmax of two arrays of scores.
 
     Args:
-      function: the divergence.
-      student: scores of the student. Masked keys have about `MASK_VALUE`, so their probability is 0 in both networks.
-      teacher: scores of the teacher.
+      function: The divergence.
+      student: Scores of the student. Masked keys have about `MASK_VALUE`, so their probability is 0 in both networks.
+      teacher: Scores of the teacher.
     """
     return jnp.mean(function(jax.nn.log_softmax(teacher), jax.nn.log_softmax(student)), axis=1)

@@ -26,7 +26,7 @@ def attended(batch: Batch, stack: str) -> PerToken:
     """Returns 1 for tokens and 0 for padding.
 
     Args:
-      batch: the features of a batch.
+      batch: The features of a batch.
       stack: `encoder` or `decoder`.
     """
     return (batch[f"{stack}_segment_ids"] != 0).astype(jnp.float32)
@@ -36,7 +36,7 @@ def outputs_of(loss: object, view: View) -> Outputs:
     """Returns what a network computed.
 
     Raises:
-      UserError: the logits of the network are cached, and nothing else is known of it.
+      UserError: The logits of the network are cached, and nothing else is known of it.
     """
     if view.outputs is None:
         raise UserError(
@@ -73,10 +73,10 @@ class LayerLoss:
         """Computes the loss of a pair of layers at each token, including padding, whose values are ignored.
 
         Args:
-          heads: the projections of the loss.
-          student: the arrays of the student's layer that the loss reads.
-          teacher: the arrays of the teacher's layer.
-          batch: the features of the batch.
+          heads: The projections of the loss.
+          student: The arrays of the student's layer that the loss reads.
+          teacher: The arrays of the teacher's layer.
+          batch: The features of the batch.
         """
         raise NotImplementedError
 

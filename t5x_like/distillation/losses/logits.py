@@ -36,8 +36,8 @@ class BaseLogitLoss:
         """Returns the loss for `sum_over_positions`.
 
         Args:
-          teacher: the teacher's logits.
-          weights: weights of the positions.
+          teacher: The teacher's logits.
+          weights: Weights of the positions.
         """
         raise NotImplementedError
 
@@ -72,11 +72,11 @@ class BaseLogitLoss:
         """Returns the loss for `sum_over_positions`, or with others, `weighted_sum_over_positions`.
 
         Args:
-          student: what the student computed.
-          teacher: what the teacher computed.
+          student: What the student computed.
+          teacher: What the teacher computed.
 
         Raises:
-          UserError: the networks have different numbers of classes.
+          UserError: The networks have different numbers of classes.
         """
         ours, theirs = student.predictions[self.prediction], teacher.predictions[self.prediction]
         if not isinstance(theirs, TopK):

@@ -13,8 +13,8 @@ def per_layer(losses: Mapping[str, LayerLoss], *, num_layers: int) -> dict[str, 
     """Makes one loss per pair of layers, so that each pair has a coefficient of its own.
 
     Args:
-      losses: name -> loss, each with a map of `num_layers` pairs.
-      num_layers: number of pairs of layers.
+      losses: Name -> loss, each with a map of `num_layers` pairs.
+      num_layers: Number of pairs of layers.
 
     Returns:
       `NAME_0`, `NAME_1`, … -> the loss of the first pair of its map, of the second, ….
@@ -33,16 +33,16 @@ def turns(coefficients: Mapping[str, float], *, num_layers: int, steps_per_layer
     the last layer stay active. Coefficients are divided by the number of layers, as in MobileBERT's released code.
 
     Args:
-      coefficients: name of a loss before `per_layer` -> its coefficient. `task` is the coefficient of the task's own
+      coefficients: Name of a loss before `per_layer` -> its coefficient. `task` is the coefficient of the task's own
         loss at all steps.
-      num_layers: number of pairs of layers.
-      steps_per_layer: number of steps per layer.
+      num_layers: Number of pairs of layers.
+      steps_per_layer: Number of steps per layer.
 
     Returns:
       `task` and `NAME_0`, `NAME_1`, … -> coefficient, or its schedule over the steps.
 
     Raises:
-      UserError: a number is not a positive integer.
+      UserError: A number is not a positive integer.
     """
     for name, value in (("num_layers", num_layers), ("steps_per_layer", steps_per_layer)):
         if not isinstance(value, int) or value < 1:

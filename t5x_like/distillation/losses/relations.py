@@ -81,8 +81,8 @@ def relation_scores(vectors: Float[Array, "batch length heads kv"], relation_hea
     """Returns the scaled inner products of the vectors of all pairs of tokens.
 
     Args:
-      vectors: queries, keys or values.
-      relation_heads: number of heads into which the joined vectors of a token are split.
+      vectors: Queries, keys or values.
+      relation_heads: Number of heads into which the joined vectors of a token are split.
     """
     batch, length = vectors.shape[:2]
     vectors = vectors.reshape(batch, length, relation_heads, -1)

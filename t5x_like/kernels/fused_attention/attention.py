@@ -38,12 +38,12 @@ def fused_attention(
     queries are padding. Dropout that is not shared along the queries has the same distribution and other random bits.
 
     Args:
-      q: queries.
-      k: keys.
-      v: values.
-      scoring: see `backend.unsupported_reason` for what is supported.
-      interpret: whether to interpret the kernels, on any device.
-      sizes: blocks and memory; by default the bound mesh's devices decide.
+      q: Queries.
+      k: Keys.
+      v: Values.
+      scoring: See `backend.unsupported_reason` for what is supported.
+      interpret: Whether to interpret the kernels, on any device.
+      sizes: Blocks and memory; by default the bound mesh's devices decide.
 
     Returns:
       Averages of the values.
@@ -77,13 +77,13 @@ def attention_and_log_sum_exp(
     Both have gradients. The log-sum-exp of a query that sees no key is `MASK_VALUE`.
 
     Args:
-      q: queries.
-      k: keys.
-      v: values.
-      terms: terms of the bias, without further queries.
-      scoring: mask, scale and dropout.
-      interpret: whether to interpret the kernels, on any device.
-      sizes: see `fused_attention`.
+      q: Queries.
+      k: Keys.
+      v: Values.
+      terms: Terms of the bias, without further queries.
+      scoring: Mask, scale and dropout.
+      interpret: Whether to interpret the kernels, on any device.
+      sizes: See `fused_attention`.
 
     Returns:
       Averages of the values, and the log-sum-exps.
@@ -141,11 +141,11 @@ class Static:
     """What the compiled kernels depend on besides shapes.
 
     Attributes:
-      causal, window: see `Mask`.
-      scale: factor of the scores.
-      dropout_rate: rate of the dropout of each attention weight.
-      sizes: blocks and memory.
-      interpret: whether to interpret the kernels.
+      causal, window: See `Mask`.
+      scale: Factor of the scores.
+      dropout_rate: Rate of the dropout of each attention weight.
+      sizes: Blocks and memory.
+      interpret: Whether to interpret the kernels.
     """
 
     causal: bool

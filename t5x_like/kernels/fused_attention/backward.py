@@ -20,9 +20,9 @@ class Gradients(NamedTuple):
     """Gradients of the operands with the same names, in their shapes; None for those that are not given.
 
     Attributes:
-      q, k, v: in the dtype of the operand.
-      bias: in float32, for each row.
-      query_table, key_table, content_bias, position_bias, same_type: in float32, without the scale of the scores.
+      q, k, v: In the dtype of the operand.
+      bias: In float32, for each row.
+      query_table, key_table, content_bias, position_bias, same_type: In float32, without the scale of the scores.
     """
 
     q: Float[Array, "batch heads_kv q_len"]
@@ -52,13 +52,13 @@ def backward(
     are added up over the outer loop, for all queries of a chunk. The gradients of the keys are summed over chunks.
 
     Args:
-      operands: the inputs of the forward pass.
-      lse: statistics of the forward pass.
-      delta: inner product of the output and its gradient.
-      gradient: gradient of the output.
-      geometry: sizes.
-      vmem_bytes: memory of the core that the kernel may use; None for the compiler's default.
-      interpret: whether to interpret the kernel, on any device.
+      operands: The inputs of the forward pass.
+      lse: Statistics of the forward pass.
+      delta: Inner product of the output and its gradient.
+      gradient: Gradient of the output.
+      geometry: Sizes.
+      vmem_bytes: Memory of the core that the kernel may use; None for the compiler's default.
+      interpret: Whether to interpret the kernel, on any device.
 
     Returns:
       The gradients.

@@ -35,13 +35,13 @@ class ListOperands(NamedTuple):
     """Inputs of both passes. Lengths are whole chunks; heads and positions are laid out as in `Operands`.
 
     Attributes:
-      lists: blocks of keys of each block of queries of a chunk, one list after another; negative entries are empty.
-      q: queries.
-      k: keys.
-      v: values.
-      query_segments: segments of the queries.
-      key_segments: segments of the keys; `NO_SEGMENT` for keys that no query sees.
-      seeds: see `Operands`.
+      lists: Blocks of keys of each block of queries of a chunk, one list after another; negative entries are empty.
+      q: Queries.
+      k: Keys.
+      v: Values.
+      query_segments: Segments of the queries.
+      key_segments: Segments of the keys; `NO_SEGMENT` for keys that no query sees.
+      seeds: See `Operands`.
     """
 
     lists: Int[Array, "heads chunks 1 entries"]
@@ -116,10 +116,10 @@ def forward(
     """Computes the output, and the log-sum-exp of the scores of each query, `MASK_VALUE` without visible keys.
 
     Args:
-      operands: the inputs.
-      geometry: sizes.
-      vmem_bytes: memory of the core that the kernel may use; None for the compiler's default.
-      interpret: whether to interpret the kernel, on any device.
+      operands: The inputs.
+      geometry: Sizes.
+      vmem_bytes: Memory of the core that the kernel may use; None for the compiler's default.
+      interpret: Whether to interpret the kernel, on any device.
     """
     g = geometry
     statistics = jax.ShapeDtypeStruct((g.batch, g.heads, 1, g.padded), jnp.float32)
@@ -150,13 +150,13 @@ def backward(
     """Computes the gradients of queries, keys and values.
 
     Args:
-      operands: the inputs of the forward pass.
-      lse: log-sum-exps of the forward pass.
-      delta: inner product of the output and its gradient.
-      gradient: gradient of the output.
-      geometry: sizes.
-      vmem_bytes: memory of the core that the kernel may use; None for the compiler's default.
-      interpret: whether to interpret the kernel, on any device.
+      operands: The inputs of the forward pass.
+      lse: Log-sum-exps of the forward pass.
+      delta: Inner product of the output and its gradient.
+      gradient: Gradient of the output.
+      geometry: Sizes.
+      vmem_bytes: Memory of the core that the kernel may use; None for the compiler's default.
+      interpret: Whether to interpret the kernel, on any device.
     """
     g = geometry
     row = pl.BlockSpec((1, g.head_dim, g.padded), lambda h, b, c: (b, h, 0))
@@ -326,10 +326,10 @@ class _Tile(NamedTuple):
     """The keys of a list.
 
     Attributes:
-      kv: keys and values.
-      starts: position of the first key of each block; 0 for an empty entry.
-      visible: which keys each query sees.
-      dropped: sets the dropped entries of an array to zero, without scaling the others.
+      kv: Keys and values.
+      starts: Position of the first key of each block; 0 for an empty entry.
+      visible: Which keys each query sees.
+      dropped: Sets the dropped entries of an array to zero, without scaling the others.
     """
 
     kv: Float[Array, "keys features"]

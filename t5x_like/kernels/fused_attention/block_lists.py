@@ -41,12 +41,12 @@ def block_list_attention(
     the same distribution and other random bits; each occurrence of a key in a list has its own decision.
 
     Args:
-      q: queries.
-      k: keys.
-      v: values.
-      scoring: a mask of `blocks`, with or without segments and invalid keys, and dropout without shared decisions.
-      interpret: whether to interpret the kernels, on any device.
-      sizes: memory of the core; by default the bound mesh's devices decide.
+      q: Queries.
+      k: Keys.
+      v: Values.
+      scoring: A mask of `blocks`, with or without segments and invalid keys, and dropout without shared decisions.
+      interpret: Whether to interpret the kernels, on any device.
+      sizes: Memory of the core; by default the bound mesh's devices decide.
 
     Returns:
       Averages of the values.
@@ -83,11 +83,11 @@ class Static:
     """What the compiled kernels depend on besides shapes.
 
     Attributes:
-      size, all_keys: see `BlockLists`.
-      scale: factor of the scores.
-      dropout_rate: rate of the dropout of each attention weight.
-      vmem_bytes: vector memory of the core that a kernel may use.
-      interpret: whether to interpret the kernels.
+      size, all_keys: See `BlockLists`.
+      scale: Factor of the scores.
+      dropout_rate: Rate of the dropout of each attention weight.
+      vmem_bytes: Vector memory of the core that a kernel may use.
+      interpret: Whether to interpret the kernels.
     """
 
     size: int

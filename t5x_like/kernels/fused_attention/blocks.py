@@ -17,10 +17,10 @@ class Sizes:
     """How much a step of the kernels computes.
 
     Attributes:
-      block_q: largest number of queries of a step.
-      block_k: largest number of keys of a step.
-      vmem_bytes: vector memory of the core that a kernel may use.
-      strided: whether the core can rotate each row of a register by another number of columns.
+      block_q: Largest number of queries of a step.
+      block_k: Largest number of keys of a step.
+      vmem_bytes: Vector memory of the core that a kernel may use.
+      strided: Whether the core can rotate each row of a register by another number of columns.
     """
 
     block_q: int
@@ -57,8 +57,8 @@ def block_size(length: int, largest: int) -> int:
     """Returns the size of equal blocks that cover a length with the fewest blocks, a multiple of 128.
 
     Args:
-      length: number of positions.
-      largest: largest block.
+      length: Number of positions.
+      largest: Largest block.
     """
     return pl.cdiv(pl.cdiv(length, pl.cdiv(length, largest)), LANES) * LANES
 
@@ -75,9 +75,9 @@ def q_chunks(geometry: Geometry, itemsize: int, sizes: Sizes) -> int:
     A chunk holds a float32 sum and two buffers of the result.
 
     Args:
-      geometry: sizes of the problem.
-      itemsize: bytes per number of the activations.
-      sizes: memory of the core.
+      geometry: Sizes of the problem.
+      itemsize: Bytes per number of the activations.
+      sizes: Memory of the core.
     """
     g = geometry
     block_bytes = g.block_q * g.step_heads * g.head_dim * (4 + 2 * itemsize)
@@ -97,11 +97,11 @@ def tables_fit(
     There are two buffers of each table and of its float32 gradient.
 
     Args:
-      terms: terms of the bias.
-      q: queries.
-      k: keys.
-      sizes: memory of the core.
-      window: see `Mask`.
+      terms: Terms of the bias.
+      q: Queries.
+      k: Keys.
+      sizes: Memory of the core.
+      window: See `Mask`.
     """
     sizes = within(sizes, window)
     (_, q_len, heads, head_dim), (kv_len, kv_heads) = q.shape, k.shape[1:3]
@@ -124,10 +124,10 @@ def row_fits(length: int, head_dim: int, itemsize: int, sizes: Sizes) -> bool:
     and a float32 sum.
 
     Args:
-      length: positions of the row.
-      head_dim: size of a head.
-      itemsize: bytes per number of the activations.
-      sizes: memory of the core.
+      length: Positions of the row.
+      head_dim: Size of a head.
+      itemsize: Bytes per number of the activations.
+      sizes: Memory of the core.
     """
     held = 2 * head_dim * length * ((2 * 2 + 1) * itemsize + _FLOAT32)
     return held + _BESIDE_ROW <= sizes.vmem_bytes

@@ -30,8 +30,8 @@ def forward(geometry: Geometry, itemsize: int) -> pl.CostEstimate:
     Queries are read and the output is written once; keys and values are read for each block of queries that sees them.
 
     Args:
-      geometry: sizes.
-      itemsize: bytes per number of the activations.
+      geometry: Sizes.
+      itemsize: Bytes per number of the activations.
     """
     g = geometry
     reads = 1 if g.k_blocks == 1 else g.pairs / g.k_blocks
@@ -47,8 +47,8 @@ def backward(geometry: Geometry, itemsize: int) -> pl.CostEstimate:
     their gradients move once per chunk of queries, and gradients of queries once.
 
     Args:
-      geometry: sizes.
-      itemsize: bytes per number of the activations.
+      geometry: Sizes.
+      itemsize: Bytes per number of the activations.
     """
     g = geometry
     reads = 1 if g.q_blocks == 1 else g.pairs / g.q_blocks
@@ -97,9 +97,9 @@ def of_lists(geometry: ListGeometry, itemsize: int, *, backward: bool) -> pl.Cos
     """Returns the cost of lists of blocks. All arrays are read or written once.
 
     Args:
-      geometry: sizes.
-      itemsize: bytes per number of the activations.
-      backward: whether the cost is of the backward pass.
+      geometry: Sizes.
+      itemsize: Bytes per number of the activations.
+      backward: Whether the cost is of the backward pass.
     """
     g = geometry
     scores = g.batch * g.heads * g.pairs * g.size**2

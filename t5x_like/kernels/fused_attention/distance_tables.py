@@ -16,7 +16,7 @@ def bias_vector(values: Float[Array, "heads given"], g: Geometry) -> Float[Array
 
     Args:
       values: `ScoreTerms.diagonals`.
-      g: sizes.
+      g: Sizes.
     """
     return _pad(values[..., ::-1].astype(jnp.float32), g.key_distances - g.kv_len, g)[:, None]
 
@@ -32,9 +32,9 @@ def table_of(
     """Returns a table of vectors, with the distances as the last dimension.
 
     Args:
-      vectors: a vector per distance.
-      before: number of further distances at the start; negative if distances are left out.
-      g: sizes.
+      vectors: A vector per distance.
+      before: Number of further distances at the start; negative if distances are left out.
+      g: Sizes.
     """
     vectors = vectors.reshape(*vectors.shape[:2], -1)
     return _pad(jnp.swapaxes(vectors, 1, 2), before, g)

@@ -25,9 +25,9 @@ class Vectors:
 
     Attributes:
       ref: `[directions, heads · kv, relative]`.
-      direction: index of the table of the row.
-      features: features of the head.
-      start: first entry. Distance column - row of a tile is entry column - row + number of rows - 1 from there on.
+      direction: Index of the table of the row.
+      features: Features of the head.
+      start: First entry. Distance column - row of a tile is entry column - row + number of rows - 1 from there on.
     """
 
     ref: Array
@@ -53,10 +53,10 @@ def products(
     """Returns the products of each block of 128 rows with the vectors of the distances to all columns.
 
     Args:
-      rows: queries or keys.
-      vectors: vectors of the distances.
-      columns: number of columns, a multiple of 128.
-      strided: whether the core can rotate each row of a register by one more column, as since v5e.
+      rows: Queries or keys.
+      vectors: Vectors of the distances.
+      columns: Number of columns, a multiple of 128.
+      strided: Whether the core can rotate each row of a register by one more column, as since v5e.
     """
     return [
         _shift(tiles.dot_tn(block, vectors.read(first, columns + LANES)), columns, strided=strided)
@@ -75,11 +75,11 @@ def gradients(
     """Returns the gradient of the rows of `products`.
 
     Args:
-      gradient: gradient of the products.
-      rows: queries or keys.
-      vectors: vectors of the distances.
-      total: gradient of the vectors, to which the gradient of the tile is added.
-      strided: see `products`.
+      gradient: Gradient of the products.
+      rows: Queries or keys.
+      vectors: Vectors of the distances.
+      total: Gradient of the vectors, to which the gradient of the tile is added.
+      strided: See `products`.
     """
     parts, columns = [], gradient.shape[1]
     for index, (first, block) in enumerate(_blocks(rows)):

@@ -19,10 +19,10 @@ def forward(
     """Computes the output and the statistics that the backward pass needs.
 
     Args:
-      operands: the inputs.
-      geometry: sizes.
-      vmem_bytes: memory of the core that the kernel may use; None for the compiler's default.
-      interpret: whether to interpret the kernel, on any device.
+      operands: The inputs.
+      geometry: Sizes.
+      vmem_bytes: Memory of the core that the kernel may use; None for the compiler's default.
+      interpret: Whether to interpret the kernel, on any device.
 
     Returns:
       The output, and the log-sum-exp of the scores of each query, `MASK_VALUE` without visible keys.

@@ -18,29 +18,29 @@ class Geometry:
     heads, which belong to `step_kv_heads` key heads.
 
     Attributes:
-      batch: rows.
-      q_len: queries per row.
-      kv_len: keys per row.
-      heads: query heads.
-      kv_heads: key heads.
-      head_dim: size of a head.
-      block_q: queries of a step, a multiple of 128.
-      block_k: keys of a step, a multiple of 128.
-      causal: whether keys after the query are masked.
-      window: see `Mask`.
-      prefix: whether some keys are visible regardless of `causal`; no block is skipped then because of it.
-      segments: whether queries and keys have segments.
-      biased: whether scores have a relative bias.
-      query_table: whether scores have products of queries with a table of distances.
-      key_table: whether scores have products of keys with a table of distances.
-      directions: number of tables of each kind, of which each row has one.
-      query_biases: whether queries have biases in the products with keys and with their table.
-      types: whether queries have a value for keys of their type.
-      ranks: whether queries and keys have ranks.
-      strided: see `blocks.Sizes`.
-      scale: factor of the scores.
-      dropout_rate: rate of the dropout of each attention weight.
-      q_chunks: parts of the queries of a row whose gradients are held on the core one after another.
+      batch: Rows.
+      q_len: Queries per row.
+      kv_len: Keys per row.
+      heads: Query heads.
+      kv_heads: Key heads.
+      head_dim: Size of a head.
+      block_q: Queries of a step, a multiple of 128.
+      block_k: Keys of a step, a multiple of 128.
+      causal: Whether keys after the query are masked.
+      window: See `Mask`.
+      prefix: Whether some keys are visible regardless of `causal`; no block is skipped then because of it.
+      segments: Whether queries and keys have segments.
+      biased: Whether scores have a relative bias.
+      query_table: Whether scores have products of queries with a table of distances.
+      key_table: Whether scores have products of keys with a table of distances.
+      directions: Number of tables of each kind, of which each row has one.
+      query_biases: Whether queries have biases in the products with keys and with their table.
+      types: Whether queries have a value for keys of their type.
+      ranks: Whether queries and keys have ranks.
+      strided: See `blocks.Sizes`.
+      scale: Factor of the scores.
+      dropout_rate: Rate of the dropout of each attention weight.
+      q_chunks: Parts of the queries of a row whose gradients are held on the core one after another.
     """
 
     batch: int
@@ -181,9 +181,9 @@ def table_size(padded: int, tile: int, window: int | None) -> int:
     """Returns the number of distances to one side in a table: of all positions, or of the tiles within a window.
 
     Args:
-      padded: number of positions in whole blocks.
-      tile: number of queries and keys of a tile.
-      window: see `Mask`.
+      padded: Number of positions in whole blocks.
+      tile: Number of queries and keys of a tile.
+      window: See `Mask`.
     """
     return padded if window is None else min(padded, pl.cdiv(window - 1 + tile, LANES) * LANES)
 
@@ -203,16 +203,16 @@ class ListGeometry:
     """Static sizes of attention with lists of blocks. The grid of a kernel is heads x rows x chunks of queries.
 
     Attributes:
-      batch: rows.
-      length: positions per row.
-      heads: heads.
-      head_dim: size of a head.
-      size: positions of a block.
-      listed: blocks of a list.
-      chunk: queries of a step, a multiple of 128 and of `size`.
-      all_keys: blocks of queries that see all keys.
-      scale: factor of the scores.
-      dropout_rate: rate of the dropout of each attention weight.
+      batch: Rows.
+      length: Positions per row.
+      heads: Heads.
+      head_dim: Size of a head.
+      size: Positions of a block.
+      listed: Blocks of a list.
+      chunk: Queries of a step, a multiple of 128 and of `size`.
+      all_keys: Blocks of queries that see all keys.
+      scale: Factor of the scores.
+      dropout_rate: Rate of the dropout of each attention weight.
     """
 
     batch: int

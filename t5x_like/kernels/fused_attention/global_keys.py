@@ -36,11 +36,11 @@ def merge(
     """Adds the global keys to the attention within windows.
 
     Args:
-      inputs: inputs of this device.
-      output: output of the kernel.
-      lse: log-sum-exp of the scores within windows.
-      seeds: see `Operands`.
-      g: sizes.
+      inputs: Inputs of this device.
+      output: Output of the kernel.
+      lse: Log-sum-exp of the scores within windows.
+      seeds: See `Operands`.
+      g: Sizes.
 
     Returns:
       The output, and the log-sum-exp of all scores.
@@ -65,12 +65,12 @@ def gradients(
     """Returns the gradients of the queries through the global keys, of the global keys and of their values.
 
     Args:
-      inputs: inputs of this device.
-      lse: log-sum-exp of all scores.
-      delta: inner product of the output and its gradient.
-      gradient: gradient of the output.
-      seeds: see `Operands`.
-      g: sizes.
+      inputs: Inputs of this device.
+      lse: Log-sum-exp of all scores.
+      delta: Inner product of the output and its gradient.
+      gradient: Gradient of the output.
+      seeds: See `Operands`.
+      g: Sizes.
     """
     scores, visible = _scores(inputs, g)
     weights = jnp.where(visible, jnp.exp(scores - lse), 0.0)

@@ -19,11 +19,11 @@ class Layout:
     """Partition specs of the inputs and results. Rows and heads are sharded; lengths are not.
 
     Attributes:
-      partitioner: the bound partitioner; None on a single device.
-      inputs: specs of the inputs.
-      heads: spec of queries and outputs.
-      statistics: spec of `[batch, heads, 1, q_len]`.
-      num_heads: number of query heads of all devices.
+      partitioner: The bound partitioner; None on a single device.
+      inputs: Specs of the inputs.
+      heads: Spec of queries and outputs.
+      statistics: Spec of `[batch, heads, 1, q_len]`.
+      num_heads: Number of query heads of all devices.
     """
 
     partitioner: partitioning.Partitioner | None

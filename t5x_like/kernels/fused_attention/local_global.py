@@ -44,17 +44,17 @@ def attention(
     """Computes the attention of both inputs without scores in memory.
 
     Args:
-      q: queries, those of the global tokens first.
-      kv_for_globals: keys and values of both inputs for the queries of global tokens.
-      kv_for_text: keys and values of both inputs for the queries of the text; the same tuple if they are the same.
-      inputs: what the tokens see.
-      of_globals: scores of relative positions of global tokens.
-      of_text: scores of relative positions of the text.
-      scale: factor of the scores.
-      dropout: dropout of the attention weights, without shared decisions.
-      dropout_key: random key for dropout; None disables dropout.
-      interpret: whether to interpret the kernels, on any device.
-      sizes: blocks and memory; by default the bound mesh's devices decide.
+      q: Queries, those of the global tokens first.
+      kv_for_globals: Keys and values of both inputs for the queries of global tokens.
+      kv_for_text: Keys and values of both inputs for the queries of the text; the same tuple if they are the same.
+      inputs: What the tokens see.
+      of_globals: Scores of relative positions of global tokens.
+      of_text: Scores of relative positions of the text.
+      scale: Factor of the scores.
+      dropout: Dropout of the attention weights, without shared decisions.
+      dropout_key: Random key for dropout; None disables dropout.
+      interpret: Whether to interpret the kernels, on any device.
+      sizes: Blocks and memory; by default the bound mesh's devices decide.
 
     Returns:
       Averages of the values. Dropout has the same distribution as in the reference and other random bits.
@@ -113,13 +113,13 @@ def _between(
     sentence, the difference from other sentences is a score per query.
 
     Args:
-      q: queries.
-      k: keys.
-      v: values.
-      scores: scores of relative positions.
-      sentences: sentences of queries and keys; None if queries see keys of their own sentence alone.
-      scoring: mask, scale and dropout.
-      options: options of `attention_and_log_sum_exp`.
+      q: Queries.
+      k: Keys.
+      v: Values.
+      scores: Scores of relative positions.
+      sentences: Sentences of queries and keys; None if queries see keys of their own sentence alone.
+      scoring: Mask, scale and dropout.
+      options: Options of `attention_and_log_sum_exp`.
     """
     if sentences is None:
         vector, score, terms = scores.own, scores.own_score, ScoreTerms()

@@ -21,22 +21,22 @@ class Inputs(NamedTuple):
     """Arrays of the global batch; the optional ones may be None.
 
     Attributes:
-      q: queries.
-      k: keys.
-      v: values.
+      q: Queries.
+      k: Keys.
+      v: Values.
       bias: `ScoreTerms.diagonals`.
-      query_segments: segments of the queries.
-      key_segments: segments of the keys, `NO_SEGMENT` for keys that are not valid.
+      query_segments: Segments of the queries.
+      key_segments: Segments of the keys, `NO_SEGMENT` for keys that are not valid.
       prefix: 1 for keys that are visible regardless of `causal`.
-      seeds: two words of random bits for dropout.
-      global_k: keys that queries see outside of their window.
-      global_v: values of these keys.
-      global_segments: their segments, `NO_SEGMENT` for none.
-      global_positions: their positions.
-      query_table, key_table, direction, content_bias, position_bias, same_type, query_types, key_types: see
+      seeds: Two words of random bits for dropout.
+      global_k: Keys that queries see outside of their window.
+      global_v: Values of these keys.
+      global_segments: Their segments, `NO_SEGMENT` for none.
+      global_positions: Their positions.
+      query_table, key_table, direction, content_bias, position_bias, same_type, query_types, key_types: See
         `ScoreTerms`.
-      query_ranks: ranks of the queries.
-      key_ranks: ranks of the keys, which queries of higher ranks see.
+      query_ranks: Ranks of the queries.
+      key_ranks: Ranks of the keys, which queries of higher ranks see.
       block_lists: `BlockLists.keys` of each head.
     """
 
@@ -72,19 +72,19 @@ class Operands(NamedTuple):
     transposes copies of them for a kernel that reads another one.
 
     Attributes:
-      q: queries.
-      k: keys.
-      v: values.
-      bias: entry `query - key + key_distances - 1` is the bias at these positions; None without bias.
-      query_segments: segments of the queries; None if no key is masked by segments.
-      key_segments: segments of the keys; `NO_SEGMENT` for keys that no query sees.
+      q: Queries.
+      k: Keys.
+      v: Values.
+      bias: Entry `query - key + key_distances - 1` is the bias at these positions; None without bias.
+      query_segments: Segments of the queries; None if no key is masked by segments.
+      key_segments: Segments of the keys; `NO_SEGMENT` for keys that no query sees.
       prefix: 1 for keys that are visible regardless of `causal`; None without prefix.
-      seeds: two words of random bits, the first row and head of this device, and the number of all heads; None without
+      seeds: Two words of random bits, the first row and head of this device, and the number of all heads; None without
         dropout.
-      query_table: entry `key - query + query_distances - 1` is multiplied with the query at these positions.
-      key_table: entry `query - key + key_distances - 1` is multiplied with the key at these positions.
-      direction, content_bias, position_bias, same_type, query_types, key_types: see `ScoreTerms`.
-      query_ranks, key_ranks: see `Inputs`.
+      query_table: Entry `key - query + query_distances - 1` is multiplied with the query at these positions.
+      key_table: Entry `query - key + key_distances - 1` is multiplied with the key at these positions.
+      direction, content_bias, position_bias, same_type, query_types, key_types: See `ScoreTerms`.
+      query_ranks, key_ranks: See `Inputs`.
     """
 
     q: Float[Array, "batch heads_kv q_len"]
@@ -112,8 +112,8 @@ class Blocks:
     """Blocks of arrays, for a grid whose indices are mapped to row, group of heads, and blocks of queries and keys.
 
     Attributes:
-      geometry: sizes.
-      at: maps the indices of the grid to `(row, head_step, q_block, k_block)`.
+      geometry: Sizes.
+      at: Maps the indices of the grid to `(row, head_step, q_block, k_block)`.
     """
 
     geometry: Geometry

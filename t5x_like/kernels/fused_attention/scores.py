@@ -18,12 +18,12 @@ class Scores:
     """The tiles of all heads of a step. What heads share is computed once.
 
     Args:
-      refs: blocks of the operands.
-      geometry: sizes.
-      row: row of this device.
-      head_step: group of heads.
-      i: block of queries.
-      j: block of keys.
+      refs: Blocks of the operands.
+      geometry: Sizes.
+      row: Row of this device.
+      head_step: Group of heads.
+      i: Block of queries.
+      j: Block of keys.
     """
 
     def __init__(self, refs: Operands, geometry: Geometry, row, head_step, i, j):
@@ -108,8 +108,8 @@ class Scores:
         """Returns the attention weights of a head.
 
         Args:
-          head: query head of the step.
-          lse: log-sum-exp of the scores of each query.
+          head: Query head of the step.
+          lse: Log-sum-exp of the scores of each query.
         """
         logarithm = self._unmasked(head) - lse
         if self.visible is not None:

@@ -44,8 +44,8 @@ def join(
     """Returns the outputs of all queries.
 
     Args:
-      first: outputs of `first`.
-      moved: outputs of `further`.
+      first: Outputs of `first`.
+      moved: Outputs of `further`.
       positions: `ScoreTerms.further`.
     """
     places = jax.nn.one_hot(positions, first.shape[1], dtype=moved.dtype)

@@ -57,14 +57,14 @@ def visible(
     """Returns which keys are visible to which queries, or None if all are.
 
     Args:
-      geometry: sizes and the structure of the mask.
-      queries: positions of the queries.
-      keys: positions of the keys.
-      query_segments: segments of the queries.
-      key_segments: segments of the keys.
+      geometry: Sizes and the structure of the mask.
+      queries: Positions of the queries.
+      keys: Positions of the keys.
+      query_segments: Segments of the queries.
+      key_segments: Segments of the keys.
       prefix: 1 for keys that are visible regardless of `causal`.
-      query_ranks: ranks of the queries.
-      key_ranks: ranks of the keys.
+      query_ranks: Ranks of the queries.
+      key_ranks: Ranks of the keys.
     """
     conditions = []
     if geometry.causal:
@@ -85,8 +85,8 @@ def bias_tile(values: Float[Array, "1 relative"], geometry: Geometry) -> Float[A
     """Expands a slice of the biases to the tile of a head, whose diagonals are constant.
 
     Args:
-      values: entry `query - key + block_k - 1` is the bias of a query and a key of the tile.
-      geometry: sizes.
+      values: Entry `query - key + block_k - 1` is the bias of a query and a key of the tile.
+      geometry: Sizes.
     """
     rows, columns = geometry.block_k // LANES, geometry.block_q // LANES
     # Blocks of 128 x 128 on the same diagonal are equal.
@@ -104,8 +104,8 @@ def bias_gradient(gradient: Float[Array, "keys queries"], geometry: Geometry) ->
     """Sums a tile over its diagonals, the transpose of `bias_tile`.
 
     Args:
-      gradient: gradient of the scores of a head.
-      geometry: sizes.
+      gradient: Gradient of the scores of a head.
+      geometry: Sizes.
     """
     rows, columns = geometry.block_k // LANES, geometry.block_q // LANES
     total = [jnp.zeros((1, LANES), jnp.float32)] * (rows + columns)
@@ -162,11 +162,11 @@ def keep(
     the backward pass repeats the decisions of the forward pass.
 
     Args:
-      seeds: two words of random bits.
-      head: index of the row and the head in the whole batch, as one number.
-      queries: positions of the queries.
-      keys: positions of the keys.
-      rate: probability of dropping a weight.
+      seeds: Two words of random bits.
+      head: Index of the row and the head in the whole batch, as one number.
+      queries: Positions of the queries.
+      keys: Positions of the keys.
+      rate: Probability of dropping a weight.
     """
     row, column = mix_bits(mix_bits(head ^ seeds[0]) + queries), mix_bits(keys ^ seeds[1])
     bits = row ^ column

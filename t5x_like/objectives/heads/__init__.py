@@ -44,9 +44,9 @@ class HeadForm(Protocol):
     """What a head reads, and how.
 
     Attributes:
-      each_token: whether the head reads each token, or one state per row.
-      inputs: the features that the model reads, made from the task features `inputs` and `token_types`.
-      pretrained: part of the head -> names of the same part in pretrained heads; see `Objective.other_names`.
+      each_token: Whether the head reads each token, or one state per row.
+      inputs: The features that the model reads, made from the task features `inputs` and `token_types`.
+      pretrained: Part of the head -> names of the same part in pretrained heads; see `Objective.other_names`.
     """
 
     each_token: bool
@@ -57,17 +57,17 @@ class HeadForm(Protocol):
         """Creates the head.
 
         Args:
-          config: configuration of the model.
-          outputs: number of labels, or 1 for a score.
-          key: random key for the initial values.
+          config: Configuration of the model.
+          outputs: Number of labels, or 1 for a score.
+          key: Random key for the initial values.
         """
 
     def read(self, hidden: Hidden, batch: Batch) -> Any:
         """Returns what the head reads: hidden states, except for `birnn_head.BiRNN`.
 
         Args:
-          hidden: last hidden states of the model.
-          batch: the features of the batch.
+          hidden: Last hidden states of the model.
+          batch: The features of the batch.
         """
 
 
@@ -75,11 +75,11 @@ def check_form(head: HeadForm, *, each_token: bool) -> None:
     """Checks that a head reads what its objective predicts for.
 
     Args:
-      head: form of the head.
-      each_token: whether the objective predicts for each token, or for each row.
+      head: Form of the head.
+      each_token: Whether the objective predicts for each token, or for each row.
 
     Raises:
-      UserError: the form reads something else.
+      UserError: The form reads something else.
     """
     if head.each_token != each_token:
         reads, needs = ("each token", "one per row") if head.each_token else ("one token per row", "each token")

@@ -34,15 +34,15 @@ class FeedForwardHead(nnx.Module):
     """A feed-forward block like those of the layers, with its residual sum and norm, and a linear classifier.
 
     Args:
-      config: configuration of the model.
-      outputs: number of outputs.
-      rate: dropout rate of the input of the block and of its output.
-      key: random key of the initial values.
+      config: Configuration of the model.
+      outputs: Number of outputs.
+      rate: Dropout rate of the input of the block and of its output.
+      key: Random key of the initial values.
 
     Attributes:
-      mlp: feed-forward block.
-      norm: norm of the residual sum.
-      classifier: projection with kernel `[embed, outputs]` and bias, computed in float32.
+      mlp: Feed-forward block.
+      norm: Norm of the residual sum.
+      classifier: Projection with kernel `[embed, outputs]` and bias, computed in float32.
     """
 
     def __init__(self, config: HeadConfig, outputs: int, *, rate: float, key: jax.Array):

@@ -20,8 +20,8 @@ class Sequences(NamedTuple):
     """What a `BiRNNHead` reads.
 
     Attributes:
-      hidden: last hidden states of the model.
-      batch: the features of the batch.
+      hidden: Last hidden states of the model.
+      batch: The features of the batch.
     """
 
     hidden: Hidden
@@ -68,17 +68,17 @@ class BiRNNHead(nnx.Module):
     """A bidirectional network and a head on its outputs.
 
     Args:
-      config: configuration of the model.
-      form: the form.
-      head: the head of `form.head`.
-      key: random key for the initial values of the network.
+      config: Configuration of the model.
+      form: The form.
+      head: The head of `form.head`.
+      key: Random key for the initial values of the network.
 
     Attributes:
-      network: the network, with states of half the hidden size per direction.
-      head: the head, which reads the states of both directions, concatenated.
+      network: The network, with states of half the hidden size per direction.
+      head: The head, which reads the states of both directions, concatenated.
 
     Raises:
-      UserError: the hidden size is odd.
+      UserError: The hidden size is odd.
     """
 
     def __init__(self, config: HeadConfig, form: BiRNN, head: HeadModule, *, key: jax.Array):

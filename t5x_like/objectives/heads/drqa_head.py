@@ -40,8 +40,8 @@ class QuestionAndPassage(NamedTuple):
     """What a `DrQAHead` reads.
 
     Attributes:
-      hidden: features of all tokens.
-      tokens: ids of the tokens.
+      hidden: Features of all tokens.
+      tokens: Ids of the tokens.
       text_ids: 0 for the question, 1 for the passage, other numbers for other tokens.
     """
 
@@ -82,7 +82,7 @@ class DrQA:
         """Creates the head; see `HeadForm.make`.
 
         Raises:
-          UserError: the objective needs other outputs than start and end.
+          UserError: The objective needs other outputs than start and end.
         """
         if outputs != 2:
             raise UserError(f"HEAD=@drqa_head.DrQA(): has 2 outputs, not {outputs}. Give it to SpanExtraction.")
@@ -97,18 +97,18 @@ class DrQAHead(nnx.Module):
     """The modules of `DrQA`.
 
     Args:
-      form: the form of the head.
-      config: configuration of the model.
-      key: random key for the initial values.
+      form: The form of the head.
+      config: Configuration of the model.
+      key: Random key for the initial values.
 
     Attributes:
-      align: dense layer α, with kernel `[embed, embed]` and bias.
-      passage: network that reads the passage.
-      question: network that reads the question.
-      weights: projection w of the states of the question, with kernel `[states, 1]`.
-      start: projection W_start of the vector of the question, with kernel `[states, states]`.
-      end: projection W_end.
-      no_answer: logit of the first position.
+      align: Dense layer α, with kernel `[embed, embed]` and bias.
+      passage: Network that reads the passage.
+      question: Network that reads the question.
+      weights: Projection w of the states of the question, with kernel `[states, 1]`.
+      start: Projection W_start of the vector of the question, with kernel `[states, states]`.
+      end: Projection W_end.
+      no_answer: Logit of the first position.
     """
 
     def __init__(self, form: DrQA, config: HeadConfig, *, key: jax.Array):
@@ -154,13 +154,13 @@ class StackedRNN(nnx.Module):
     """Bidirectional layers, each of which reads the states of the layer before; the states of all are concatenated.
 
     Args:
-      form: the form of the head.
-      inputs: size of the inputs.
-      dtype: dtype of the products.
-      key: random key for the initial values.
+      form: The form of the head.
+      inputs: Size of the inputs.
+      dtype: Dtype of the products.
+      key: Random key for the initial values.
 
     Attributes:
-      layer_0: the first layer; `layer_1`, … follow.
+      layer_0: The first layer; `layer_1`, … follow.
     """
 
     def __init__(self, form: DrQA, inputs: int, *, dtype: str, key: jax.Array):
@@ -176,9 +176,9 @@ class StackedRNN(nnx.Module):
         """Returns the states of all layers in float32.
 
         Args:
-          x: inputs.
-          is_read: the tokens that are read; others are skipped.
-          dropout_key: random key; None disables dropout.
+          x: Inputs.
+          is_read: The tokens that are read; others are skipped.
+          dropout_key: Random key; None disables dropout.
         """
         found, segments = [], is_read.astype(jnp.int32)
         for number, key in enumerate(split_key(dropout_key, self.num_layers)):

@@ -26,8 +26,8 @@ class HeadModule(Protocol):
         """Computes logits, or scores, in float32.
 
         Args:
-          states: the hidden states that `heads.HeadForm.read` returns.
-          dropout_key: random key; None disables dropout.
+          states: The hidden states that `heads.HeadForm.read` returns.
+          dropout_key: Random key; None disables dropout.
         """
 
 

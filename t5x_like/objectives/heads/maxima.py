@@ -11,8 +11,8 @@ def largest(states: Float[Array, "batch n ..."], chosen: Bool[Array, "batch n ..
     them if a compiled program computes states again with another rounding.
 
     Args:
-      states: states.
-      chosen: which of them count, with dimensions of size 1 for those of the features.
+      states: States.
+      chosen: Which of them count, with dimensions of size 1 for those of the features.
     """
     index = jnp.argmax(jnp.where(chosen, states, -jnp.inf), axis=1, keepdims=True)
     found = jnp.take_along_axis(states, index, axis=1)[:, 0]

@@ -32,18 +32,18 @@ class PairAttention(Protocol):
         """Returns the parameters, or None if there are none.
 
         Args:
-          states: size of the states.
-          dtype: dtype of the products.
-          key: random key for the initial values.
+          states: Size of the states.
+          dtype: Dtype of the products.
+          key: Random key for the initial values.
         """
 
     def features(self, parameters: nnx.Module | None, states: States, attended: States) -> Features:
         """Returns the features of each word.
 
         Args:
-          parameters: result of `make`.
-          states: states of the words.
-          attended: means of the other text; see `attend_to_other_text`.
+          parameters: Result of `make`.
+          states: States of the words.
+          attended: Means of the other text; see `attend_to_other_text`.
         """
 
 
@@ -91,8 +91,8 @@ def attend_to_other_text(states: States, text_ids: Int[Array, "batch length"]) -
     """Returns for each word the mean of the words of the other text, weighted by a softmax of their inner products.
 
     Args:
-      states: states of words.
-      text_ids: text id of each word, 0 or 1. Other words, and words without another text, get 0.
+      states: States of words.
+      text_ids: Text id of each word, 0 or 1. Other words, and words without another text, get 0.
     """
     return attend(states, states, states, _of_other_text(text_ids))
 
@@ -107,10 +107,10 @@ def attend(queries: States, keys: States, values: Features, visible: Bool[Array,
     """Returns the means of values, weighted by a softmax of inner products.
 
     Args:
-      queries: a vector per word.
-      keys: a vector per attended word.
-      values: another vector per attended word.
-      visible: whether the first word attends to the second one. Words that attend to none get 0.
+      queries: A vector per word.
+      keys: A vector per attended word.
+      values: Another vector per attended word.
+      visible: Whether the first word attends to the second one. Words that attend to none get 0.
     """
     scores = jnp.einsum("bid,bjd->bij", queries, keys, preferred_element_type=jnp.float32)
     weights = jnp.where(visible, jax.nn.softmax(jnp.where(visible, scores, MASKED), axis=-1), 0)

@@ -39,9 +39,9 @@ class PairScore(Protocol):
         """Returns a score per pair in float32.
 
         Args:
-          first: the first state of each pair.
-          second: its second state.
-          dropout_key: random key; None disables dropout.
+          first: The first state of each pair.
+          second: Its second state.
+          dropout_key: Random key; None disables dropout.
         """
 
 
@@ -49,7 +49,7 @@ class QuestionForm(Protocol):
     """What the head reads, and its modules.
 
     Attributes:
-      inputs: the features that the model reads, made from the task features `inputs` and `token_types`.
+      inputs: The features that the model reads, made from the task features `inputs` and `token_types`.
     """
 
     inputs: FeatureSpec
@@ -58,8 +58,8 @@ class QuestionForm(Protocol):
         """Creates the head.
 
         Args:
-          config: configuration of the model.
-          key: random key for the initial values.
+          config: Configuration of the model.
+          key: Random key for the initial values.
         """
 
     def allowed(self, rows: Batch) -> Bool[Array, "batch length"]:
@@ -73,9 +73,9 @@ class QuestionHead(nnx.Module):
     """The modules of a head.
 
     Args:
-      start: projection with kernel `[embed, 1]`, computed in float32: the score of each position as the start.
-      end: score of a start and a position as the end.
-      no_answer: score of a state of the row (`QuestionForm.summary`), and of the mean over the states of its starts.
+      start: Projection with kernel `[embed, 1]`, computed in float32: the score of each position as the start.
+      end: Score of a start and a position as the end.
+      no_answer: Score of a state of the row (`QuestionForm.summary`), and of the mean over the states of its starts.
 
     Attributes: the arguments.
     """
@@ -88,15 +88,15 @@ class DensePairScore(nnx.Module):
     """A dense layer on two joined states, an activation, and a linear score.
 
     Args:
-      config: configuration of the model.
-      hidden_dim: size of the dense layer.
-      activation: its activation.
-      init: initializer of both kernels.
-      key: random key for the initial values.
+      config: Configuration of the model.
+      hidden_dim: Size of the dense layer.
+      activation: Its activation.
+      init: Initializer of both kernels.
+      key: Random key for the initial values.
 
     Attributes:
-      dense: projection with kernel `[2 · embed, hidden_dim]` and bias.
-      score: projection with kernel `[hidden_dim, 1]` and bias, computed in float32.
+      dense: Projection with kernel `[2 · embed, hidden_dim]` and bias.
+      score: Projection with kernel `[hidden_dim, 1]` and bias, computed in float32.
     """
 
     def __init__(
@@ -166,14 +166,14 @@ class NormedPairScore(nnx.Module):
     """A dense layer on two joined states, tanh, LayerNorm, and a linear score: the end of an answer in XLNet.
 
     Args:
-      config: configuration of the model.
-      init: initializer of both kernels.
-      key: random key for the initial values.
+      config: Configuration of the model.
+      init: Initializer of both kernels.
+      key: Random key for the initial values.
 
     Attributes:
-      dense: projection with kernel `[2 · embed, embed]` and bias.
-      norm: norm of its activations.
-      score: projection with kernel `[embed, 1]` and bias, computed in float32.
+      dense: Projection with kernel `[2 · embed, embed]` and bias.
+      norm: Norm of its activations.
+      score: Projection with kernel `[embed, 1]` and bias, computed in float32.
     """
 
     def __init__(self, config: HeadConfig, *, init: Initializer, key: jax.Array):
@@ -190,14 +190,14 @@ class NoAnswerScore(nnx.Module):
     """A dense layer on two joined states, tanh, dropout, and a linear score without bias: no answer in XLNet.
 
     Args:
-      config: configuration of the model.
-      rate: dropout rate.
-      init: initializer of both kernels.
-      key: random key for the initial values.
+      config: Configuration of the model.
+      rate: Dropout rate.
+      init: Initializer of both kernels.
+      key: Random key for the initial values.
 
     Attributes:
-      dense: projection with kernel `[2 · embed, embed]` and bias.
-      score: projection with kernel `[embed, 1]`, computed in float32.
+      dense: Projection with kernel `[2 · embed, embed]` and bias.
+      score: Projection with kernel `[embed, 1]`, computed in float32.
     """
 
     def __init__(self, config: HeadConfig, rate: float, *, init: Initializer, key: jax.Array):

@@ -18,7 +18,7 @@ class TextIds(Protocol):
     """How the texts of a row are told apart.
 
     Attributes:
-      inputs: the features that the model reads, made from the task features `inputs` and `token_types`.
+      inputs: The features that the model reads, made from the task features `inputs` and `token_types`.
     """
 
     inputs: FeatureSpec
@@ -56,7 +56,7 @@ def text_ids(tokens: Int[Array, "batch length"], is_token: Bool[Array, "batch le
     """Returns the text id of each word, from 0; -1 for `</s>` and for padding.
 
     Args:
-      tokens: ids of words.
+      tokens: Ids of words.
       is_token: False for padding.
     """
     is_end = tokens == EOS_ID

@@ -32,8 +32,8 @@ class Words(NamedTuple):
     """What a `TextVectorsHead` reads.
 
     Attributes:
-      hidden: states of words.
-      text_of_word: text id of each word, from 0; -1 for tokens outside the texts.
+      hidden: States of words.
+      text_of_word: Text id of each word, from 0; -1 for tokens outside the texts.
     """
 
     hidden: Hidden
@@ -98,17 +98,17 @@ class TextVectorsHead(nnx.Module):
     """The modules of `TextVectors`.
 
     Args:
-      form: the form of the head.
-      config: configuration of the model.
-      outputs: number of labels or scores.
-      key: random key for the initial values.
+      form: The form of the head.
+      config: Configuration of the model.
+      outputs: Number of labels or scores.
+      key: Random key for the initial values.
 
     Attributes:
-      encoder: layers of the network that reads the words.
-      comparison: parameters of the attention, or None.
-      composition: network that reads words with the attended words; only with attention.
-      dense: hidden layer of the classifier, before tanh.
-      classifier: projection to the outputs.
+      encoder: Layers of the network that reads the words.
+      comparison: Parameters of the attention, or None.
+      composition: Network that reads words with the attended words; only with attention.
+      dense: Hidden layer of the classifier, before tanh.
+      classifier: Projection to the outputs.
     """
 
     def __init__(self, form: TextVectors, config: HeadConfig, outputs: int, *, key: jax.Array):

@@ -37,7 +37,7 @@ def pairs(candidates: Int[Array, " examples"], window: int) -> tuple[Int[Array, 
 
     Args:
       candidates: Indices into `Contexts.in_window`, flattened.
-      window: w, the largest number of contexts on each side.
+      window: W, the largest number of contexts on each side.
     """
     shifts = offsets(window)
     word = candidates // shifts.size
@@ -50,7 +50,7 @@ def contexts(tokens: Int[Array, "rows length"], keep: Float[Array, " ids"], wind
     Args:
       tokens: Ids of words; the special ids end sentences (EOS) or are left out.
       keep: Probability of each id to be kept.
-      window: w, the largest number of contexts on each side.
+      window: W, the largest number of contexts on each side.
       key: Random key.
     """
     keep_key, window_key = jax.random.split(key)

@@ -21,10 +21,10 @@ def buckets_of_ngrams(
     """Returns the buckets of the n-grams of 2 to `longest` words, and which of them exist.
 
     Args:
-      hashes: hashes of the words.
+      hashes: Hashes of the words.
       valid: False for padding and words without a hash, which no n-gram contains.
-      longest: largest number of words.
-      number: number of buckets, at most `MAX_BUCKETS`.
+      longest: Largest number of words.
+      number: Number of buckets, at most `MAX_BUCKETS`.
     """
     found, exist = [], []
     high, low, inside = _sign(hashes), hashes, valid
