@@ -11,6 +11,7 @@ from t5x_like.layers import initializers
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import heads
+from t5x_like.objectives.heads.head_modules import Layers
 from t5x_like.objectives.passes import total_weights
 from t5x_like.objectives.sequence_classification import SequenceClassification
 from t5x_like.objectives.sequence_regression import SequenceRegression
@@ -63,6 +64,19 @@ def test_dropout_is_applied_where_transformers_applies_it():
             np.testing.assert_array_equal(found, function(head, STATES))
     assert heads.LastToken().make(CONFIG, 3, key=jax.random.key(0)).dropout.rate == 0.0
     assert heads.EachToken(dropout_rate=0.0).make(CONFIG, 3, key=jax.random.key(0)).dropout.rate == 0.0
+
+
+def test_own_settings_give_a_head():
+    class Own(heads.HeadWithDropout):
+        token = "last"
+        layers = Layers("hidden", activation=jnp.abs, size=2, bias=False)
+
+    form = Own(dropout_rate=0.5)
+    head = form.make(CONFIG, 3, key=jax.random.key(0))
+    last = form.read(STATES, {"encoder_segment_ids": SEGMENTS})
+    hidden = np.abs(np.stack([STATES[0, 2], STATES[1, 0]]) @ head.hidden.kernel[...])
+    np.testing.assert_allclose(head(last)[:, 0], hidden @ head.classifier.kernel[...], rtol=1e-5)
+    assert head.dropout.rate == 0.5 and not form.each_token and not head.classifier.has_bias
 
 
 def test_initial_values_have_the_published_deviation():
