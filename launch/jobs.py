@@ -21,7 +21,7 @@ RESERVED_VARIABLES = ("PATH", SUPERVISED)
 def read_commands() -> dict[str, set[str]]:
     """Returns name -> the settings of each command in the tables of t5x_like, which is not imported."""
     entries = {}
-    for table in (ROOT / "t5x_like" / "cli").glob("*commands.py"):
+    for table in sorted((ROOT / "t5x_like" / "cli").glob("*commands.py")):
         tree = ast.parse(table.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Dict):
