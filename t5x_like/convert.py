@@ -15,7 +15,7 @@ from t5x_like.stored.network_weights import RunModel
 from t5x_like.training.runs import weights_run
 
 
-def convert(source: Source | str, target: Target | str, changes: Changes = NO_CHANGES) -> str:
+def convert(source: Source, target: Target, changes: Changes = NO_CHANGES) -> str:
     """Converts weights of other libraries to a run directory, or a run to a Hugging Face directory.
 
     The run directory has one checkpoint at step 0, with the model and the heads of the Hugging Face directory, and
@@ -32,8 +32,8 @@ def convert(source: Source | str, target: Target | str, changes: Changes = NO_CH
     that read a run read it.
 
     Args:
-      source: The weights to convert; a path stands for `Source(path)`.
-      target: What to write; a path stands for `Target(path)`.
+      source: The weights to convert.
+      target: What to write.
       changes: How to change the weights.
 
     Returns:
@@ -44,8 +44,6 @@ def convert(source: Source | str, target: Target | str, changes: Changes = NO_CH
         finite or has another shape. Nothing has been written.
       RunFailed: The output cannot be written. What was written is deleted.
     """
-    source = Source(source) if isinstance(source, str) else source
-    target = Target(target) if isinstance(target, str) else target
     _check_settings(source, target, changes)
     (path,) = checkpoint_choice.choose(source.path, source.checkpoint)
     if (weights := sources.read_other(path, source, heads=target.heads, long=changes.long)) is not None:

@@ -15,7 +15,7 @@ from t5x_like import cli, metrics, parameters
 from t5x_like.benchmarking import comparison, prediction, scores
 from t5x_like.benchmarking.scores import Evaluated
 from t5x_like.compare import _names, compare
-from t5x_like.conversion.settings import Changes
+from t5x_like.conversion.settings import Changes, Source, Target
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.interop import quantized
@@ -40,7 +40,7 @@ def models(tmp_path_factory):
     found = {"bert": str(directory / "bert")}
     for name, dtype in (("dense", None), ("int8", "int8"), ("int4", "int4")):
         found[name] = str(directory / name)
-        convert(found["bert"], found[name], Changes(quantization=dtype))
+        convert(Source(found["bert"]), Target(found[name]), Changes(quantization=dtype))
     for name, accuracy in (("dense", 0.9), ("int8", 0.81)):
         evaluated = {TITLE: {"loss": 0.3, "accuracy": accuracy}}
         EvaluationTable(f"{found[name]}/eval").add(Result(f"{found[name]}/checkpoints/0", 0, None, None, evaluated, {}))

@@ -67,8 +67,8 @@ def tensors(directory):
 
 def test_round_trip_keeps_all_tensors(directory, tmp_path):
     run, back = str(tmp_path / "run"), str(tmp_path / "back")
-    assert convert(str(directory), run) == run
-    convert(Source(run, model=BERT), back)
+    assert convert(Source(str(directory)), Target(run)) == run
+    convert(Source(run, model=BERT), Target(back))
     original, returned = tensors(directory), tensors(back)
     assert returned.keys() == original.keys()
     for name in original:
@@ -79,7 +79,7 @@ def test_round_trip_keeps_all_tensors(directory, tmp_path):
 
 def test_converted_directory_can_be_read_as_a_run(directory, tmp_path):
     run = str(tmp_path / "run")
-    convert(str(directory), run)
+    convert(Source(str(directory)), Target(run))
     objective = MaskedLM()
     params = open_model(run, model=BERT, objective=objective, partitioner=Partitioner(rules="dp")).read()
     expected = interop.read(str(directory), BERT)
@@ -89,7 +89,7 @@ def test_converted_directory_can_be_read_as_a_run(directory, tmp_path):
 
 def test_stored_config_describes_the_model(directory, tmp_path):
     run = tmp_path / "run"
-    convert(str(directory), str(run))
+    convert(Source(str(directory)), Target(str(run)))
     bindings = [("CHECKPOINT_PATH", "x"), ("OUTPUT_PATH", "y")]
     read = config.load(
         "t5x_like.convert.convert", files=["commands/convert.gin"], bindings=bindings, run_directory=str(run)
@@ -112,7 +112,7 @@ def test_round_trip_keeps_rope_scaling_and_special_tokens(tmp_path):
         special_tokens=tokens,
     )
     interop.to_huggingface({"model": llama.make(jax.random.key(0))}, llama, str(there))
-    convert(str(there), str(run))
+    convert(Source(str(there)), Target(str(run)))
     run_config = config.load(
         "t5x_like.convert.convert",
         files=["commands/convert.gin"],
@@ -131,11 +131,11 @@ def test_bare_model_comes_back_as_a_language_model_and_is_logged(tmp_path, caplo
     interop.to_huggingface({"model": GPT.make(jax.random.key(0))}, GPT, there)
     file = tmp_path / "there/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["GPT2Model"]}))
-    convert(there, run)
+    convert(Source(there), Target(run))
     assert (
         "a GPT2Model is read as a language model with tied embeddings. Its export is a GPT2LMHeadModel" in caplog.text
     )
-    convert(Source(run, model=GPT), back)
+    convert(Source(run, model=GPT), Target(back))
     assert json.loads((tmp_path / "back/config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
 
 
@@ -145,7 +145,7 @@ def test_bare_model_without_its_untied_logits_raises(tmp_path):
     file = tmp_path / "there/model.safetensors"
     save_file({name: tensor for name, tensor in load_file(file).items() if name != "lm_head.weight"}, file)
     with pytest.raises(ValueError, match="tensor 'lm_head.weight' is missing.*Save the class with a language model"):
-        convert(str(tmp_path / "there"), str(tmp_path / "run"))
+        convert(Source(str(tmp_path / "there")), Target(str(tmp_path / "run")))
 
 
 def test_head_that_transformers_lacks_raises_unless_it_is_left_out(tmp_path, caplog):
@@ -157,9 +157,9 @@ def test_head_that_transformers_lacks_raises_unless_it_is_left_out(tmp_path, cap
         checkpoints.wait()
     source, there = Source(str(tmp_path / "run"), model=BERT), str(tmp_path / "there")
     with pytest.raises(UserError, match="span_boundary.*Give HEADS='supported' to export a BertForMaskedLM without sp"):
-        convert(source, there)
+        convert(Source(source), Target(there))
     assert not (tmp_path / "there").exists()
-    convert(source, Target(there, heads="supported"))
+    convert(Source(source), Target(there, heads="supported"))
     assert json.loads((tmp_path / "there/config.json").read_text())["architectures"] == ["BertForMaskedLM"]
     assert "exported without span_boundary" in caplog.text
     assert "cls.predictions.bias" in tensors(tmp_path / "there")
@@ -169,7 +169,7 @@ def test_head_that_transformers_lacks_raises_unless_it_is_left_out(tmp_path, cap
 def test_non_finite_weights_raise_unless_they_are_allowed(directory, tmp_path, caplog, to_run):
     path, output, model = str(directory), tmp_path / "output", None if to_run else BERT
     if not to_run:
-        path = convert(path, str(tmp_path / "run"))
+        path = convert(Source(path), Target(str(tmp_path / "run")))
         checkpoints = Checkpoints(f"{path}/checkpoints")
         shapes = {
             name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=Partitioner(rules="dp").replicated)
@@ -186,27 +186,27 @@ def test_non_finite_weights_raise_unless_they_are_allowed(directory, tmp_path, c
         damaged.flat[:2] = np.inf
         save_file(stored | {name: damaged}, f"{path}/model.safetensors")
     with pytest.raises(UserError, match="1 of .* tensors have values that are not finite: .* of .*--allow_nonfinite"):
-        convert(Source(path, model=model), str(output))
+        convert(Source(path, model=model), Target(str(output)))
     assert not output.exists()
-    convert(Source(path, model=model, allow_nonfinite=True), str(output))
+    convert(Source(path, model=model, allow_nonfinite=True), Target(str(output)))
     assert "values that are not finite" in caplog.text and output.exists()
 
 
 def test_tokenizer_behind_a_link_that_leaves_the_run_is_not_exported(directory, tmp_path):
     run = tmp_path / "run"
-    convert(str(directory), str(run))
+    convert(Source(str(directory)), Target(str(run)))
     (tmp_path / "secret.txt").write_text("[PAD]\n[UNK]\n")
     (run / "tokenizer").mkdir(exist_ok=True)
     (run / "tokenizer/vocab.txt").symlink_to(tmp_path / "secret.txt")
     with pytest.raises(UserError, match="vocab.txt: a link that leaves the run directory"):
-        convert(Source(str(run), model=BERT), str(tmp_path / "out"))
+        convert(Source(str(run), model=BERT), Target(str(tmp_path / "out")))
 
 
 def test_existing_output_raises(directory, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/precious").write_text("data")
     with pytest.raises(ValueError, match="exists and is not empty"):
-        convert(str(directory), str(tmp_path / "full"))
+        convert(Source(str(directory)), Target(str(tmp_path / "full")))
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["precious"]
 
 
@@ -214,14 +214,14 @@ def test_truncated_file_raises_and_writes_nothing(directory, tmp_path):
     file = directory / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match="is truncated: tensor"):
-        convert(str(directory), str(tmp_path / "run"))
+        convert(Source(str(directory)), Target(str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("to_run", [True, False])
 def test_full_disk_leaves_no_output(to_run, directory, tmp_path, monkeypatch):
     if not to_run:
-        convert(str(directory), str(tmp_path / "run"))
+        convert(Source(str(directory)), Target(str(tmp_path / "run")))
     write = paths.write_atomic
 
     def full(path, contents):  # of the last file
@@ -232,7 +232,7 @@ def test_full_disk_leaves_no_output(to_run, directory, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "write_atomic", full)
     source = str(directory) if to_run else Source(str(tmp_path / "run"), model=BERT)
     with pytest.raises(RunFailed, match="OUTPUT_PATH=.*out cannot be written: No space left on device. Free space"):
-        convert(source, str(tmp_path / "out"))
+        convert(Source(source), Target(str(tmp_path / "out")))
     assert not (tmp_path / "out").exists()
 
 
@@ -241,7 +241,7 @@ def test_pickled_weights_raise(tmp_path):
     (tmp_path / "there/config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "there/pytorch_model.bin").write_bytes(b"pickled")
     with pytest.raises(ValueError, match="unsupported format of pytorch_model.bin, only safetensors"):
-        convert(str(tmp_path / "there"), str(tmp_path / "run"))
+        convert(Source(str(tmp_path / "there")), Target(str(tmp_path / "run")))
 
 
 def test_run_without_config_raises(tmp_path):
@@ -249,7 +249,7 @@ def test_run_without_config_raises(tmp_path):
     checkpointer.save(3, {"params": {"model/x": jnp.ones(2)}})
     checkpointer.close()
     with pytest.raises(ValueError, match="missing model. Give it with --gin_file=models"):
-        convert(str(tmp_path / "run"), str(tmp_path / "out"))
+        convert(Source(str(tmp_path / "run")), Target(str(tmp_path / "out")))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_stored_config_has_the_usual_objective(tmp_path, model, objective, bos_i
 def test_infer_needs_no_gin_file_for_a_converted_decoder(tmp_path, run_command):
     source, run = str(tmp_path / "source"), str(tmp_path / "run")
     interop.to_huggingface({"model": GPT.make(jax.random.key(0))}, GPT, source)
-    convert(source, run)
+    convert(Source(source), Target(run))
     (tmp_path / "in.jsonl").write_text('{"inputs": [3, 4, 5]}\n')
     files = [f"--input={tmp_path}/in.jsonl", f"--output={tmp_path}/out.jsonl"]
     lengths = "--gin.TASK_FEATURE_LENGTHS={'inputs': 4, 'targets': 3}"
@@ -296,12 +296,12 @@ def test_settings_of_generation_are_kept_by_the_run_and_exported(tmp_path):
     interop.to_huggingface({"model": GPT.make(jax.random.key(0))}, GPT, source)
     settings = {"num_beams": 3, "length_penalty": 0.5, "eos_token_id": 7}
     (tmp_path / "source" / "generation_config.json").write_text(json.dumps(settings | {"use_cache": True}))
-    convert(source, run)
+    convert(Source(source), Target(run))
     files = {"files": ["commands/infer.gin"], "bindings": [("INPUT_PATH", "in"), ("OUTPUT_PATH", "out")]}
     derivations = cli_derivations.of_command("infer")
     resolved = config.load("t5x_like.infer.infer", run_directory=run, derivations=derivations, **files)
     assert "BEAMS = 3\n" in resolved.text and "ALPHA = 0.5\n" in resolved.text
-    convert(Source(run, model=interop.config_from_huggingface(source)), exported)
+    convert(Source(run, model=interop.config_from_huggingface(source)), Target(exported))
     assert json.loads((tmp_path / "exported" / "generation_config.json").read_text()) == settings
 
 
@@ -343,7 +343,7 @@ def test_decoder_with_a_head_classifies_padded_rows(added, padding, tmp_path):
     settings = {"eos_token": "<|endoftext|>", "added_tokens_decoder": tokens} | added
     (run / "tokenizer/tokenizer_config.json").write_text(json.dumps(settings))
     (run / "tokenizer/vocab.json").write_text(json.dumps({"<|endoftext|>": 22}))
-    convert(Source(str(run), model=GPT), str(exported))
+    convert(Source(str(run), model=GPT), Target(str(exported)))
 
     reference = transformers.AutoModelForSequenceClassification.from_pretrained(exported)
     assert reference.config.pad_token_id == padding

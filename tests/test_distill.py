@@ -19,7 +19,7 @@ from t5x_like.adapters.pruned import MagnitudePruning, MovementPruning
 from t5x_like.adapters.quantization import FakeQuantized
 from t5x_like.adapters.ranges import is_range
 from t5x_like.checkpoints.manager import Checkpoints
-from t5x_like.conversion.settings import Changes, Source
+from t5x_like.conversion.settings import Changes, Source, Target
 from t5x_like.convert import convert
 from t5x_like.distill import distill
 from t5x_like.distillation.teachers import Teacher
@@ -191,7 +191,7 @@ def test_a_pruned_teacher_predicts_with_what_is_left_of_it(kind, tmp_path):
 def test_a_teacher_in_integers_predicts_as_its_run(dtype, teacher, tmp_path):
     pytest.importorskip("qwix", reason="needs the extra `quantization`")
     path, one = str(tmp_path / "integers"), Partitioner(devices=jax.devices()[:1], ici={"data": 1})
-    convert(Source(teacher, model=TEACHER), path, Changes(quantization=dtype))
+    convert(Source(teacher, model=TEACHER), Target(path), Changes(quantization=dtype))
     batch = copying_run.Copying().make(0)
     expected = open_model(path, partitioner=one).read_model()(batch).hidden
     found = open_teacher(Teacher(path)).on(one).read()["model"]

@@ -7,6 +7,7 @@ import pytest
 import small_models
 
 import t5x_like
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.decoding.settings import Decoding
@@ -70,7 +71,7 @@ def test_predictions_of_a_head_are_those_of_infer(tmp_path):
 
 def test_run_is_opened_by_its_own_configuration(gpt2, tmp_path):
     run = str(tmp_path / "run")
-    convert(gpt2, run)
+    convert(Source(gpt2), Target(run))
     before = gin.config_str()
     for path in (run, f"{run}/checkpoints", f"{run}/checkpoints/0"):
         model = open_model(path, task_feature_lengths=LENGTHS)

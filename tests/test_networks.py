@@ -11,7 +11,7 @@ from families import FAMILIES
 from objective_cases import CASES
 
 from t5x_like import interop, parameters
-from t5x_like.conversion.settings import Source
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.distill import distill
 from t5x_like.distillation.losses.hidden import HiddenCosine
@@ -119,15 +119,15 @@ def test_unknown_networks_raise_with_the_networks_of_the_run(run, tmp_path):
     for read in (
         lambda: opened(path, "generater"),
         lambda: open_teacher(Teacher(path, network="generater")),
-        lambda: convert(Source(path, model=CONFIG, network="generater"), str(tmp_path / "out")),
+        lambda: convert(Source(path, model=CONFIG, network="generater"), Target(str(tmp_path / "out"))),
         lambda: train(recipe(tmp_path / "a", path=path, network="generater")),
         lambda: train(recipe(tmp_path / "b", path=path, target="generater")),
     ):
         with pytest.raises(UserError, match=message):
             read()
-    exported = convert(Source(path, model=CONFIG), str(tmp_path / "exported"))
+    exported = convert(Source(path, model=CONFIG), Target(str(tmp_path / "exported")))
     with pytest.raises(UserError, match="exported is not a run. Convert all of it to a run, and give the run"):
-        convert(Source(exported, network=GENERATOR), str(tmp_path / "run"))
+        convert(Source(exported, network=GENERATOR), Target(str(tmp_path / "run")))
     with pytest.raises(UserError, match="TEACHER_NETWORK='generator': .*exported has a model only"):
         open_teacher(Teacher(exported, network=GENERATOR))
     with pytest.raises(UserError, match="network 'generator': .*exported has a model only"):
@@ -137,7 +137,7 @@ def test_unknown_networks_raise_with_the_networks_of_the_run(run, tmp_path):
 @pytest.mark.parametrize(("network", "head"), [(None, "replaced_tokens"), (GENERATOR, "masked_lm")])
 def test_exported_network_is_complete(run, tmp_path, network, head):
     path, params = run
-    convert(Source(path, model=CONFIG, network=network), str(tmp_path / "out"))
+    convert(Source(path, model=CONFIG, network=network), Target(str(tmp_path / "out")))
     config = interop.config_from_huggingface(str(tmp_path / "out"))
     expected = {
         "model": networks.exported(OBJECTIVE, params)[network or "model"],
@@ -183,7 +183,7 @@ def test_masked_language_model_starts_the_generator(run, tmp_path, kind):
     plain = train(recipe(tmp_path / "plain", model=GENERATOR_CONFIG, objective=MaskedLM(), total=1, seed=7)).params
     given = str(tmp_path / "plain")
     if kind == "Hugging Face":
-        given = convert(Source(given, model=GENERATOR_CONFIG), str(tmp_path / "hf"))
+        given = convert(Source(given, model=GENERATOR_CONFIG), Target(str(tmp_path / "hf")))
     params = train(recipe(tmp_path / "run", total=1, learning_rate=0.0, path=given, target=GENERATOR)).params
     generator = networks.exported(OBJECTIVE, params)[GENERATOR]
     found = {"model": generator, "objective": {"masked_lm": params["objective"]["masked_lm"]}}

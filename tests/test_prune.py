@@ -10,7 +10,7 @@ from copying_run import TWO_LAYERS, Copying, run
 from numerics import assert_close
 
 from t5x_like import interop, parameters
-from t5x_like.conversion.settings import Source
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.loading import open_model
@@ -236,7 +236,7 @@ def test_transformers_has_the_logits_of_a_pruned_run(tmp_path, trained):
     options = {"heads": 0.5, "units": 0.25, "layers": {"encoder": (1,)}, "data": Copying(), "batches": 1}
     prune(opened(trained), output_path=str(tmp_path / "small"), **options)
     loaded = opened(tmp_path / "small")
-    convert(Source(str(tmp_path / "small"), model=loaded.config), str(tmp_path / "hf"))
+    convert(Source(str(tmp_path / "small"), model=loaded.config), Target(str(tmp_path / "hf")))
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(str(tmp_path / "hf")).eval()
     assert (theirs.config.num_layers, theirs.config.num_heads, theirs.config.d_ff) == (1, 2, 8)
     source, target = (np.random.default_rng(seed).integers(2, 32, (2, 6)) for seed in range(2))

@@ -52,8 +52,8 @@ def gpt2(tmp_path_factory):
 def test_converted_run_is_small_and_generates(gpt2, tmp_path, dtype, activations, share, caplog):
     caplog.set_level("INFO", "absl")
     dense, run = str(tmp_path / "dense"), str(tmp_path / "run")
-    convert(gpt2, dense)
-    convert(gpt2, run, Changes(quantization=dtype, quantized_inputs=activations))
+    convert(Source(gpt2), Target(dense))
+    convert(Source(gpt2), Target(run), Changes(quantization=dtype, quantized_inputs=activations))
     models = [open_model(path, partitioner=ONE).read_model() for path in (dense, run)]
     counts = re.findall(r"model with (\S+) parameters", caplog.text)
     assert len(counts) == 2 and len(set(counts)) == 1
@@ -68,21 +68,21 @@ def test_converted_run_is_small_and_generates(gpt2, tmp_path, dtype, activations
 
 def test_quantized_run_of_a_run_keeps_its_settings_and_is_exported_dense(gpt2, tmp_path):
     dense, run, back = (str(tmp_path / name) for name in ("dense", "run", "back"))
-    convert(gpt2, dense)
+    convert(Source(gpt2), Target(dense))
     model = open_model(dense).config
-    convert(Source(dense, model=model), run, Changes(quantization="int8"))
+    convert(Source(dense, model=model), Target(run), Changes(quantization="int8"))
     assert (tmp_path / "run/config.gin").read_text().startswith((tmp_path / "dense/config.gin").read_text())
     read = open_model(run)
     assert open_model(run).predict(RECORDS)
-    convert(Source(run, model=read.config), back)
+    convert(Source(run, model=read.config), Target(back))
     expected = parameters.named_leaves(construct.merge(read.read_model()))
     found = {name.removeprefix("model/"): leaf for name, leaf in interop.read(back, model).items()}
     for name, leaf in parameters.stack(expected).items():
         np.testing.assert_array_equal(found[name], leaf, err_msg=name)
     with pytest.raises(UserError, match="QUANTIZATION='int4': the weights are quantized already"):
-        convert(Source(run, model=read.config), str(tmp_path / "again"), Changes(quantization="int4"))
+        convert(Source(run, model=read.config), Target(str(tmp_path / "again")), Changes(quantization="int4"))
     with pytest.raises(UserError, match="LONG=64: not supported with QUANTIZATION of a run"):
-        convert(Source(dense, model=model), str(tmp_path / "again"), Changes(quantization="int8", long=64))
+        convert(Source(dense, model=model), Target(str(tmp_path / "again")), Changes(quantization="int8", long=64))
     assert not (tmp_path / "again").exists()
 
 
@@ -97,13 +97,13 @@ def test_quantized_run_of_a_run_keeps_its_settings_and_is_exported_dense(gpt2, t
 def test_settings_that_exclude_each_other_raise(gpt2, tmp_path, target, changes, message):
     target = {"path": "run"} | target
     with pytest.raises(UserError, match=message):
-        convert(gpt2, Target(**target | {"path": str(tmp_path / target["path"])}), Changes(**changes))
+        convert(Source(gpt2), Target(**target | {"path": str(tmp_path / target["path"])}), Changes(**changes))
 
 
 def test_run_with_integers_is_only_read_with_its_own_configuration(gpt2, tmp_path):
     dense, run = str(tmp_path / "dense"), str(tmp_path / "run")
-    convert(gpt2, dense)
-    convert(gpt2, run, Changes(quantization="int8"))
+    convert(Source(gpt2), Target(dense))
+    convert(Source(gpt2), Target(run), Changes(quantization="int8"))
     of_dense, of_run = open_model(dense).config, open_model(run).config
     message = "quantized weights, such as 'model/decoder/layers/attention/key/quantization/values', but"
     with pytest.raises(UserError, match=message):
@@ -127,7 +127,7 @@ def test_quantized_run_is_not_resumed_densely(tmp_path):
 def test_lora_on_integers_trains_resumes_and_is_exported_with_the_rounded_base(tmp_path):
     dense, base, back = (str(tmp_path / name) for name in ("dense", "base", "back"))
     copying_run.run(dense, total=3, evaluations=None)
-    convert(Source(dense, model=copying_run.CONFIG), base, Changes(quantization="int8"))
+    convert(Source(dense, model=copying_run.CONFIG), Target(base), Changes(quantization="int8"))
     config = dataclasses.replace(copying_run.CONFIG, adapters=(LoRA(rank=2, alpha=4.0), Quantized()))
     groups = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
     options = {"model": config, "path": base, "optimizer": optimizers.adamw(learning_rate=0.01, groups=groups)}
@@ -142,7 +142,7 @@ def test_lora_on_integers_trains_resumes_and_is_exported_with_the_rounded_base(t
     integers = [name for name in before if name.endswith("quantization/values")]
     assert integers and all(np.array_equal(leaves[name], before[name]) for name in integers)
     assert any(np.any(leaf) for name, leaf in leaves.items() if name.endswith("adapter/up"))
-    convert(Source(str(tmp_path / "whole"), model=config), back)
+    convert(Source(str(tmp_path / "whole"), model=config), Target(back))
     expected = parameters.stack(parameters.named_leaves(construct.merge(trained.read_model())))
     for name, leaf in interop.read(back, interop.config_from_huggingface(back)).items():
         np.testing.assert_allclose(leaf, expected[name.removeprefix("model/")], rtol=1e-6, err_msg=name)

@@ -15,7 +15,7 @@ from t5x_like import interop, optimizers, parameters
 from t5x_like.adapters import pruned
 from t5x_like.adapters.lifecycle import Lifecycle
 from t5x_like.adapters.pruned import MagnitudePruning, MovementPruning
-from t5x_like.conversion.settings import Source
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.decoding.parameters import in_compute_dtype
 from t5x_like.errors import UserError
@@ -120,7 +120,7 @@ def test_resumes_exactly_with_averages_and_opens_pruned(tmp_path, method):
 def test_exports_have_the_zeros(tmp_path, method):
     pruned_run(tmp_path / "run", method, evaluations=None)
     config = dataclasses.replace(CONFIG, adapters=(METHODS[method](**SCHEDULE),))
-    convert(Source(str(tmp_path / "run"), model=config), str(tmp_path / "hf"))
+    convert(Source(str(tmp_path / "run"), model=config), Target(str(tmp_path / "hf")))
     found = interop.read(str(tmp_path / "hf"), CONFIG)
     merged = construct.merge(open_model(str(tmp_path / "run"), model=config).read_model())
     for name, leaf in parameters.stack(parameters.named_leaves(merged)).items():

@@ -10,7 +10,7 @@ import pytest
 
 from t5x_like.checkpoints import checkpoint_choice, checksums
 from t5x_like.checkpoints.manager import Checkpoints
-from t5x_like.conversion.settings import Source
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.eval import evaluate
@@ -82,7 +82,7 @@ def test_all_checkpoints_are_evaluated_but_the_deleted_one(rotating):
 
 
 def test_conversion_uses_the_next_checkpoint(rotating, tmp_path):
-    convert(Source(str(rotating), model=copying_run.CONFIG), str(tmp_path / "out"))
+    convert(Source(str(rotating), model=copying_run.CONFIG), Target(str(tmp_path / "out")))
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 

@@ -14,6 +14,7 @@ import page_commands
 import pytest
 import small_models
 
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.metrics import read_metrics
 
@@ -145,7 +146,7 @@ def directories(tmp_path_factory, models):
     runs = paths["distillation_data"] / "runs"
     runs.mkdir()
     (runs / "sst2").symlink_to(models / "sst2")
-    convert(str(models / "t5-base"), str(runs / "teacher"))
+    convert(Source(str(models / "t5-base")), Target(str(runs / "teacher")))
     return paths
 
 

@@ -10,6 +10,7 @@ import pytest
 import small_models
 
 import t5x_like
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +96,7 @@ def test_programs_of_the_python_page_run(tmp_path, monkeypatch, capsys):
     pytest.importorskip("seqio")
     monkeypatch.chdir(tmp_path)
     small_models.write_bert(tmp_path / "bert", labels=("negative", "positive"))
-    convert("bert", "runs/sst2")
+    convert(Source("bert"), Target("runs/sst2"))
     with open("runs/sst2/config.gin", "a") as file:
         file.write("MIXTURE_OR_TASK_NAME = 'glue_sst2_classification'\nTASK_FEATURE_LENGTHS = {'inputs': 12}\n")
         file.write("TASK_ARGUMENTS = {'vocabulary_path': 'bert'}\n")

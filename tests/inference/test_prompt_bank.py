@@ -7,7 +7,7 @@ import pytest
 from adapted_models import base_of, randomized, stacked
 
 from t5x_like import interop
-from t5x_like.conversion.settings import Source
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model
@@ -28,7 +28,7 @@ def runs(tmp_path_factory):
         rows = np.random.default_rng(seed).normal(size=(length, config.embed_dim)).astype(np.float32)
         np.save(directory / f"{name}.npy", rows)
         prompt = Source(f"{directory / name}.npy", base_path=str(directory / base))
-        return convert(prompt, str(directory / name))
+        return convert(Source(prompt), Target(str(directory / name)))
 
     return str(directory / "base"), {name: make(name, seed) for seed, name in enumerate(("one", "other"))}, make
 

@@ -32,7 +32,7 @@ def _export(tmp_path, family, dtype, activations):
     """Returns the directories of a quantized run's exports: in integers, and dense."""
     source, run = tmp_path / "source", str(tmp_path / "run")
     getattr(small_models, f"write_{family}")(source, **({"labels": ("a", "b")} if family == "bert" else {}))
-    convert(str(source), run, Changes(quantization=dtype, quantized_inputs=activations))
+    convert(Source(str(source)), Target(run), Changes(quantization=dtype, quantized_inputs=activations))
     exports = []
     for name, integers in (("integers", True), ("dense", False)):
         exports.append(str(tmp_path / name))
@@ -178,7 +178,7 @@ def test_transformers_computes_with_static_ranges(tmp_path, family):
 
 def test_quantizing_an_export_again_gives_the_same_integers(tmp_path):
     exported, _ = _export(tmp_path, "llama", "int4", None)
-    convert(exported, str(tmp_path / "again"), Changes(quantization="int4"))
+    convert(Source(exported), Target(str(tmp_path / "again")), Changes(quantization="int4"))
     # Pairs of 8 features cannot be divided among 8 devices.
     one = Partitioner(devices=jax.devices()[:1], ici={"data": 1})
     runs = [open_model(str(tmp_path / name), partitioner=one).read_model() for name in ("run", "again")]
@@ -242,7 +242,7 @@ def test_integers_of_a_dense_run_are_an_error(tmp_path):
             model = open_model(str(tmp_path / source)).config
             convert(Source(str(tmp_path / source), model=model), Target(str(tmp_path / "out"), integers=True))
         if source == "source":
-            convert(str(tmp_path / "source"), str(tmp_path / "run"))
+            convert(Source(str(tmp_path / "source")), Target(str(tmp_path / "run")))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_integers_of_a_dense_run_are_an_error(tmp_path):
 )
 def test_settings_that_do_not_export_integers_raise(tmp_path, target, changes, message):
     with pytest.raises(UserError, match=f"INTEGERS=True: .*{message}"):
-        convert("run", Target(**{"path": str(tmp_path / "out"), "integers": True} | target), Changes(**changes))
+        convert(Source("run"), Target(**{"path": str(tmp_path / "out"), "integers": True} | target), Changes(**changes))
 
 
 @pytest.mark.parametrize(

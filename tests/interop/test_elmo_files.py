@@ -8,7 +8,7 @@ import pytest
 from numerics import assert_close
 
 from t5x_like.checkpoints import weight_files
-from t5x_like.conversion.settings import Source
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.embed import embed
 from t5x_like.errors import UserError
@@ -125,7 +125,7 @@ def states(arrays, characters):
 def test_imported_model_has_the_states_of_the_published_code(prefix, directory, tmp_path):
     for name in ("options.json", "weights.hdf5"):  # published files have the name of the model before
         (directory / name).rename(directory / f"{prefix}{name}")
-    convert(str(directory), str(tmp_path / "run"))
+    convert(Source(str(directory)), Target(str(tmp_path / "run")))
     loaded = open_model(str(tmp_path / "run"), partitioner=Partitioner(rules="dp"))
     assert loaded.objective.max_characters == INNER
     characters = np.random.default_rng(1).integers(1, 262, (1, 6, INNER)).astype(np.int32)
@@ -138,9 +138,9 @@ def test_imported_model_has_the_states_of_the_published_code(prefix, directory, 
 def test_round_trip_keeps_all_arrays(directory, tmp_path):
     for step in (1, 2):  # checkpoints that bilm-tf leaves in the same directory
         (directory / f"model.ckpt-{step}.index").touch()
-    convert(str(directory), str(tmp_path / "run"))
+    convert(Source(str(directory)), Target(str(tmp_path / "run")))
     model = open_model(str(tmp_path / "run")).config
-    convert(Source(str(tmp_path / "run"), model=model), str(tmp_path / "again"))
+    convert(Source(str(tmp_path / "run"), model=model), Target(str(tmp_path / "again")))
     expected, found = read(directory), read(tmp_path / "again")
     assert expected.keys() == found.keys()
     for name, array in expected.items():
@@ -229,7 +229,7 @@ def test_other_commands_name_convert(directory):
 
 def test_vectors_of_words(directory, tmp_path):
     """`embed` reads the characters of any word; all layers follow one another in a vector."""
-    convert(str(directory), str(tmp_path / "run"))
+    convert(Source(str(directory)), Target(str(tmp_path / "run")))
     loaded = open_model(str(tmp_path / "run"), partitioner=Partitioner(rules="dp"))
     (tmp_path / "in.txt").write_text("the naïve  extraordinary play\nplay\n")
     options = {"input_path": str(tmp_path / "in.txt"), "level": "token", "layers": "all"}

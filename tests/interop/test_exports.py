@@ -8,7 +8,7 @@ import pytest
 from t5x_like import interop, parameters
 from t5x_like.config import description
 from t5x_like.config.derived import derive
-from t5x_like.conversion.settings import Target
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.interop import exports
@@ -58,7 +58,7 @@ def write_run(directory, config, objective):
 def export(tmp_path, config, objective):
     """Writes a run, exports it from Python without its model, and returns config.json."""
     run = write_run(tmp_path / "run", config, objective)
-    convert(run, str(tmp_path / "exported"))
+    convert(Source(run), Target(str(tmp_path / "exported")))
     return json.loads((tmp_path / "exported/config.json").read_text())
 
 
@@ -98,7 +98,7 @@ def test_what_transformers_does_not_compute_raises_unless_it_is_left_out(config,
     with pytest.raises(UserError, match=f"{message}.*HEADS='supported'"):
         export(tmp_path, config, objective)
     assert not (tmp_path / "exported").exists()
-    convert(str(tmp_path / "run"), Target(str(tmp_path / "exported"), heads="supported"))
+    convert(Source(str(tmp_path / "run")), Target(str(tmp_path / "exported"), heads="supported"))
     (architecture,) = json.loads((tmp_path / "exported/config.json").read_text())["architectures"]
     assert not architecture.endswith("Classification")
 
@@ -139,7 +139,7 @@ def test_any_number_of_labels_comes_back_as_such(tmp_path):
     objective = MultiLabelClassification(LABELS, head=heads.PooledFirstToken())
     stored = export(tmp_path, BERT, objective)
     assert stored["problem_type"] == "multi_label_classification"
-    back = convert(str(tmp_path / "exported"), str(tmp_path / "back"))
+    back = convert(Source(str(tmp_path / "exported")), Target(str(tmp_path / "back")))
     found = RunModel.read(back).objective
     assert type(found) is MultiLabelClassification and found.labels == LABELS
 
@@ -171,10 +171,10 @@ def test_bare_unilm_is_read_as_a_run(tmp_path):
     interop.to_huggingface({"model": BERT.make(jax.random.key(0))}, BERT, str(tmp_path / "bert"))
     file = tmp_path / "bert/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "unilm"}))
-    run = convert(str(tmp_path / "bert"), str(tmp_path / "run"))
+    run = convert(Source(str(tmp_path / "bert")), Target(str(tmp_path / "run")))
     assert type(RunModel.read(run).model) is UnilmConfig
     with pytest.raises(UserError, match="UnilmConfig: not supported by transformers"):
-        convert(run, str(tmp_path / "exported"))
+        convert(Source(run), Target(str(tmp_path / "exported")))
 
 
 @pytest.mark.parity

@@ -8,7 +8,7 @@ import pytest
 from families import FAMILIES, random_model
 
 from t5x_like import interop, parameters
-from t5x_like.conversion.settings import Changes, Source
+from t5x_like.conversion.settings import Changes, Source, Target
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.models.longformer import BeforeSeparator, LongformerConfig
@@ -49,11 +49,11 @@ def test_unsupported_windows_raise(changes, message, tmp_path):
 def test_roberta_becomes_a_longformer(tmp_path):
     old = written(ROBERTA, tmp_path / "roberta")
     run, exported, again = (str(tmp_path / name) for name in ("run", "exported", "again"))
-    convert(str(tmp_path / "roberta"), run, Changes(long=40))
+    convert(Source(str(tmp_path / "roberta")), Target(run), Changes(long=40))
     model = LongformerConfig(
         **{f.name: getattr(ROBERTA, f.name) for f in dataclasses.fields(ROBERTA)} | {"max_length": 40}
     )
-    convert(Source(run, model=model), exported)
+    convert(Source(run, model=model), Target(exported))
     config = interop.config_from_huggingface(exported)
     assert dataclasses.replace(config, special_tokens=None) == model
     new = interop.read(exported, config)
@@ -67,8 +67,8 @@ def test_roberta_becomes_a_longformer(tmp_path):
     changed = written(CONFIG, tmp_path / "trained")
     kernel = "model/encoder/layers/attention/query_global/kernel"
     assert np.any(changed[kernel] != changed[kernel.replace("_global", "")])
-    convert(str(tmp_path / "trained"), again, Changes(long=16))
-    convert(Source(again, model=CONFIG), str(tmp_path / "out"))
+    convert(Source(str(tmp_path / "trained")), Target(again), Changes(long=16))
+    convert(Source(again, model=CONFIG), Target(str(tmp_path / "out")))
     found = interop.read(str(tmp_path / "out"), CONFIG)
     np.testing.assert_array_equal(found[kernel], changed[kernel.replace("_global", "")])
 
@@ -83,4 +83,4 @@ def test_roberta_becomes_a_longformer(tmp_path):
 def test_models_that_cannot_be_lengthened_raise(config, length, message, tmp_path):
     written(config, tmp_path / "model")
     with pytest.raises(UserError, match=message):
-        convert(str(tmp_path / "model"), str(tmp_path / "run"), Changes(long=length))
+        convert(Source(str(tmp_path / "model")), Target(str(tmp_path / "run")), Changes(long=length))

@@ -9,7 +9,7 @@ from families import FAMILIES, example_batch, hidden, random_model
 from numerics import assert_close
 
 from t5x_like import convert, interop, parameters
-from t5x_like.conversion.settings import Changes, Source
+from t5x_like.conversion.settings import Changes, Source, Target
 from t5x_like.errors import UserError
 from t5x_like.interop import nonorm_folding, safetensors_files
 
@@ -54,8 +54,8 @@ def test_norms_that_cannot_be_folded_raise():
 def test_convert_folds_norms(tmp_path):
     interop.to_huggingface({"model": random_model(CONFIG)}, CONFIG, str(tmp_path / "original"))
     folded, again = str(tmp_path / "folded"), str(tmp_path / "again")
-    convert.convert(str(tmp_path / "original"), folded, Changes(fold_norms=True))
-    convert.convert(Source(folded, model=CONFIG), again)
+    convert.convert(Source(str(tmp_path / "original")), Target(folded), Changes(fold_norms=True))
+    convert.convert(Source(folded, model=CONFIG), Target(again))
     expected = nonorm_folding.fold(CONFIG, stored(CONFIG))["model/embedding_projection/kernel"]
     tensors = dict(safetensors_files.Tensors(again))
     np.testing.assert_array_equal(tensors["mobilebert.embeddings.embedding_transformation.weight"], expected.T)
@@ -63,5 +63,5 @@ def test_convert_folds_norms(tmp_path):
     with pytest.raises(UserError, match="FOLD_NORMS=True: a BertConfig has no norms to fold"):
         config = FAMILIES["bert"].config
         interop.to_huggingface({"model": random_model(config)}, config, str(tmp_path / "bert"))
-        convert.convert(str(tmp_path / "bert"), str(tmp_path / "out"), Changes(fold_norms=True))
+        convert.convert(Source(str(tmp_path / "bert")), Target(str(tmp_path / "out")), Changes(fold_norms=True))
     assert not (tmp_path / "out").exists()

@@ -15,7 +15,7 @@ from t5x_layouts import LAYOUTS, to_t5x, write_index, write_legacy, write_tensor
 
 from t5x_like import parameters
 from t5x_like.checkpoints import weight_files
-from t5x_like.conversion.settings import Source
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.interop import t5x
@@ -183,8 +183,8 @@ def test_convert_needs_model_and_writes_run(sample, tmp_path):
     with pytest.raises(
         UserError, match="missing model: a T5X checkpoint does not describe it. Give .*--gin_file=models/"
     ):
-        convert(sample, str(tmp_path / "run"))
-    convert(Source(sample, model=SAMPLE), str(tmp_path / "run"))
+        convert(Source(sample), Target(str(tmp_path / "run")))
+    convert(Source(sample, model=SAMPLE), Target(str(tmp_path / "run")))
     assert "T5Config:" in (tmp_path / "run/config.gin").read_text()
     model = open_model(str(tmp_path / "run"), model=SAMPLE, partitioner=Partitioner(rules="dp")).read_model()
     assert_restored(t5x.read(sample, SAMPLE), model)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from t5x_like import parameters
-from t5x_like.conversion.settings import Source
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.interop import safetensors_files, tensorflow_checkpoints
@@ -286,7 +286,9 @@ def assert_logits_equal(prefix, objective, outputs, expected, network="model"):
 
 def assert_exported(run, model, network=None):
     """Compares all parameters of a network of a run, after its export, with a model of transformers."""
-    exported = convert(Source(run, model=network_weights.RunModel.read(run).model, network=network), f"{run}_{network}")
+    exported = convert(
+        Source(run, model=network_weights.RunModel.read(run).model, network=network), Target(f"{run}_{network}")
+    )
     found, expected = dict(safetensors_files.Tensors(exported)), state_of(model)
     assert found.keys() == {name for name, _ in model.named_parameters()}
     for name, tensor in found.items():
@@ -315,7 +317,7 @@ def test_model_equals_transformers(tmp_path, write_model, name, order):
     model = write_model(tmp_path / "tf")
     theirs, objective = their(model).prediction_logits.numpy(), Joint([MaskedLM(), order()])
     assert_logits_equal(tmp_path / "tf" / name, objective, masked_lm_logits, theirs)
-    run = convert(str(tmp_path / "tf"), str(tmp_path / "run"))
+    run = convert(Source(str(tmp_path / "tf")), Target(str(tmp_path / "run")))
     assert_exported(run, model)
 
 
@@ -323,7 +325,7 @@ def test_sizes_of_bigbird_come_from_a_model_file(tmp_path):
     bigbird(tmp_path / "tf")
     (tmp_path / "tf" / "config.json").unlink()
     with pytest.raises(UserError, match="config.json not found.*--gin_file=models/bigbird/base.gin"):
-        convert(str(tmp_path / "tf"), str(tmp_path / "run"))
+        convert(Source(str(tmp_path / "tf")), Target(str(tmp_path / "run")))
 
 
 def test_xlnet_equals_transformers(tmp_path):
@@ -334,12 +336,12 @@ def test_xlnet_equals_transformers(tmp_path):
 
     theirs = their(model).logits.numpy()
     assert_logits_equal(tmp_path / "tf" / "xlnet_model.ckpt", PermutationLM(), logits, theirs)
-    assert_exported(convert(str(tmp_path / "tf"), str(tmp_path / "run")), model)
+    assert_exported(convert(Source(str(tmp_path / "tf")), Target(str(tmp_path / "run"))), model)
 
 
 def test_xlnet_of_fine_tuning_has_no_target_embedding(tmp_path):
     model = xlnet(tmp_path / "tf", without=("model/transformer/mask_emb/mask_emb",))
-    run = convert(str(tmp_path / "tf"), str(tmp_path / "run"))
+    run = convert(Source(str(tmp_path / "tf")), Target(str(tmp_path / "run")))
     torch.nn.init.zeros_(model.transformer.mask_emb)
     assert_exported(run, model)
 
@@ -353,7 +355,7 @@ def test_both_networks_of_electra_equal_transformers(tmp_path):
         prefix, objective, lambda heads, model, hidden: heads["replaced_tokens"](hidden)[..., 0], replaced
     )
     assert_logits_equal(prefix, objective, masked_lm_logits, their(generator).logits.numpy(), "generator")
-    run = convert(str(prefix), str(tmp_path / "run"))
+    run = convert(Source(str(prefix)), Target(str(tmp_path / "run")))
     assert_exported(run, discriminator)
     assert_exported(run, generator, "generator")
 
@@ -376,7 +378,7 @@ def test_both_networks_of_electra_equal_transformers(tmp_path):
 def test_wrong_variable_raises_and_writes_nothing(tmp_path, change, message):
     bert(tmp_path / "tf", change=change)
     with pytest.raises(UserError, match=message):
-        convert(str(tmp_path / "tf"), str(tmp_path / "run"))
+        convert(Source(str(tmp_path / "tf")), Target(str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
 
 
@@ -385,7 +387,7 @@ def test_damaged_files_raise_and_write_nothing(tmp_path):
 
     def fails(message):
         with pytest.raises(UserError, match=message):
-            convert(str(tmp_path / "tf"), str(tmp_path / "run"))
+            convert(Source(str(tmp_path / "tf")), Target(str(tmp_path / "run")))
         assert not (tmp_path / "run").exists()
 
     data = tmp_path / "tf" / "bert_model.ckpt.data-00000-of-00001"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from t5x_like import convert_vectors
-from t5x_like.conversion.settings import Source
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.data.subwords import Subwords
 from t5x_like.embed import embed
@@ -125,9 +125,9 @@ def test_other_size_raises(tmp_path):
 def test_conversion_to_a_run_and_back(tmp_path, capsys):
     source, run, result = (str(tmp_path / name) for name in ("in.bin", "run", "out.vec"))
     (tmp_path / "in.bin").write_bytes(word_vectors.to_bytes(source, FOUND))
-    convert(source, run)
+    convert(Source(source), Target(run))
     loaded = open_model(run)
-    convert(Source(run, model=loaded.config), result)
+    convert(Source(run, model=loaded.config), Target(result))
     found = word_vectors.read(result)
     assert found.words == WORDS and found.vectors.tobytes() == VALUES.tobytes()
     embed(loaded, neighbors_of="queen", count=2)

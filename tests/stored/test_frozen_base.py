@@ -13,7 +13,7 @@ from copying_run import CONFIG, losses, run
 from t5x_like import interop, optimizers, parameters
 from t5x_like.adapters.lora import LoRA
 from t5x_like.checkpoints.manager import Checkpoints
-from t5x_like.conversion.settings import Source
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
@@ -209,7 +209,7 @@ def test_record_of_a_start_without_checkpoint_is_removed(base, tmp_path):
 
 def test_export_of_an_adapted_run_is_merged(trained, tmp_path):
     directory, result = trained
-    convert(Source(str(directory), model=ADAPTED), str(tmp_path / "exported"))
+    convert(Source(str(directory), model=ADAPTED), Target(str(tmp_path / "exported")))
     exported = interop.read(str(tmp_path / "exported"), CONFIG)
     merged = stacked({"model": construct.merge(result.params["model"])})
     assert exported.keys() == merged.keys()
@@ -224,7 +224,7 @@ def test_merged_export_of_the_base_has_its_weights(base, tmp_path):
     frozen = (optimizers.ParameterGroup("^model/encoder", freeze=True),)
     result = train(tmp_path / "run", base, groups=frozen, model=CONFIG, total=1)
     assert not any(name.startswith("model/encoder") for name in stored(tmp_path / "run", 1))
-    convert(Source(str(tmp_path / "run"), model=CONFIG), str(tmp_path / "exported"))
+    convert(Source(str(tmp_path / "run"), model=CONFIG), Target(str(tmp_path / "exported")))
     leaves = interop.read(str(tmp_path / "exported"), CONFIG)
     for name, leaf in stacked(result.params).items():
         np.testing.assert_array_equal(leaves[name], leaf, err_msg=name)

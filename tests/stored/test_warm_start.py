@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from t5x_like import interop, optimizers, parameters
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.models.bert import BertConfig
@@ -41,7 +42,7 @@ def path(request, stored, tmp_path_factory):
     directory = tmp_path_factory.mktemp("stored")
     interop.to_huggingface(stored, BERT, str(directory / "huggingface"))
     if request.param == "run":
-        return convert(str(directory / "huggingface"), str(directory / "run"))
+        return convert(Source(str(directory / "huggingface")), Target(str(directory / "run")))
     return str(directory / "huggingface")
 
 
@@ -163,7 +164,7 @@ def deep_path(request, deep, tmp_path_factory):
     directory = tmp_path_factory.mktemp("deep")
     interop.to_huggingface(deep, DEEP, str(directory / "huggingface"))
     if request.param == "run":
-        return convert(str(directory / "huggingface"), str(directory / "run"))
+        return convert(Source(str(directory / "huggingface")), Target(str(directory / "run")))
     return str(directory / "huggingface")
 
 

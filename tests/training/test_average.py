@@ -9,7 +9,7 @@ from copying_run import CONFIG, losses, run
 
 from t5x_like import interop, optimizers, parameters
 from t5x_like.checkpoints.manager import Checkpoints
-from t5x_like.conversion.settings import Source
+from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model
@@ -66,7 +66,7 @@ def test_average_is_that_of_optax_and_skips_frozen_parameters(directory, average
 @pytest.mark.full
 def test_whatever_reads_the_run_reads_the_averages(directory, averaged, tmp_path):
     assert_equal(read(directory), averaged)
-    convert(Source(str(directory), model=CONFIG), str(tmp_path / "exported"))
+    convert(Source(str(directory), model=CONFIG), Target(str(tmp_path / "exported")))
     assert_equal(interop.read(str(tmp_path / "exported"), CONFIG), averaged)
     still = optimizers.adafactor(learning_rate=lambda step: 0.0)
     for choice in (True, False):
