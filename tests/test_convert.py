@@ -157,9 +157,9 @@ def test_head_that_transformers_lacks_raises_unless_it_is_left_out(tmp_path, cap
         checkpoints.wait()
     source, there = Source(str(tmp_path / "run"), model=BERT), str(tmp_path / "there")
     with pytest.raises(UserError, match="span_boundary.*Give HEADS='supported' to export a BertForMaskedLM without sp"):
-        convert(Source(source), Target(there))
+        convert(source, Target(there))
     assert not (tmp_path / "there").exists()
-    convert(Source(source), Target(there, heads="supported"))
+    convert(source, Target(there, heads="supported"))
     assert json.loads((tmp_path / "there/config.json").read_text())["architectures"] == ["BertForMaskedLM"]
     assert "exported without span_boundary" in caplog.text
     assert "cls.predictions.bias" in tensors(tmp_path / "there")
@@ -230,9 +230,9 @@ def test_full_disk_leaves_no_output(to_run, directory, tmp_path, monkeypatch):
         write(path, contents)
 
     monkeypatch.setattr(paths, "write_atomic", full)
-    source = str(directory) if to_run else Source(str(tmp_path / "run"), model=BERT)
+    source = Source(str(directory)) if to_run else Source(str(tmp_path / "run"), model=BERT)
     with pytest.raises(RunFailed, match="OUTPUT_PATH=.*out cannot be written: No space left on device. Free space"):
-        convert(Source(source), Target(str(tmp_path / "out")))
+        convert(source, Target(str(tmp_path / "out")))
     assert not (tmp_path / "out").exists()
 
 

@@ -28,7 +28,7 @@ def runs(tmp_path_factory):
         rows = np.random.default_rng(seed).normal(size=(length, config.embed_dim)).astype(np.float32)
         np.save(directory / f"{name}.npy", rows)
         prompt = Source(f"{directory / name}.npy", base_path=str(directory / base))
-        return convert(Source(prompt), Target(str(directory / name)))
+        return convert(prompt, Target(str(directory / name)))
 
     return str(directory / "base"), {name: make(name, seed) for seed, name in enumerate(("one", "other"))}, make
 
