@@ -85,7 +85,6 @@ def vocabulary(
     trainers.check_settings(kind, min_count=min_count, beam=beam, domains=domains)
     beam_errors.check_options(beam)
     _check_domains(domains)
-    trainers.check_installed(kind)
     directory = output or os.path.join(DEFAULT_DIRECTORY, kind)
     paths.check_new_directory("OUTPUT_PATH", directory, overwrite=overwrite)  # before minutes of work
 

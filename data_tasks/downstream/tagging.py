@@ -20,7 +20,6 @@ from data_tasks.downstream import classification, templates, text_to_text
 from data_tasks.feature_checks import require_lengths
 from data_tasks.metrics.tagging import entity_f1, entity_text_f1
 from t5x_like.errors import UserError
-from t5x_like.vocabularies.byte_bpe import ByteBPEVocabulary
 from t5x_like.vocabularies.labels import UNKNOWN
 from t5x_like.vocabularies.late import LateVocabulary
 from t5x_like.vocabularies.template import template_of
@@ -55,8 +54,7 @@ def encode_words(vocabulary: seqio.Vocabulary, words: tf.Tensor) -> tf.RaggedTen
             "VOCABULARY_PATH: a ByteVocabulary cannot encode several words at once, which tagging needs. Give a "
             "WordPiece, BPE or SentencePiece vocabulary."
         )
-    if isinstance(vocabulary, ByteBPEVocabulary):
-        words = tf.strings.join([" ", words])
+    words = tf.strings.join([getattr(vocabulary, "word_space", ""), words])
     return tf.cast(vocabulary.encode_tf(words), tf.int32)
 
 

@@ -9,7 +9,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from data_tasks.pretraining.masked_lm import ORDER_DRAW, BertMasking, Draw, RobertaMasking, Rows, number_words
 from data_tasks.pretraining.row_maker import RowMaker, makes_rows
-from t5x_like.vocabularies.special_tokens import SpecialTokens, word_starts
+from t5x_like.vocabularies.special_tokens import SpecialTokens, sentencepiece_pieces, word_starts
 
 # The released code never draws a span that ends in the last tokens of a long document.
 _UNREACHED_TOKENS = 2
@@ -28,10 +28,10 @@ def bigbird_word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
     Raises:
       UserError: the word boundaries of the vocabulary are unknown.
     """
-    starts, model = np.array(word_starts(vocabulary), bool), getattr(vocabulary, "tokenizer", None)
-    if not hasattr(model, "IdToPiece"):
+    starts, pieces = np.array(word_starts(vocabulary), bool), sentencepiece_pieces(vocabulary)
+    if pieces is None:
         return starts
-    begins = [model.IdToPiece(index).startswith("▁") for index in range(model.GetPieceSize())]
+    begins = [piece.startswith("▁") for piece in pieces]
     return np.pad(begins, (0, len(starts) - len(begins)))
 
 
@@ -98,6 +98,8 @@ class WordMasking(BertMasking):
 
     def random_tokens(self, vocabulary: seqio.Vocabulary, special: SpecialTokens) -> np.ndarray:
         """Returns the ids of text, from 101 on in the released vocabulary, `[ids]`."""
+        if getattr(vocabulary, "has_space_symbol", False):
+            return np.setdiff1d(np.arange(vocabulary.vocab_size), list(vocabulary.special_names))
         model = getattr(vocabulary, "tokenizer", None)
         if not hasattr(model, "serialized_model_proto"):
             return RobertaMasking().random_tokens(vocabulary, special)

@@ -17,7 +17,7 @@ from data_tasks.pretraining.masked_lm import (
     number_words,
 )
 from t5x_like.errors import UserError
-from t5x_like.vocabularies.special_tokens import word_starts
+from t5x_like.vocabularies.special_tokens import sentencepiece_pieces, word_starts
 
 _SINGLE_PIECES = frozenset(string.punctuation) | {"€", "£"}
 _ENGLISH = frozenset(string.ascii_letters) | _SINGLE_PIECES
@@ -39,12 +39,11 @@ def albert_word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
     Raises:
       UserError: the vocabulary does not mark words.
     """
-    model = getattr(vocabulary, "tokenizer", None)
-    if not hasattr(model, "IdToPiece"):
+    pieces = sentencepiece_pieces(vocabulary)
+    if pieces is None:
         return word_starts(vocabulary)
     starts = np.ones(vocabulary.vocab_size, bool)
-    for index in range(model.GetPieceSize()):
-        piece = model.IdToPiece(index)
+    for index, piece in enumerate(pieces):
         starts[index] = piece[0] in "▁<" or piece in _SINGLE_PIECES or not _ENGLISH.issuperset(piece)
     return starts
 

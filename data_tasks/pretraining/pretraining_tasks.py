@@ -12,12 +12,10 @@ from data_tasks.pretraining.language_model import (
     add_sequence_autoencoder_task,
 )
 from data_tasks.pretraining.ul2 import add_ul2_mixture
-from t5x_like import paths
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import shipped
-from t5x_like.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
-from t5x_like.vocabularies.byte_bpe import ByteBPEVocabulary
+from t5x_like.vocabularies import shipped, vocabulary_files
 from t5x_like.vocabularies.late import LateVocabulary, sentencepiece_or_words
+from t5x_like.vocabularies.tokenizers.base import BPE_IDS, BPE_MERGES
 
 _SOURCE = DocumentSource(python_docs.read)
 
@@ -36,21 +34,17 @@ def _byte_bpe(path: Callable[[], str | None]) -> LateVocabulary:
         if path() is None:
             raise UserError(
                 "text_files_causal_lm_byte_bpe needs task_arguments {'vocabulary_path': 'path/to/directory'}: a "
-                f"Hugging Face directory, or one with {VOCAB_FILE} and {MERGES_FILE}, either GPT-2's or the output of "
+                f"Hugging Face directory, or one with {BPE_IDS} and {BPE_MERGES}, either GPT-2's or the output of "
                 "`t5x_like vocabulary --kind=byte_bpe`"
             )
         return path()
 
-    return LateVocabulary(given, read_other=_read_byte_bpe)
+    return LateVocabulary(given, read_other=vocabulary_files.byte_bpe)
 
 
 def _with_words(path: Callable[[], str | None]) -> LateVocabulary:
     """Returns the vocabulary of tasks that read words and their counts, too; see `text_files.declare`."""
     return LateVocabulary(lambda: path() or str(shipped.PYTHON_DOCS_MODEL), read_other=sentencepiece_or_words)
-
-
-def _read_byte_bpe(directory: str) -> ByteBPEVocabulary:
-    return ByteBPEVocabulary(paths.join(directory, VOCAB_FILE), paths.join(directory, MERGES_FILE))
 
 
 for _name, _add in (

@@ -27,10 +27,8 @@ from data_tasks.pretraining.sentence_structure import shuffle_trigrams, structur
 from data_tasks.pretraining.span_masking import SpanMasking
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import shipped, text_rules
-from t5x_like.vocabularies.hugging_face_sentencepiece import AlbertVocabulary
+from t5x_like.vocabularies import shipped, vocabulary_files
 from t5x_like.vocabularies.late import LateVocabulary, sentencepiece_model
-from t5x_like.vocabularies.wordpiece import WordPieceVocabulary
 
 Preprocessor = Callable[..., tf.data.Dataset]
 
@@ -99,12 +97,12 @@ def masked(masking: Callable[[], Masking]) -> Preprocessor:
 
 def word_pieces(path: str, arguments: Mapping[str, Any]) -> seqio.Vocabulary:
     """Reads BERT's vocab.txt, with the task argument `lower_case`."""
-    return WordPieceVocabulary(path, arguments["lower_case"])
+    return vocabulary_files.word_pieces(path, arguments["lower_case"])
 
 
 def _albert_pieces(path: str, arguments: Mapping[str, Any]) -> seqio.Vocabulary:
     file = sentencepiece_model(path, extra_ids=0).sentencepiece_model_file
-    return AlbertVocabulary(file, text_rules.albert(arguments["lower_case"]))
+    return vocabulary_files.albert(file, arguments["lower_case"])
 
 
 def late_vocabulary(

@@ -4,7 +4,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from t5x_like.vocabularies.special_tokens import word_starts
+from t5x_like.vocabularies.special_tokens import sentencepiece_pieces, word_starts
 
 MAX_PIECES = 5
 # Number of tokens of context per target.
@@ -16,11 +16,8 @@ _PUNCTUATION = frozenset('!"#$%&"()*+,-./:;?@[\\]^_`{|}~')
 def starts_of_pieces(vocabulary: seqio.Vocabulary) -> np.ndarray:
     """Returns which ids a span may begin with, bool `[vocab_size]`: the beginnings of words, `<…>` and punctuation."""
     starts = word_starts(vocabulary).copy()
-    model = getattr(vocabulary, "tokenizer", None)
-    if hasattr(model, "IdToPiece"):
-        for index in range(model.GetPieceSize()):
-            piece = model.IdToPiece(index)
-            starts[index] |= piece.startswith(("▁", "<")) or piece in _PUNCTUATION
+    for index, piece in enumerate(sentencepiece_pieces(vocabulary) or ()):
+        starts[index] |= piece.startswith(("▁", "<")) or piece in _PUNCTUATION
     return starts
 
 

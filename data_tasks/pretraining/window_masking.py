@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from data_tasks.pretraining.masked_lm import NGRAM_DRAW, ORDER_DRAW, Draw, Rows, fraction
 from data_tasks.pretraining.ngram_masking import NgramMasking
-from t5x_like.vocabularies.special_tokens import word_starts
+from t5x_like.vocabularies.special_tokens import sentencepiece_pieces, word_starts
 
 # ASCII characters that are neither letters nor digits count as punctuation, as in BERT's tokenizer.
 _ASCII_SIGNS = frozenset(chr(code) for code in range(33, 127) if not chr(code).isalnum())
@@ -29,12 +29,7 @@ def deberta_word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
       UserError: the word boundaries of the vocabulary are unknown.
     """
     starts = np.array(word_starts(vocabulary), bool)
-    model = getattr(vocabulary, "tokenizer", None)
-    if hasattr(model, "IdToPiece"):
-        pieces = [model.IdToPiece(index) for index in range(model.GetPieceSize())]
-    else:
-        pieces = list(getattr(vocabulary, "pieces", ()))
-    for index, piece in enumerate(pieces):
+    for index, piece in enumerate(sentencepiece_pieces(vocabulary) or getattr(vocabulary, "pieces", ())):
         if len(piece) == 1 and (piece in _ASCII_SIGNS or unicodedata.category(piece)[0] in "PCZ"):
             starts[index] = True
     return starts

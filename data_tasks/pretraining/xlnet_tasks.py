@@ -16,9 +16,9 @@ from data_tasks.pretraining import sentence_files, sentences
 from data_tasks.pretraining.permutation_rows import FEATURES, permutation_rows
 from data_tasks.pretraining.sentence_tasks import add_sentences_task
 from t5x_like.data import task_arguments
-from t5x_like.vocabularies import shipped, text_rules
-from t5x_like.vocabularies.hugging_face_sentencepiece import XLNetVocabulary
+from t5x_like.vocabularies import shipped, vocabulary_files
 from t5x_like.vocabularies.late import LateVocabulary, sentencepiece_model
+from t5x_like.vocabularies.tokenizer_vocabulary import TokenizerVocabulary
 
 _ARGUMENTS = {
     # Length of a row of continuous data, which TASK_FEATURE_LENGTHS sets.
@@ -58,10 +58,9 @@ def add(
     add_sentences_task(name, source, vocabulary, **options)
 
 
-def read_vocabulary(path: str) -> XLNetVocabulary:
+def read_vocabulary(path: str) -> TokenizerVocabulary:
     """Returns the vocabulary of a SentencePiece model of XLNet, which keeps capital letters."""
-    file = sentencepiece_model(path, extra_ids=0).sentencepiece_model_file
-    return XLNetVocabulary(file, text_rules.albert(lower_case=False))
+    return vocabulary_files.xlnet(sentencepiece_model(path, extra_ids=0).sentencepiece_model_file)
 
 
 def _add_shipped() -> None:

@@ -10,17 +10,21 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import ModuleType
+
+import tokenizers
+import tokenizers.models
+import tokenizers.normalizers
+import tokenizers.pre_tokenizers
+import tokenizers.trainers
 
 from data_tasks.vocabulary_training import train
 from t5x_like import paths
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import byte_bpe, sentencepiece_layouts, word_vocabularies, wordpiece
-from t5x_like.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
+from t5x_like.vocabularies import converters, sentencepiece_layouts, word_vocabularies
 from t5x_like.vocabularies.from_folder import is_readable
 from t5x_like.vocabularies.shipped import SENTINELS
 from t5x_like.vocabularies.tokenizer_classes import LAYOUTS
-from t5x_like.vocabularies.tokenizer_folder import CONFIG
+from t5x_like.vocabularies.tokenizers.base import BERT, BPE_IDS, BPE_MERGES, CONFIG, GPT2
 from t5x_like.vocabularies.tokenizers.t5 import BYTE_SENTINELS
 from t5x_like.vocabularies.word_counts import FIRST_WORD_ID, to_bytes
 
@@ -31,7 +35,8 @@ _MIN_FREQUENCY = 2
 # WordPiece needs two pieces per character, `x` and `##x`. In text with many characters, such as Chinese, the alphabet
 # is limited to the most frequent ones, a third of the vocabulary; rarer characters become [UNK].
 _SMALL_ALPHABET, _ALPHABET_SHARE = 1000, 1 / 3
-_SPECIAL = [wordpiece.PAD, wordpiece.UNKNOWN, wordpiece.CLS, wordpiece.SEP, wordpiece.MASK]
+_SPECIAL = [BERT[role] for role in ("pad", "unk", "cls", "sep", "mask")]
+_END_OF_TEXT = GPT2["eos"]
 
 BYTES_SIZE = 259 + BYTE_SENTINELS
 """Ids of a vocabulary of bytes: padding, EOS, unknown, 256 bytes, and sentinels."""
@@ -122,14 +127,13 @@ def word_pieces(documents: Sequence[str], size: int, lower_case: bool = True) ->
     Raises:
       UserError: the size is too large or too small for the text.
     """
-    library = _tokenizers()
     characters = max(_SMALL_ALPHABET, int(size * _ALPHABET_SHARE))
 
     def learn(most: int, first: list[str]) -> list[str]:
-        tokenizer = library.Tokenizer(library.models.WordPiece(unk_token=wordpiece.UNKNOWN))
-        tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lower_case, strip_accents=lower_case)
-        tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-        trainer = library.trainers.WordPieceTrainer(
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token=BERT["unk"]))
+        tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower_case, strip_accents=lower_case)
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+        trainer = tokenizers.trainers.WordPieceTrainer(
             vocab_size=most,
             min_frequency=_MIN_FREQUENCY,
             special_tokens=first,
@@ -145,7 +149,7 @@ def word_pieces(documents: Sequence[str], size: int, lower_case: bool = True) ->
     alphabet = learn(0, _SPECIAL)
     if len(alphabet) > size:
         raise too_small(size, len(alphabet))
-    continuing = sorted(piece for piece in alphabet if piece.startswith(wordpiece.CONTINUATION))
+    continuing = sorted(piece for piece in alphabet if piece.startswith(converters.CONTINUATION))
     pieces = learn(size, [*_SPECIAL, *continuing])
     if len(pieces) < size:
         raise too_large(size, len(pieces))
@@ -171,15 +175,14 @@ def byte_pairs(documents: Sequence[str], size: int, lower_case: bool = False) ->
     """
     if lower_case:
         raise UserError("LOWER_CASE=True: not supported by byte-level BPE. Remove it, or use KIND=wordpiece.")
-    library = _tokenizers()
     if size < 257:
         raise too_small(size, 257)
-    tokenizer = library.Tokenizer(library.models.BPE())
-    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = library.trainers.BpeTrainer(
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=size - 1,
         min_frequency=_MIN_FREQUENCY,
-        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
@@ -187,11 +190,11 @@ def byte_pairs(documents: Sequence[str], size: int, lower_case: bool = False) ->
     ids: dict[str, int] = model["vocab"]
     if len(ids) + 1 < size:
         raise too_large(size, len(ids) + 1)
-    ids[byte_bpe.END_OF_TEXT] = len(ids)
+    ids[_END_OF_TEXT] = len(ids)
     merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
     return {
-        VOCAB_FILE: json.dumps(ids, ensure_ascii=False).encode(),
-        MERGES_FILE: (MERGES_HEADER + merges).encode(),
+        BPE_IDS: json.dumps(ids, ensure_ascii=False).encode(),
+        BPE_MERGES: (MERGES_HEADER + merges).encode(),
         CONFIG: _tokenizer_config("GPT2Tokenizer"),
     }
 
@@ -298,32 +301,7 @@ def models_for(kind: str, size: int) -> str:
     if kind in ("sentencepiece", "sentencepiece_bpe"):
         return f"vocab_size = {size + SENTINELS} or more: {size} pieces and the {SENTINELS} sentinels that tasks add"
     if kind == "byte_bpe":
-        return f"vocab_size = {size} or more, and BOS_ID = {size - 1} ({byte_bpe.END_OF_TEXT})"
+        return f"vocab_size = {size} or more, and BOS_ID = {size - 1} ({_END_OF_TEXT})"
     if kind == "mt5":
         return f"vocab_size = {size + SENTINELS} or more: {size} pieces and {SENTINELS} sentinels"
     return f"vocab_size = {size} or more"
-
-
-def check_installed(kind: str) -> None:
-    """Checks that the library that trains a kind of vocabulary is installed.
-
-    Raises:
-      UserError: the library is missing.
-    """
-    if kind in ("wordpiece", "byte_bpe"):
-        _tokenizers()
-
-
-def _tokenizers() -> ModuleType:
-    try:
-        import tokenizers
-        import tokenizers.models
-        import tokenizers.normalizers
-        import tokenizers.pre_tokenizers
-        import tokenizers.trainers
-    except ModuleNotFoundError as error:
-        raise UserError(
-            "tokenizers: not installed, but needed for WordPiece and byte-level BPE. "
-            "Run pip install -e '.[vocabulary]' -c constraints.txt."
-        ) from error
-    return tokenizers

@@ -18,7 +18,6 @@ from t5x_like.inference.runner import Runner
 from t5x_like.inference.text_rows import IdRows, chosen, padded, stack_features
 from t5x_like.models.base import Batch
 from t5x_like.stored.loaded import Loaded
-from t5x_like.vocabularies.byte_bpe import ByteBPEVocabulary
 
 ENCODER, DECODER = "encoder", "decoder"
 SPECIAL = -1
@@ -90,8 +89,7 @@ class AnalyzedModel:
 
     @functools.cached_property
     def _space(self) -> str:
-        # Byte-level BPE has words with the space before them.
-        return " " if isinstance(self.vocabulary, ByteBPEVocabulary) else ""
+        return getattr(self.vocabulary, "word_space", "")
 
     def encode_word(self, word: str) -> list[int]:
         """Returns the token ids of a word within a text."""

@@ -202,7 +202,11 @@ def special_name(token: int, vocabulary: "seqio.Vocabulary", names: Mapping[int,
 def piece(token: int, vocabulary: "seqio.Vocabulary") -> str:
     """Returns the text of a single token, with invisible characters escaped."""
     tokenizer = getattr(vocabulary, "tokenizer", None)
-    text = tokenizer.IdToPiece(token) if hasattr(tokenizer, "IdToPiece") else vocabulary.decode([token])
+    if hasattr(tokenizer, "IdToPiece"):
+        text = tokenizer.IdToPiece(token)
+    else:
+        has_symbol = getattr(vocabulary, "has_space_symbol", False)
+        text = vocabulary.pieces[token] if has_symbol else vocabulary.decode([token])
     return repr(text)[1:-1] or "·"
 
 

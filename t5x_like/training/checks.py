@@ -10,7 +10,7 @@ from t5x_like.errors import UserError
 from t5x_like.metrics.best import BestMetric, flatten
 from t5x_like.models.base import ModelConfig
 from t5x_like.runtime import distributed
-from t5x_like.stored import frozen_base, run_tokenizer, warm_start
+from t5x_like.stored import frozen_base, run_tokenizer, run_vocabulary, warm_start
 from t5x_like.training import run_feed
 from t5x_like.training.early_stopping import EarlyStopping
 from t5x_like.training.evaluation import Evaluations
@@ -153,6 +153,7 @@ def check_stored(
         return
     if vocabulary is not None:
         run_tokenizer.check(model_dir, vocabulary)
+        run_vocabulary.check_ids_are_equal(model_dir, recipe.data.vocabulary_kind(recipe.objective.features))
     if (base := frozen_base.of_run(model_dir)) is not None:
         base.check_exists()
 

@@ -1,43 +1,104 @@
-"""SeqIO vocabularies from the tokenizer files of a Hugging Face model directory, in TensorFlow operations alone.
+"""Vocabularies from the tokenizer files of a Hugging Face model directory.
 
-Neither transformers nor tokenizers is needed. A vocabulary encodes text as the tokenizer that `AutoTokenizer` returns
-does (the "fast" one), with two differences. It adds no special tokens, since SeqIO's preprocessors do. Special tokens
-in a text, such as `[MASK]`, are encoded as characters.
+A vocabulary encodes text as the tokenizer that `AutoTokenizer` of transformers returns does, with two differences. It
+adds no special tokens, since SeqIO's preprocessors do. Special tokens in a text, such as `[MASK]`, are encoded as
+characters, as by `AutoTokenizer` with `split_special_tokens=True`.
 """
 
+import json
 import os
+import re
+from collections.abc import Mapping
 
+from t5x_like.vocabularies import converters, tokenizer_vocabulary
 from t5x_like.vocabularies.base import Vocabulary
-from t5x_like.vocabularies.tokenizer_classes import CLASSES, CONFIG
+from t5x_like.vocabularies.tokenizer_classes import CLASSES
 from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
+from t5x_like.vocabularies.tokenizer_vocabulary import TokenizerVocabulary
+from t5x_like.vocabularies.tokenizers.base import TOKENIZER
+
+SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
 def from_folder(path: str | os.PathLike) -> Vocabulary:
     """Returns the vocabulary of a Hugging Face model directory.
 
-    Supported are WordPiece (BERT, DistilBERT, ELECTRA, MobileBERT), byte-level BPE (GPT-2, RoBERTa, Longformer, BART,
-    DeBERTa, Llama 3), BPE of words (GPT-1), bytes (ByT5) and SentencePiece (T5, Llama 1 and 2, Mistral, ALBERT, XLNet,
-    BigBird, DeBERTa v2 and v3).
+    Any tokenizer.json is read. Without one, the vocabulary of each class in `vocabularies.tokenizers` is converted.
 
     Args:
-      path: the directory, with at least the vocabulary (`vocab.txt`; `vocab.json` and `merges.txt`; `spiece.model`,
-        `tokenizer.model` or `spm.model`; or `tokenizer.json`), and `tokenizer_config.json` or `config.json`.
+      path: the directory, with at least the vocabulary (`tokenizer.json`; `vocab.txt`; `vocab.json` and `merges.txt`;
+        `spiece.model`, `tokenizer.model` or `spm.model`), and `tokenizer_config.json` or `config.json`.
 
     Returns:
       The vocabulary. Its attributes `bos_id`, `eos_id`, `pad_id`, `unk_id` and, where the tokenizer has such tokens,
       `cls_id`, `sep_id` and `mask_id` are the special ids of the tokenizer, or None.
 
     Raises:
-      UserError: a file is missing or invalid, or a setting cannot be reproduced exactly. The message names file and
-        key.
+      UserError: a file is missing or invalid. The message names file and key.
     """
     files = TokenizerFiles(path)
-    known = CLASSES.get(files.tokenizer_class)
-    if known is None:
-        raise files.unsupported(CONFIG, "tokenizer_class", files.tokenizer_class, ", ".join(CLASSES))
-    return known.build(files)
+    return (files.known.build or build)(files)
+
+
+def build(files: TokenizerFiles, roles: Mapping[str, str] | None = None) -> TokenizerVocabulary:
+    """Returns the vocabulary of a directory by means of the library `tokenizers`.
+
+    Args:
+      files: The files of the directory.
+      roles: Role -> special token, in place of those that the files name.
+
+    Raises:
+      UserError: see `from_folder`.
+    """
+    known = files.known
+    if known.check is not None:
+        known.check(files)
+    if files.tokenizer or known.convert is None:
+        contents, is_changed = _with_sentinels_as_text(files.tokenizer)
+        path = files.path(TOKENIZER)
+        made = tokenizer_vocabulary.load(json.dumps(contents) if is_changed else files.text(TOKENIZER), path)
+    else:
+        made = known.convert(files)
+    tokens = files.special_tokens()
+    _add_tokens(made, files, tokens)
+    if files.tokenizer:  # which may lack tokens that the class names
+        named = files.special_tokens({})
+        tokens = {role: token for role, token in tokens.items() if role in named or made.token_to_id(token) is not None}
+    made.add_special_tokens([token for token in tokens.values() if made.token_to_id(token) is not None])
+    tokens |= {role: token for role, token in (roles or {}).items() if made.token_to_id(token) is not None}
+    if tokens.get("unk") == tokens.get("eos"):
+        tokens.pop("unk", None)  # bytes encode any text, and ids outside the vocabulary are not the end of a text
+    inputs = files.config.get("model_input_names")
+    return TokenizerVocabulary(
+        converters.split_inside(made),
+        files.directory,
+        tokens,
+        sentinels=sum(SENTINEL.fullmatch(token) is not None for token in made.get_vocab()),
+        has_token_types=inputs is None or "token_type_ids" in inputs,
+    )
+
+
+def _with_sentinels_as_text(contents: Mapping) -> tuple[Mapping, bool]:
+    """Returns a tokenizer.json whose sentinels are not special, so that they are found in texts."""
+    added = contents.get("added_tokens") or []
+    if not any(token.get("special") and SENTINEL.fullmatch(token["content"]) for token in added):
+        return contents, False
+    found = [{**token, "special": False} if SENTINEL.fullmatch(token["content"]) else token for token in added]
+    return {**contents, "added_tokens": found}, True
+
+
+def _add_tokens(made, files: TokenizerFiles, tokens: Mapping[str, str]) -> None:
+    """Adds the tokens that other files than tokenizer.json list."""
+    from tokenizers import AddedToken
+
+    for name, key, token, index, flags in files.listed_tokens(tokens):
+        if name != TOKENIZER:
+            special = flags.pop("special") and not SENTINEL.fullmatch(token)
+            made.add_tokens([AddedToken(token, special=special, **flags)])
+        if index is not None and (found := made.token_to_id(token)) != index:
+            raise files.error(name, key, f"the id of {token!r} is {index} here and {found} in the vocabulary")
 
 
 def is_readable(tokenizer_class: str) -> bool:
-    """Returns whether `from_folder` reads directories with a class of tokenizers."""
+    """Returns whether `from_folder` reads directories with a class of tokenizers without a tokenizer.json."""
     return tokenizer_class in CLASSES

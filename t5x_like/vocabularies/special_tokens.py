@@ -65,6 +65,17 @@ def special_tokens(vocabulary: "seqio.Vocabulary") -> SpecialTokens:
     return SpecialTokens(mask=last, cls=last - 1, sep=last - 2)
 
 
+def sentencepiece_pieces(vocabulary: "seqio.Vocabulary") -> list[str] | None:
+    """Returns the pieces of a vocabulary whose words begin with `▁`, by id; None for other vocabularies."""
+    vocabulary = getattr(vocabulary, "vocabulary", vocabulary)  # of a LateVocabulary
+    if getattr(vocabulary, "has_space_symbol", False):
+        return list(vocabulary.pieces)
+    model = getattr(vocabulary, "tokenizer", None)
+    if not hasattr(model, "IdToPiece"):
+        return None
+    return [model.IdToPiece(index) for index in range(model.GetPieceSize())]
+
+
 def names(tasks: "Sequence[seqio.Task]", vocabulary: "seqio.Vocabulary") -> dict[int, str]:
     """Returns the ids of the special tokens of tasks -> their names.
 

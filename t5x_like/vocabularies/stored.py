@@ -3,18 +3,20 @@
 from collections.abc import Iterator
 
 from t5x_like import paths
-from t5x_like.vocabularies import late, text_rules
+from t5x_like.errors import UserError
+from t5x_like.vocabularies import late, vocabulary_files
 from t5x_like.vocabularies.base import ByteVocabulary, Vocabulary
-from t5x_like.vocabularies.bpe_files import MERGES_FILE, VOCAB_FILE
-from t5x_like.vocabularies.byte_bpe import ByteBPEVocabulary
 from t5x_like.vocabularies.from_folder import from_folder
-from t5x_like.vocabularies.hugging_face_sentencepiece import AlbertVocabulary
 from t5x_like.vocabularies.shipped import ShippedVocabulary, python_docs
 from t5x_like.vocabularies.tokenizer_folder import has_tokenizer
+from t5x_like.vocabularies.tokenizer_vocabulary import TokenizerVocabulary
+from t5x_like.vocabularies.tokenizers.base import BPE_IDS, TOKENIZER, WORDPIECE
 from t5x_like.vocabularies.word_vocabularies import WordCountsVocabulary, WordSequenceVocabulary
-from t5x_like.vocabularies.wordpiece import WordPieceVocabulary
 
-_VOCAB_TXT = "vocab.txt"
+# The classes of earlier versions, whose ids `TokenizerVocabulary` gives.
+_TOKENIZER_CLASSES = (TokenizerVocabulary.__name__, "WordPieceVocabulary", "ByteBPEVocabulary")
+# The classes of earlier versions that encoded numbers before a comma differently than transformers.
+_DIVIDED_NUMBERS = ("AlbertVocabulary", "XLNetVocabulary")
 
 
 def candidates(kind: str, ids: int, path: str | None, *, guess: bool) -> Iterator[Vocabulary]:
@@ -28,27 +30,46 @@ def candidates(kind: str, ids: int, path: str | None, *, guess: bool) -> Iterato
         compares the ids of a text.
 
     Raises:
-      UserError: a file of the vocabulary is invalid.
+      UserError: a file of the vocabulary is invalid, or the ids of its texts have changed.
     """
+    check_ids_are_equal(kind, path)
     if kind == ByteVocabulary.__name__:
         yield ByteVocabulary(extra_ids=ids - ByteVocabulary().vocab_size)
     elif kind == ShippedVocabulary.__name__:
         yield python_docs()
     elif path is None:
         return
-    elif kind == AlbertVocabulary.__name__ and path.endswith(late.SENTENCEPIECE_SUFFIX):
-        yield from (AlbertVocabulary(path, text_rules.albert(lower_case)) for lower_case in (True, False) if guess)
     elif kind == WordCountsVocabulary.__name__:
         yield WordCountsVocabulary(path)
     elif kind == WordSequenceVocabulary.__name__:
         yield WordSequenceVocabulary(path)
+    elif path.endswith(late.SENTENCEPIECE_SUFFIX) and kind == TokenizerVocabulary.__name__:
+        if guess:
+            yield from vocabulary_files.sentencepiece(path)
     elif path.endswith(late.SENTENCEPIECE_SUFFIX):
         if (sentinels := ids - late.sentencepiece_model(path, 0).vocab_size) >= 0:
             yield late.sentencepiece_model(path, sentinels)
     elif has_tokenizer(path):
         yield from_folder(path)
-    elif guess and kind == WordPieceVocabulary.__name__:
-        file = path if paths.is_file(path) else paths.join(path, _VOCAB_TXT)
-        yield from (WordPieceVocabulary(file, lower_case) for lower_case in (True, False))
-    elif guess and kind == ByteBPEVocabulary.__name__:
-        yield ByteBPEVocabulary(paths.join(path, VOCAB_FILE), paths.join(path, MERGES_FILE))
+    elif guess and kind in _TOKENIZER_CLASSES and not paths.is_file(paths.join(path, BPE_IDS)):
+        file = path if paths.is_file(path) else paths.join(path, WORDPIECE)
+        yield from (vocabulary_files.word_pieces(file, lower_case) for lower_case in (True, False))
+    elif guess and kind in _TOKENIZER_CLASSES:
+        yield vocabulary_files.byte_bpe(path)
+
+
+def check_ids_are_equal(kind: str | None, path: str | None) -> None:
+    """Checks that texts have the token ids that they had when a run or a cache stored its vocabulary.
+
+    Args:
+      kind: the name of the class of the vocabulary, None if it is not known.
+      path: the directory or the file of the vocabulary, or None.
+
+    Raises:
+      UserError: earlier versions encoded numbers before a comma in another way.
+    """
+    if kind in _DIVIDED_NUMBERS and path is not None and TOKENIZER not in paths.listdir(path):
+        raise UserError(
+            f"{path}: stored by {kind} of an earlier version, which encoded numbers before a comma with other pieces. "
+            "Start a new run with INITIAL_CHECKPOINT_PATH=the run, on text or a cache that this version tokenizes."
+        )

@@ -11,15 +11,13 @@
 
 GPT-1's fine-tuning has a template with new tokens (`gpt_transforms`).
 
-The tests compare them with `transformers.AutoTokenizer`.
+A tokenizer.json states its own template. The tests compare them with `transformers.AutoTokenizer`.
 """
 
 import dataclasses
 from typing import TYPE_CHECKING
 
 from t5x_like.errors import UserError
-from t5x_like.vocabularies.bpe_vocabulary import BPEVocabulary
-from t5x_like.vocabularies.byte_bpe import ROBERTA_ROLES
 
 if TYPE_CHECKING:
     import seqio
@@ -87,15 +85,9 @@ def template_of(vocabulary: "seqio.Vocabulary") -> Template:
         return template
     ids = {role: _special_id(vocabulary, role) for role in ("bos", "eos", "cls", "sep")}
     if ids["cls"] is not None and ids["sep"] is not None:
-        cls, sep = (ids["cls"],), (ids["sep"],)
-        # ALBERT and DeBERTa have BOS too, which is [CLS], and the template of BERT.
-        if getattr(vocabulary, "special_names", {}).get(ids["cls"]) == ROBERTA_ROLES["cls"]:
-            return Template(cls, sep + sep, sep)
-        return Template(cls, sep, sep, second_type=int(getattr(vocabulary, "has_token_types", True)))
+        return Template((ids["cls"],), (ids["sep"],), (ids["sep"],), second_type=1)
     if ids["bos"] is not None and ids["bos"] != ids["eos"]:
         return Template(prefix=(ids["bos"],), separator=(ids["bos"],))
-    if isinstance(vocabulary, BPEVocabulary):
-        return Template()
     if ids["eos"] is not None:
         return Template(separator=(ids["eos"],), suffix=(ids["eos"],))
     raise UserError(
@@ -106,8 +98,6 @@ def template_of(vocabulary: "seqio.Vocabulary") -> Template:
 
 def _special_id(vocabulary: "seqio.Vocabulary", role: str) -> int | None:
     """Returns the id of the special token of a role, or None."""
-    if isinstance(vocabulary, BPEVocabulary):
-        return vocabulary._optional_id(role)
     model = getattr(vocabulary, "tokenizer", None)
     if role in ("cls", "sep") and hasattr(model, "PieceToId"):
         piece = f"[{role.upper()}]"

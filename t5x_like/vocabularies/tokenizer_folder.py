@@ -3,7 +3,7 @@
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from t5x_like import paths
@@ -16,6 +16,7 @@ from t5x_like.vocabularies.tokenizer_classes import (
     MODEL_CONFIG,
     SPECIAL_TOKENS_MAP,
     TOKENIZER,
+    TokenizerClass,
 )
 from t5x_like.vocabularies.tokenizer_json import ROLES
 
@@ -58,6 +59,10 @@ class TokenizerFiles:
         if not self.has(name):
             raise self.error(name, None, "file not found. Download it with the model")
         return paths.join(self.directory, name)
+
+    def text(self, name: str) -> str:
+        """Returns the contents of a file."""
+        return paths.read_text(self.path(name))
 
     def json(self, name: str) -> dict[str, Any]:
         """Returns the contents of a JSON file, or {} if it does not exist.
@@ -104,6 +109,19 @@ class TokenizerFiles:
             '"BertTokenizer"',
         )
 
+    @functools.cached_property
+    def known(self) -> TokenizerClass:
+        """What is known of the class; of a class that is not known, tokenizer.json alone defines the tokenizer.
+
+        Raises:
+          UserError: The class is not known, and there is no tokenizer.json.
+        """
+        found = tokenizer_classes.CLASSES.get(self.tokenizer_class)
+        if found is None and not self.tokenizer:
+            names = ", ".join(tokenizer_classes.CLASSES)
+            raise self.unsupported(CONFIG, "tokenizer_class", self.tokenizer_class, f"with a {TOKENIZER}, or {names}")
+        return found or tokenizer_classes.CLASSES[GENERIC]
+
     def setting(self, key: str, in_tokenizer: Any, default: Any) -> Any:
         """Returns a setting that tokenizer_config.json and tokenizer.json may both have.
 
@@ -135,7 +153,7 @@ class TokenizerFiles:
           defaults: the tokens that the tokenizer has if the files name none; None for those of its class.
         """
         if defaults is None:
-            defaults = tokenizer_classes.CLASSES[self.tokenizer_class].special_tokens
+            defaults = self.known.special_tokens
         files = [self.config]
         if "added_tokens_decoder" not in self.config:
             files.append(self.json(SPECIAL_TOKENS_MAP))
@@ -147,50 +165,35 @@ class TokenizerFiles:
                     tokens[role] = token["content"] if isinstance(token, dict) else token
         return {role: token for role, token in tokens.items() if token is not None}
 
-    def added_tokens(self, known: Mapping[str, str]) -> dict[str, int]:
-        """Returns the ids of all tokens that the files add to the vocabulary or mark as special in it.
+    def listed_tokens(self, known: Mapping[str, str]) -> Iterator[tuple[str, str, str, int | None, dict[str, bool]]]:
+        """Yields the tokens that the files add to the vocabulary, or mark as special in it.
+
+        Each is the name of its file, the key, the token, its id, which lists of special tokens lack, and the flags of
+        `tokenizers.AddedToken`.
 
         Args:
-          known: the special tokens of the roles. A file that has ids only, added_tokens.json, may add no others.
-
-        Raises:
-          UserError: an added token is not special. Such tokens are found in texts, which is not supported.
+          known: role -> special token.
         """
-        ids: dict[str, int] = {}
-        for name, key, token, index, special in self._listed_added_tokens():
-            if not special and token not in known.values():
-                raise self.unsupported(name, key, token, "special tokens")
-            if ids.setdefault(token, index) != index:
-                raise self.error(name, key, f"the id of {token!r} is {index} here and {ids[token]} in another file")
-        return ids
-
-    def require_pieces(self, tokens: Mapping[str, str], pieces: Sequence[str]) -> None:
-        """Checks that all added tokens are pieces of the vocabulary.
-
-        Args:
-          tokens: the special tokens of the roles.
-          pieces: the pieces, by id.
-
-        Raises:
-          UserError: an added token is not a piece, or has another id.
-        """
-        for token, index in self.added_tokens(tokens).items():
-            if tuple(pieces[index : index + 1]) != (token,):
-                raise self.unsupported(ADDED_TOKENS, token, index, "tokens that are in the vocabulary")
-
-    def listed_tokens(self) -> dict[str, bool]:
-        """Returns the tokens that the files list, and whether each is special."""
-        return {token: special for _, _, token, _, special in self._listed_added_tokens()}
-
-    def _listed_added_tokens(self) -> Iterator[tuple[str, str, str, int, bool]]:
-        """Yields file, key, token, id, and whether it is special, of all added tokens."""
         for number, entry in enumerate(self.tokenizer.get("added_tokens") or []):
-            yield TOKENIZER, f"added_tokens[{number}]", entry["content"], entry["id"], entry.get("special", False)
-        for index, entry in self.config.get("added_tokens_decoder", {}).items():
-            key = f"added_tokens_decoder.{index}"
-            yield CONFIG, key, entry["content"], int(index), entry.get("special", False)
-        key = "additional_special_tokens"
-        listed = [*(self.config.get(key) or []), *(self.json(SPECIAL_TOKENS_MAP).get(key) or [])]
-        special = {token["content"] if isinstance(token, dict) else token for token in listed}
-        for token, index in self.json(ADDED_TOKENS).items():
-            yield ADDED_TOKENS, token, token, index, token in special
+            yield TOKENIZER, f"added_tokens[{number}]", entry["content"], entry["id"], _flags(entry)
+        decoder = self.config.get("added_tokens_decoder", {})
+        for index in sorted(decoder, key=int):
+            yield CONFIG, f"added_tokens_decoder.{index}", decoder[index]["content"], int(index), _flags(decoder[index])
+        listed = [
+            (name, key, token)
+            for name, file in ((CONFIG, self.config), (SPECIAL_TOKENS_MAP, self.json(SPECIAL_TOKENS_MAP)))
+            for key in ("additional_special_tokens", "extra_special_tokens")
+            if isinstance(file.get(key), list)
+            for token in file[key]
+        ]
+        names = {token["content"] if isinstance(token, dict) else token for *_, token in listed}
+        for token, index in sorted(self.json(ADDED_TOKENS).items(), key=lambda item: item[1]):
+            yield ADDED_TOKENS, token, token, index, {"special": token in names or token in known.values()}
+        for name, key, token in listed:
+            content = token["content"] if isinstance(token, dict) else token
+            yield name, key, content, None, _flags(token if isinstance(token, dict) else {}) | {"special": True}
+
+
+def _flags(entry: Mapping[str, Any]) -> dict[str, bool]:
+    names = ("special", "single_word", "lstrip", "rstrip", "normalized")
+    return {"special": False} | {name: bool(entry[name]) for name in names if name in entry}

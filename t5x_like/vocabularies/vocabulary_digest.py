@@ -87,7 +87,7 @@ def of_vocabulary(vocabulary: "seqio.Vocabulary") -> str:
     """Returns the digest of a SeqIO vocabulary.
 
     Args:
-      vocabulary: one with `sp_model` (SentencePiece) or `pieces` (text, or the bytes of each id). Another one is known
+      vocabulary: one with `sp_model` (SentencePiece) or `pieces` (the token of each id). Another one is known
         by the text of its ids, and equals only vocabularies of its own kind.
     """
     if (path := location(vocabulary)) is not None and (digest := of_path(path)) is not None:
@@ -95,7 +95,7 @@ def of_vocabulary(vocabulary: "seqio.Vocabulary") -> str:
     if (model := getattr(vocabulary, "sp_model", None)) is not None:
         return _digest(_pieces(model))
     if (pieces := getattr(vocabulary, "pieces", None)) is not None:
-        return _digest(_numbered(piece if isinstance(piece, str) else _letters(piece) for piece in pieces))
+        return _digest(_numbered(pieces))
     return _digest(_numbered(repr(vocabulary.decode([number])) for number in range(vocabulary.vocab_size)))
 
 
@@ -103,17 +103,13 @@ def location(vocabulary: "seqio.Vocabulary") -> str | None:
     """Returns the directory or file from which a vocabulary is read, or None if tokenizer files do not define it.
 
     Args:
-      vocabulary: one with `path`, `sentencepiece_model_file`, `vocab_file` or `files`.
+      vocabulary: one with `path`, `sentencepiece_model_file` or `vocab_file`.
     """
-    if (path := getattr(vocabulary, "path", None)) is None:
-        single = (getattr(vocabulary, name, None) for name in ("sentencepiece_model_file", "vocab_file"))
-        files = {file for file in (*single, *getattr(vocabulary, "files", ())) if file}
-        folders = {str(file).rpartition("/")[0] for file in files}
-        if len(folders) != 1:
-            return None
-        (folder,) = folders
-        is_whole = folder and all(str(file).rpartition("/")[2] in tokenizer_files.TOKENIZER for file in files)
-        path = folder if is_whole else str(files.pop()) if len(files) == 1 else None
+    path = getattr(vocabulary, "path", None)
+    if path is None:
+        file = getattr(vocabulary, "sentencepiece_model_file", None) or getattr(vocabulary, "vocab_file", None)
+        folder, _, name = str(file or "").rpartition("/")
+        path = folder if folder and name in tokenizer_files.TOKENIZER else file
     return None if path is None else tokenizer_files.find(str(path))
 
 
@@ -130,13 +126,6 @@ def _lines(path: str) -> dict[str, int]:
 
 def _numbered(tokens: Iterable[str]) -> dict[str, int]:
     return {token: number for number, token in enumerate(tokens)}
-
-
-def _letters(piece: bytes) -> str:
-    """Returns the letters that represent bytes in the files of GPT-2: from U+0100 for bytes that are not printable."""
-    printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printed]
-    return "".join(chr(byte if byte in printed else 256 + others.index(byte)) for byte in piece)
 
 
 def _digest(tokens: Mapping[str, Any]) -> str:

@@ -6,20 +6,24 @@ from t5x_like.vocabularies import text_rules
 from t5x_like.vocabularies.tokenizers.base import ALBERT, PUNCTUATION, Layout, TokenizerClass
 
 if TYPE_CHECKING:
-    from t5x_like.vocabularies.base import Vocabulary
+    import tokenizers
+
     from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
 
 
-def build(files: "TokenizerFiles") -> "Vocabulary":
-    """Returns a SentencePiece vocabulary of texts in lower case."""
-    from t5x_like.vocabularies import sentencepiece_files
-    from t5x_like.vocabularies.hugging_face_sentencepiece import AlbertVocabulary
+def convert(files: "TokenizerFiles") -> "tokenizers.Tokenizer":
+    """Returns a SentencePiece tokenizer of texts in lower case."""
+    from t5x_like.vocabularies import converters
 
-    if files.tokenizer:
-        return sentencepiece_files.vocabulary(files)
-    lower_case, accents = files.config.get("do_lower_case", True), files.config.get("keep_accents", False)
-    tokens, (model, _) = files.special_tokens(), sentencepiece_files.model_of(files)
-    return AlbertVocabulary(model, text_rules.albert(lower_case, keep_accents=accents), tokens)
+    path, tokens = files.path("spiece.model"), files.special_tokens()
+    made = converters.albert(
+        converters.read_sentencepiece(path),
+        path,
+        lower_case=files.config.get("do_lower_case", True),
+        keep_accents=files.config.get("keep_accents", False),
+    )
+    converters.surround(made, *converters.BERT_TEMPLATE, (tokens["cls"], tokens["sep"]), path)
+    return made
 
 
 TOKENIZERS = (
@@ -28,7 +32,7 @@ TOKENIZERS = (
         files=("spiece.model",),
         special_tokens=ALBERT,
         model_types=("albert",),
-        build=build,
+        convert=convert,
     ),
 )
 # google-research/albert.

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import tokenizers
+
     from t5x_like.vocabularies.base import Vocabulary
 
 CONFIG, TOKENIZER, SPECIAL_TOKENS_MAP = "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json"
@@ -17,6 +19,8 @@ GENERIC = "PreTrainedTokenizer"
 BERT = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
 DEBERTA = {**BERT, "bos": "[CLS]", "eos": "[SEP]"}
 ALBERT = {**DEBERTA, "unk": "<unk>", "pad": "<pad>"}
+GPT2 = dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>")
+XLNET = {role: f"<{role}>" for role in ("unk", "sep", "pad", "cls", "mask")} | {"bos": "<s>", "eos": "</s>"}
 """Role -> special token, for several tokenizers."""
 
 PUNCTUATION = (".", "(", ")", '"', "-", "–", "£", "€")
@@ -33,14 +37,18 @@ class TokenizerClass:
       special_tokens: Role -> the special token that it has if the files name none.
       model_types: Values of `model_type` in config.json whose directories have this class if tokenizer_config.json
         names none.
-      build: Returns the vocabulary of a directory, given its `tokenizer_folder.TokenizerFiles`.
+      convert: Returns the tokenizer of a directory without tokenizer.json, given its `tokenizer_folder.TokenizerFiles`.
+      check: Checks settings that the files of a directory may contradict.
+      build: Returns the vocabulary of a directory, in place of `from_folder.build`, which calls the other two.
     """
 
     name: str
     files: tuple[str, ...] = ()
     special_tokens: Mapping[str, str]
     model_types: tuple[str, ...] = ()
-    build: "Callable[..., Vocabulary]"
+    convert: "Callable[..., tokenizers.Tokenizer] | None" = None
+    check: Callable[..., object] | None = None
+    build: "Callable[..., Vocabulary] | None" = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

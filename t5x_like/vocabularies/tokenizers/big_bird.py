@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from t5x_like.vocabularies.tokenizers.base import ALBERT, Layout, TokenizerClass
 
 if TYPE_CHECKING:
-    from t5x_like.vocabularies.base import Vocabulary
+    import tokenizers
+
     from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
 
 
@@ -13,12 +14,14 @@ _SPECIAL = {65: "[CLS]", 66: "[SEP]", 67: "[MASK]"}
 _UNKNOWN = 100
 
 
-def build(files: "TokenizerFiles") -> "Vocabulary":
-    """Returns a SentencePiece vocabulary, with token types if the model reads them."""
-    from t5x_like.vocabularies import sentencepiece_files
+def convert(files: "TokenizerFiles") -> "tokenizers.Tokenizer":
+    """Returns a SentencePiece tokenizer with the template of BERT."""
+    from t5x_like.vocabularies import converters
 
-    inputs = files.config.get("model_input_names")
-    return sentencepiece_files.vocabulary(files, has_token_types=inputs is None or "token_type_ids" in inputs)
+    path, tokens = files.path("spiece.model"), files.special_tokens()
+    made = converters.big_bird(converters.read_sentencepiece(path), path)
+    converters.surround(made, *converters.BERT_TEMPLATE, (tokens["cls"], tokens["sep"]), path)
+    return made
 
 
 TOKENIZERS = (
@@ -27,7 +30,7 @@ TOKENIZERS = (
         files=("spiece.model",),
         special_tokens={**ALBERT, "bos": "<s>", "eos": "</s>"},
         model_types=("big_bird",),
-        build=build,
+        convert=convert,
     ),
 )
 # google-research/bigbird.

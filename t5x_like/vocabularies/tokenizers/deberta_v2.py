@@ -2,34 +2,28 @@
 
 from typing import TYPE_CHECKING
 
-from t5x_like.vocabularies.tokenizers.base import ADDED_TOKENS, CONFIG, DEBERTA, TokenizerClass
+from t5x_like.vocabularies.tokenizers.base import DEBERTA, TokenizerClass
 
 if TYPE_CHECKING:
-    from t5x_like.vocabularies.base import Vocabulary
+    import tokenizers
+
     from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
 
 
-def build(files: "TokenizerFiles") -> "Vocabulary":
-    """Returns a SentencePiece vocabulary with a [MASK] after its pieces."""
-    from t5x_like.vocabularies import from_tokenizer_json, sentencepiece_files
-    from t5x_like.vocabularies.hugging_face_sentencepiece import DebertaV2Vocabulary
+def convert(files: "TokenizerFiles") -> "tokenizers.Tokenizer":
+    """Returns a SentencePiece tokenizer, with a [MASK] after its pieces if it is not one of them."""
+    from t5x_like.vocabularies import converters
 
-    for key in ("do_lower_case", "split_by_punct"):
-        if files.config.get(key, False):
-            raise files.unsupported(CONFIG, key, True, "false")
-    tokens, (model, contents) = files.special_tokens(), sentencepiece_files.model_of(files)
-    spaces = None if contents is None else from_tokenizer_json.sentencepiece_spaces(files)
-    vocabulary = DebertaV2Vocabulary(
-        model, tokens, contents=contents, **({} if spaces is None else sentencepiece_files.prepared(spaces))
+    path, tokens = files.path("spm.model"), files.special_tokens()
+    made = converters.deberta_v2(
+        converters.read_sentencepiece(path),
+        path,
+        lower_case=files.config.get("do_lower_case", False),
+        split_punctuation=files.config.get("split_by_punct", False),
     )
-    ids, name = vocabulary.token_ids, model.rpartition("/")[2]
-    for role, token in tokens.items():
-        if token not in ids:
-            raise files.unsupported(CONFIG, f"{role}_token", token, f"pieces of {name} and [MASK]")
-    for token, index in files.added_tokens(tokens).items():
-        if ids.get(token) != index:
-            raise files.unsupported(ADDED_TOKENS, token, index, f"special pieces of {name} and a [MASK] after them")
-    return vocabulary
+    converters.surround(made, *converters.BERT_TEMPLATE, (tokens["cls"], tokens["sep"]), path)
+    made.add_special_tokens([tokens["mask"]])
+    return made
 
 
 TOKENIZERS = (
@@ -38,6 +32,6 @@ TOKENIZERS = (
         files=("spm.model",),
         special_tokens=DEBERTA,
         model_types=("deberta-v2",),
-        build=build,
+        convert=convert,
     ),
 )

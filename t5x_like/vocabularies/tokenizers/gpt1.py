@@ -2,28 +2,24 @@
 
 from typing import TYPE_CHECKING
 
-from t5x_like.vocabularies.tokenizers.base import BPE_IDS, BPE_MERGES, CONFIG, TOKENIZER, TokenizerClass
+from t5x_like.vocabularies.tokenizers.base import BPE_IDS, BPE_MERGES, CONFIG, TokenizerClass
 
 if TYPE_CHECKING:
-    from t5x_like.vocabularies.base import Vocabulary
+    import tokenizers
+
     from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
 
 
-def build(files: "TokenizerFiles") -> "Vocabulary":
-    """Returns a vocabulary of BPE within words."""
-    from t5x_like.vocabularies import from_tokenizer_json
-    from t5x_like.vocabularies.word_bpe import WordBPEVocabulary
+def convert(files: "TokenizerFiles") -> "tokenizers.Tokenizer":
+    """Returns a tokenizer with BPE within lower-cased words."""
+    from t5x_like.vocabularies import converters, vocabulary_files
 
-    if not files.config.get("do_lower_case", True):
-        raise files.unsupported(CONFIG, "do_lower_case", False, "true")
     tokens = files.special_tokens()
     if "unk" not in tokens:
         raise files.unsupported(CONFIG, "unk_token", None, 'a token such as "<unk>"')
-    from_tokenizer_json.check_word_bpe(files, tokens["unk"])
-    names = (TOKENIZER, TOKENIZER) if files.tokenizer else (BPE_IDS, BPE_MERGES)
-    vocabulary = WordBPEVocabulary(*(files.path(name) for name in names), special_tokens=tokens)
-    files.require_pieces(tokens, vocabulary.pieces)
-    return vocabulary
+    merges = files.path(BPE_MERGES)
+    ids = vocabulary_files.read_ids(files.path(BPE_IDS))
+    return converters.word_bpe(ids, vocabulary_files.read_merges(merges, ids), tokens["unk"])
 
 
 TOKENIZERS = (
@@ -32,6 +28,6 @@ TOKENIZERS = (
         files=(BPE_IDS, BPE_MERGES),
         special_tokens={"unk": "<unk>"},
         model_types=("openai-gpt",),
-        build=build,
+        convert=convert,
     ),
 )

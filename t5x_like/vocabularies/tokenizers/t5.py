@@ -17,10 +17,13 @@ BYTE_SENTINELS = 125
 
 
 def build(files: "TokenizerFiles") -> "Vocabulary":
-    """Returns a vocabulary with sentinels after the pieces."""
-    from t5x_like.vocabularies import sentencepiece_files
+    """Returns a SentencePiece vocabulary with sentinels after the pieces; of tokenizer.json without a model."""
+    from t5x_like.vocabularies import from_folder, hugging_face_sentencepiece
 
-    return sentencepiece_files.vocabulary(files, files.config.get("extra_ids", _T5_EXTRA_IDS))
+    if files.has("spiece.model"):
+        return hugging_face_sentencepiece.read(files, files.config.get("extra_ids", _T5_EXTRA_IDS))
+    files.path("tokenizer.json" if files.tokenizer else "spiece.model")
+    return from_folder.build(files)
 
 
 def build_bytes(files: "TokenizerFiles") -> "Vocabulary":

@@ -3,31 +3,44 @@
 from typing import TYPE_CHECKING
 
 from t5x_like.vocabularies import text_rules
-from t5x_like.vocabularies.tokenizers.base import PUNCTUATION, Layout, TokenizerClass
+from t5x_like.vocabularies.tokenizers.base import PUNCTUATION, XLNET, Layout, TokenizerClass
 
 if TYPE_CHECKING:
+    import tokenizers
+
     from t5x_like.vocabularies.base import Vocabulary
     from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
 
 
-def build(files: "TokenizerFiles") -> "Vocabulary":
-    """Returns a SentencePiece vocabulary that may divide numbers."""
-    from t5x_like.vocabularies import sentencepiece_files
-    from t5x_like.vocabularies.hugging_face_sentencepiece import XLNetVocabulary
+def convert(files: "TokenizerFiles") -> "tokenizers.Tokenizer":
+    """Returns a SentencePiece tokenizer with special tokens after texts."""
+    from t5x_like.vocabularies import converters
 
-    lower_case, accents = files.config.get("do_lower_case", False), files.config.get("keep_accents", False)
-    model, contents = sentencepiece_files.model_of(files)
-    rules = text_rules.albert(lower_case, keep_accents=accents)
-    return XLNetVocabulary(model, rules, contents=contents, divides_numbers=not files.tokenizer)
+    path, tokens = files.path("spiece.model"), files.special_tokens()
+    made = converters.albert(
+        converters.read_sentencepiece(path),
+        path,
+        lower_case=files.config.get("do_lower_case", False),
+        keep_accents=files.config.get("keep_accents", False),
+    )
+    converters.surround(made, *converters.XLNET_TEMPLATE, (tokens["sep"], tokens["cls"]), path)
+    return made
+
+
+def build(files: "TokenizerFiles") -> "Vocabulary":
+    """Returns the vocabulary, in which documents end with <eod>; </s> does not occur in XLNet's data."""
+    from t5x_like.vocabularies import from_folder
+
+    return from_folder.build(files, {"eos": "<eod>"})
 
 
 TOKENIZERS = (
     TokenizerClass(
         name="XLNetTokenizer",
         files=("spiece.model",),
-        special_tokens={role: f"<{role}>" for role in ("unk", "sep", "pad", "cls", "mask")}
-        | {"bos": "<s>", "eos": "</s>"},
+        special_tokens=XLNET,
         model_types=("xlnet",),
+        convert=convert,
         build=build,
     ),
 )
