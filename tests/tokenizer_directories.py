@@ -8,7 +8,10 @@ import json
 
 import sentencepiece
 
-from t5x_like.vocabularies import word_splits
+LLAMA_3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 
 
 def save_bert(test_data, directory, case, **settings):
@@ -57,7 +60,7 @@ def save_llama3(test_data, directory):
     model["ignore_merges"] = True
     split = {
         "type": "Split",
-        "pattern": {"Regex": word_splits.LLAMA_3_PATTERN},
+        "pattern": {"Regex": LLAMA_3_PATTERN},
         "behavior": "Isolated",
         "invert": False,
     }
@@ -155,3 +158,105 @@ def save_llama(test_data, directory):
     reference = transformers.LlamaTokenizerFast(str(train_llama_model(test_data, directory)), legacy=False)
     reference.save_pretrained(directory)
     return reference
+
+
+def save_albert_fast(test_data, directory):
+    """Writes ALBERT's directory as published: user-defined pieces, such as `-`, are not found before the others."""
+    import transformers
+
+    save_albert(test_data, directory)
+    transformers.AlbertTokenizerFast.from_pretrained(directory).save_pretrained(directory)
+    _keep_special_tokens(directory)
+    return transformers.AutoTokenizer.from_pretrained(directory)
+
+
+def save_xlnet(test_data, directory):
+    """Trains a small model with the special pieces of XLNet, and saves its tokenizer."""
+    import transformers
+
+    special = dict(unk_id=0, bos_id=1, eos_id=2, control_symbols="<cls>,<sep>,<pad>,<mask>,<eod>,<eop>")
+    _train(test_data, directory / "spiece.model", vocab_size=1500, **special)
+    reference = transformers.XLNetTokenizerFast(str(directory / "spiece.model"))
+    reference.save_pretrained(directory)
+    return reference
+
+
+def save_deberta_v3(test_data, directory):
+    """Saves the fast tokenizer of `save_deberta_v2`, whose [MASK] follows the pieces."""
+    import transformers
+
+    save_deberta_v2(test_data, directory)
+    reference = transformers.DebertaV2TokenizerFast(str(directory / "spm.model"))
+    reference.save_pretrained(directory)
+    return reference
+
+
+def save_qwen(test_data, directory):
+    """Writes a Qwen directory with GPT-2's pieces."""
+    import transformers
+
+    files = (str(test_data / "vocab/gpt2" / name) for name in ("encoder.json", "vocab.bpe"))
+    reference = transformers.Qwen2TokenizerFast(*files, additional_special_tokens=["<|im_start|>", "<|im_end|>"])
+    reference.save_pretrained(directory)
+    return reference
+
+
+def save_modernbert(test_data, directory):
+    """Writes a tokenizer.json like ModernBERT's: NFC, pieces of several spaces in texts, and a mask with its space."""
+    import transformers
+
+    save_gpt2(test_data, directory)
+    contents = json.loads((directory / "tokenizer.json").read_text())
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    special = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    added = [flags | {"content": token, "lstrip": token == "[MASK]"} for token in special]
+    added += [flags | {"content": " " * number, "normalized": True, "special": False} for number in (4, 3, 2)]
+    added += [flags | {"content": "|||EMAIL|||", "special": False}]
+    contents["added_tokens"] = [contents["added_tokens"][0]]
+    contents["added_tokens"] += [token | {"id": 50257 + number} for number, token in enumerate(added)]
+    contents["normalizer"] = {"type": "NFC"}
+    around = {token: {"id": token, "ids": [50257 + special.index(token)], "tokens": [token]} for token in special[1:3]}
+    cls, sep = ({"SpecialToken": {"id": token, "type_id": 0}} for token in special[1:3])
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    template = {"single": [cls, first, sep], "pair": [cls, first, sep, second, sep], "special_tokens": around}
+    contents["post_processor"] = {"type": "TemplateProcessing", **template}
+    for path in directory.iterdir():
+        path.unlink()
+    (directory / "tokenizer.json").write_text(json.dumps(contents))
+    config = {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "cls", "sep", "pad", "mask")}
+    config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": True}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return transformers.PreTrainedTokenizerFast.from_pretrained(directory)
+
+
+def save_gemma(test_data, directory):
+    """Trains a small model with the settings of Gemma's: BPE with bytes, without a space before texts."""
+    import transformers
+
+    special = dict(pad_id=0, eos_id=1, bos_id=2, unk_id=3, bos_piece="<bos>", eos_piece="<eos>")
+    settings = dict(model_type="bpe", byte_fallback=True, split_digits=True, normalization_rule_name="identity")
+    settings |= dict(add_dummy_prefix=False, remove_extra_whitespaces=False, user_defined_symbols="<mask>,<2mass>")
+    _train(test_data, directory / "tokenizer.model", vocab_size=1500, **special, **settings)
+    reference = transformers.GemmaTokenizerFast(str(directory / "tokenizer.model"))
+    reference.save_pretrained(directory)
+    return reference
+
+
+def _train(test_data, path, **settings):
+    text = (test_data / "text/gutenberg/dracula.txt").read_text(encoding="utf-8", errors="replace")
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(text.split("\n")[:2000]), model_writer=file, minloglevel=2, **settings
+        )
+
+
+def _keep_special_tokens(directory):
+    """Removes the added tokens that are not special from the files of a directory."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        contents = json.loads((directory / name).read_text())
+        if "added_tokens" in contents:
+            contents["added_tokens"] = [token for token in contents["added_tokens"] if token["special"]]
+        decoder = contents.get("added_tokens_decoder", {})
+        if decoder:
+            contents["added_tokens_decoder"] = {key: token for key, token in decoder.items() if token["special"]}
+        (directory / name).write_text(json.dumps(contents))

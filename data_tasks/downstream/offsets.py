@@ -82,10 +82,10 @@ def _(vocabulary: seqio.ByteVocabulary, text: tf.Tensor) -> Encoded:
 
 @_encode.register
 def _(vocabulary: TokenizerVocabulary, text: tf.Tensor) -> Encoded:
-    def encode(text: bytes) -> tuple[np.ndarray, ...]:
-        return tuple(vocabulary.encode_with_offsets(text.decode(errors="replace")))
+    def encode(texts: np.ndarray) -> tuple[np.ndarray, ...]:
+        return tuple(vocabulary.encode_with_offsets(texts[0].decode(errors="replace")))
 
-    found = tf.numpy_function(encode, [text], [tf.int32] * 3, stateful=False)
+    found = tf.numpy_function(encode, [tf.reshape(text, [1])], [tf.int32] * 3, stateful=False)
     return Encoded(*(tf.ensure_shape(each, [None]) for each in found))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -219,12 +220,13 @@ class TokenizerVocabulary(Vocabulary):
     @functools.cached_property
     def template(self) -> Template | None:
         """The special tokens that the tokenizer places around texts; None if the file does not tell."""
-        if self.library_tokenizer.post_processor is None:
-            return None
         tokenizer = self.library_tokenizer
-        text = next(
-            text for text in ("a", *map(self._token_text, range(self.vocab_size))) if tokenizer.encode(text).ids
-        )
+        if tokenizer.post_processor is None:
+            return None
+        texts = itertools.chain(["a"], (tokenizer.decode([index]) for index in range(self.vocab_size)))
+        text = next((text for text in texts if tokenizer.encode(text, add_special_tokens=False).ids), None)
+        if text is None:
+            raise UserError(f"{self.path}: its tokenizer encodes no text. Use another tokenizer.")
         single, pair = _Around(tokenizer.encode(text)), _Around(tokenizer.encode(text, text))
         last, types = single.after[-1:], [type_id for _, type_id in single.after]
         return Template(
@@ -234,9 +236,6 @@ class TokenizerVocabulary(Vocabulary):
             second_type=pair.second_type if self._has_token_types else 0,
             last_type=types[-1] if last and types[-1] and self._has_token_types else None,
         )
-
-    def _token_text(self, index: int) -> str:
-        return self.library_tokenizer.decode([index], skip_special_tokens=True)
 
     # ---- texts -------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 _LLAMA = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
-_GEMMA = {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
+_GEMMA = {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>"}
 
 
 def convert(files: "TokenizerFiles") -> "tokenizers.Tokenizer":
