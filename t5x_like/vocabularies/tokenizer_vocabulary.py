@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int32
 
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import word_cache
 from t5x_like.vocabularies.base import Vocabulary
 from t5x_like.vocabularies.template import Template
 
@@ -254,8 +255,18 @@ class TokenizerVocabulary(Vocabulary):
         Raises:
           UserError: A text has a lone surrogate, which is not a character of Unicode.
         """
-        encode = self.library_tokenizer.encode_batch_fast  # without offsets; others can run Python meanwhile
-        return [found.ids for found in _checked(encode, texts)]
+        return self._encode_texts(texts)
+
+    @functools.cached_property
+    def _encode_texts(self) -> Callable[[Sequence[str]], list[list[int]]]:
+        tokenizer = self.library_tokenizer
+
+        def encode(texts: Sequence[str]) -> list[list[int]]:
+            # Without offsets. Other threads can run Python meanwhile.
+            return [found.ids for found in _checked(tokenizer.encode_batch_fast, texts)]
+
+        separator = word_cache.separator(tokenizer)
+        return encode if separator is None else word_cache.WordCache(encode, separator)
 
     def encode_with_offsets(self, text: str) -> Encoded:
         """Encodes a text, without special tokens, with the characters of each token; see `encode_batch`."""
@@ -317,7 +328,7 @@ class TokenizerVocabulary(Vocabulary):
     def _encode_bytes(self, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         found = self.encode_batch([text.decode(errors="replace") for text in texts])
         lengths = np.array([len(ids) for ids in found], np.int64)
-        return np.fromiter((index for ids in found for index in ids), np.int32, lengths.sum()), lengths
+        return np.fromiter(itertools.chain.from_iterable(found), np.int32, lengths.sum()), lengths
 
     def decode_tf(self, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
         """Decodes ids `[length]`, or several texts `[texts, length]`, each up to its first EOS."""
@@ -338,7 +349,8 @@ class TokenizerVocabulary(Vocabulary):
     # ---- copies ------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "library_tokenizer"}
+        made = ("library_tokenizer", "_encode_texts")
+        return {name: value for name, value in self.__dict__.items() if name not in made}
 
     def __eq__(self, other) -> bool:
         return isinstance(other, TokenizerVocabulary) and self._state == other._state
