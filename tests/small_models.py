@@ -4,6 +4,8 @@ import dataclasses
 import json
 import string
 
+from byte_level import byte_letters
+
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *string.ascii_lowercase, *string.digits, *",.!?'"]
 PIECES += [f"##{piece}" for piece in (*string.ascii_lowercase, *string.digits)]
 # Sizes of all models: fields of a config.
@@ -51,10 +53,9 @@ def write_gpt2(directory, *, num_layers=1):
       num_layers: Number of layers.
     """
     from t5x_like.models.gpt import GPTConfig
-    from t5x_like.vocabularies.byte_bpe import byte_letters
 
     _write(directory, GPTConfig(vocab_size=GPT2_IDS, num_layers=num_layers, max_length=64, **SIZES))
-    ids = {letter: number for number, letter in enumerate([*byte_letters().values(), END_OF_TEXT])}
+    ids = {letter: number for number, letter in enumerate([*byte_letters(), END_OF_TEXT])}
     (directory / "vocab.json").write_text(json.dumps(ids))
     (directory / "merges.txt").write_text("#version: 0.2\n")
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
@@ -69,11 +70,10 @@ def write_bart(directory):
     """
     from t5x_like.models.bart import BartConfig
     from t5x_like.models.special_tokens import SpecialTokens
-    from t5x_like.vocabularies.byte_bpe import byte_letters
 
     ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
     ids |= {"forced_bos_token_id": 0, "forced_eos_token_id": 2}
-    pieces = ["<s>", "<pad>", "</s>", "<unk>", *byte_letters().values(), "<mask>"]
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", *byte_letters(), "<mask>"]
     sizes = SIZES | {"vocab_size": len(pieces), "encoder_layers": 1, "decoder_layers": 1, "max_length": 32}
     config = BartConfig(activations=("gelu_exact",), special_tokens=SpecialTokens(tuple(ids.items()), None), **sizes)
     _write(directory, config)

@@ -240,19 +240,20 @@ def test_vocabularies_encode_and_decode_without_tensorflow(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n")
     letters = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324))]
     for name, end in (("gpt2", ""), ("gpt1", "</w>")):
-        ids = {piece: index for index, piece in enumerate(dict.fromkeys(["<unk>", *letters, f"a{end}", f"b{end}"]))}
+        ids = {
+            piece: index
+            for index, piece in enumerate(dict.fromkeys(["<unk>", "<|endoftext|>", *letters, f"a{end}", f"b{end}"]))
+        }
         (tmp_path / name).mkdir()
         (tmp_path / name / "vocab.json").write_text(json.dumps(ids | {f"ab{end}": len(ids)}))
         (tmp_path / name / "merges.txt").write_text(f"a b{end}\n")
+    (tmp_path / "gpt1" / "config.json").write_text('{"model_type": "openai-gpt"}')
     code = f"""
-from t5x_like.vocabularies import byte_bpe, late, shipped, word_bpe, wordpiece
+from t5x_like.vocabularies import from_folder, late, shipped, vocabulary_files
 directory = {str(tmp_path)!r}
-gpt1 = [directory + "/gpt1/vocab.json", directory + "/gpt1/merges.txt"]
-gpt2 = [file.replace("gpt1", "gpt2") for file in gpt1]
 known = [
-    shipped.python_docs(), shipped.byte_level(), wordpiece.WordPieceVocabulary(directory + "/vocab.txt"),
-    byte_bpe.ByteBPEVocabulary(*gpt2, special_tokens={{"unk": "<unk>"}}),
-    word_bpe.WordBPEVocabulary(*gpt1, {{"unk": "<unk>"}}),
+    shipped.python_docs(), shipped.byte_level(), vocabulary_files.word_pieces(directory + "/vocab.txt"),
+    vocabulary_files.byte_bpe(directory + "/gpt2"), from_folder.from_folder(directory + "/gpt1"),
     late.LateVocabulary(lambda: str(shipped.PYTHON_DOCS_MODEL)),
 ]
 for vocabulary in known:

@@ -3,7 +3,6 @@
 import errno
 import json
 import random
-import sys
 
 import pytest
 import sentencepiece
@@ -30,7 +29,7 @@ KINDS = {
     ),
     "wordpiece": (
         "text_files_sentence_pairs",
-        "the naive cafe — zwolf boxkampfer , 2026 ! don ' t stop",
+        "the naive cafe — zwolf boxkampfer, 2026! don ' t stop",
         ["models/bert/tiny.gin", "runs/bert.gin"],
         "BertConfig",
     ),
@@ -234,14 +233,6 @@ def test_command_line_flags_set_macros():
         "t5x_like.vocabulary.vocabulary", files=["commands/vocabulary.gin"], bindings=parsed.bindings
     )
     assert (resolved.macros["KIND"], resolved.macros["SIZE"], resolved.macros["OVERWRITE"]) == ("wordpiece", 9, True)
-
-
-@pytest.mark.parametrize("kind", ["wordpiece", "byte_bpe"])
-def test_missing_tokenizers_raises_before_reading_text(kind, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UserError, match="tokenizers: not installed"):
-        vocabulary(pattern="nothing/*.txt", kind=kind, output=str(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
 
 
 SPECIAL_PIECES = {

@@ -9,9 +9,8 @@ import pytest
 from t5x_like.errors import UserError
 from t5x_like.runtime import run_files
 from t5x_like.stored import run_vocabulary
-from t5x_like.vocabularies import shipped, vocabulary_digest, vocabulary_kind
+from t5x_like.vocabularies import shipped, vocabulary_digest, vocabulary_files, vocabulary_kind
 from t5x_like.vocabularies.late import sentencepiece_model
-from t5x_like.vocabularies.wordpiece import WordPieceVocabulary
 
 pytestmark = pytest.mark.notf
 
@@ -80,7 +79,7 @@ def test_settings_that_files_do_not_say_are_found_by_the_ids_of_a_text(run, tmp_
     (tmp_path / run_files.TOKENIZER).mkdir()
     file = tmp_path / run_files.TOKENIZER / "vocab.txt"
     file.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nIt\nit\n")
-    directory = run(WordPieceVocabulary(str(file), lower_case))
+    directory = run(vocabulary_files.word_pieces(str(file), lower_case))
     assert run_vocabulary.load(directory).encode("It") == [6 if lower_case else 5]
     path = tmp_path / run_files.VOCABULARY
     edit(path, probe=None)

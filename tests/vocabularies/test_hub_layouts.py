@@ -12,7 +12,6 @@ from t5x_like.interop import tokenizer_export, tokenizer_ids
 from t5x_like.stored import run_tokenizer
 from t5x_like.vocabularies import tokenizer_files, vocabulary_digest
 from t5x_like.vocabularies.from_folder import from_folder
-from t5x_like.vocabularies.special_tokens import special_tokens
 
 # Conversions of transformers 4 keep a space at the end of a text, which the released code, the slow tokenizers and
 # transformers 5 remove.
@@ -24,19 +23,7 @@ OTHER_ROLES = {"gpt2": {"unk": None}, "xlnet": {"eos": 7}}
 
 def role(vocabulary, name):
     """Returns the id of a role; None if the vocabulary does not have it."""
-    if name in ("cls", "sep", "mask"):
-        if hasattr(vocabulary, "tokenizer") and "[CLS]" not in vocabulary_pieces(vocabulary):
-            return getattr(vocabulary, f"{name}_id", None)  # not the sentinels of T5
-        try:
-            return getattr(special_tokens(vocabulary), name)
-        except Exception:  # a vocabulary without these tokens
-            return None
-    return getattr(vocabulary, f"{name}_id")
-
-
-def vocabulary_pieces(vocabulary):
-    model = vocabulary.tokenizer
-    return [model.IdToPiece(number) for number in range(model.GetPieceSize())]
+    return getattr(vocabulary, f"{name}_id", None)
 
 
 def without_last_space(family, texts):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from data_tasks.downstream import global_sentences, span_extraction
 from data_tasks.downstream.offsets import encode_with_offsets
-from t5x_like.vocabularies.wordpiece import WordPieceVocabulary
+from t5x_like.vocabularies import vocabulary_files
 
 LETTERS = "a b c d e f g h i j".split()
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, ".", "?", "##k", "##."]
@@ -19,7 +19,7 @@ CLS, SEP = 2, 3
 @pytest.fixture
 def letters(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
-    return WordPieceVocabulary(str(tmp_path / "vocab.txt"))
+    return vocabulary_files.word_pieces(str(tmp_path / "vocab.txt"))
 
 
 def filled(vocabulary, texts, length, most):

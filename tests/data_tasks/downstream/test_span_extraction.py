@@ -7,7 +7,7 @@ import tensorflow as tf
 from data_tasks.downstream.offsets import Encoded
 from data_tasks.downstream.span_extraction import answer_pieces, span_windows, windows_of
 from t5x_like.errors import UserError
-from t5x_like.vocabularies.wordpiece import WordPieceVocabulary
+from t5x_like.vocabularies import vocabulary_files
 
 LETTERS = "a b c d e f g h i j".split()
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, "?", "##k"]
@@ -17,7 +17,7 @@ CLS, SEP, A, QUESTION_MARK = 2, 3, 5, 15
 @pytest.fixture
 def letters(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
-    return WordPieceVocabulary(str(tmp_path / "vocab.txt"))
+    return vocabulary_files.word_pieces(str(tmp_path / "vocab.txt"))
 
 
 def dataset(*rows):
