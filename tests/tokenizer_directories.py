@@ -69,6 +69,11 @@ def save_llama3(test_data, directory):
     token = {**contents["added_tokens"][0], "normalized": False}
     names = ("<|begin_of_text|>", "<|end_of_text|>")
     contents["added_tokens"] = [{**token, "content": name, "id": 50257 + n} for n, name in enumerate(names)]
+    bos = {"SpecialToken": {"id": names[0], "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": type_id}} for type_id, name in enumerate("AB"))
+    template = {"type": "TemplateProcessing", "single": [bos, first], "pair": [bos, first, bos, second]}
+    template["special_tokens"] = {names[0]: {"id": names[0], "ids": [50257], "tokens": [names[0]]}}
+    contents["post_processor"] = {"type": "Sequence", "processors": [contents["post_processor"], template]}
     for path in directory.iterdir():
         path.unlink()
     (directory / "tokenizer.json").write_text(json.dumps(contents))

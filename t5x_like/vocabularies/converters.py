@@ -200,7 +200,7 @@ def albert(
 ) -> tokenizers.Tokenizer:
     """Returns ALBERT's or XLNet's tokenizer: plain quotation marks, perhaps no accents and capital letters.
 
-    Whitespace at the end of a text is removed, as in transformers 5 and in the released code.
+    A space at the end of a text is a piece, as in transformers 4 and in published files; version 5 removes it.
     """
     from tokenizers import Regex, normalizers
 
@@ -209,9 +209,7 @@ def albert(
     steps += [] if keep_accents else [normalizers.NFKD(), normalizers.StripAccents()]
     steps += [normalizers.Lowercase()] if lower_case else []
     steps += _charsmap(model)
-    made.normalizer = normalizers.Sequence(
-        [*steps, normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip(left=False)]
-    )
+    made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
     set_metaspace(made)
     return made
 

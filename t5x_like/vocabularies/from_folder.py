@@ -64,7 +64,8 @@ def build(files: TokenizerFiles, roles: Mapping[str, str] | None = None) -> Toke
     if files.tokenizer:  # which may lack tokens that the class names
         named = files.special_tokens({})
         tokens = {role: token for role, token in tokens.items() if role in named or made.token_to_id(token) is not None}
-    made.add_special_tokens([token for token in tokens.values() if made.token_to_id(token) is not None])
+    added = {token.content for token in made.get_added_tokens_decoder().values()}
+    made.add_special_tokens([x for x in tokens.values() if x not in added and made.token_to_id(x) is not None])
     tokens |= {role: token for role, token in (roles or {}).items() if made.token_to_id(token) is not None}
     if tokens.get("unk") == tokens.get("eos"):
         tokens.pop("unk", None)  # bytes encode any text, and ids outside the vocabulary are not the end of a text
@@ -74,7 +75,7 @@ def build(files: TokenizerFiles, roles: Mapping[str, str] | None = None) -> Toke
         files.directory,
         tokens,
         sentinels=sum(SENTINEL.fullmatch(token) is not None for token in made.get_vocab()),
-        has_token_types=inputs is None or "token_type_ids" in inputs,
+        has_token_types=known.has_token_types and (inputs is None or "token_type_ids" in inputs),
     )
 
 

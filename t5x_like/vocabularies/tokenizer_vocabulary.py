@@ -150,13 +150,10 @@ class TokenizerVocabulary(Vocabulary):
         starts[[*self.special_names, *range(self.vocab_size - self.extra_ids, self.vocab_size)]] = True
         return starts
 
-    @functools.cached_property
+    @property
     def word_space(self) -> str:
-        """What precedes a word that is encoded alone as it is inside a text: a space, or nothing."""
-        first = self.encode("a")[:1]
-        symbols = (*_SPACE_LETTERS, SPACE)
-        marks = self.is_byte_level or self.has_space_symbol
-        return " " if marks and first and not self.pieces[first[0]].startswith(symbols) else ""
+        """What precedes a word that is encoded alone: the space of byte-level BPE, which has words with it."""
+        return " " if self.is_byte_level else ""
 
     # ---- special tokens ----------------------------------------------------------------------------------------------
 

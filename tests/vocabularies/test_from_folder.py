@@ -153,14 +153,16 @@ def test_t5_ids_match_transformers(test_data, tmp_path, lines, legacy):
 
 
 @pytest.mark.parity
-def test_t5_tokenizer_json_alone_gives_equal_ids(test_data, tmp_path, lines):
+def test_t5_tokenizer_json_alone_gives_ids_of_the_fast_tokenizer(test_data, tmp_path, lines):
     transformers = pytest.importorskip("transformers")
     save_t5(test_data, tmp_path)
-    expected = from_folder(tmp_path).encode_tf(tf.constant(lines)).to_list()
     transformers.T5TokenizerFast.from_pretrained(tmp_path).save_pretrained(tmp_path / "fast")
     (tmp_path / "fast/spiece.model").unlink()
-    vocabulary = from_folder(tmp_path / "fast")
-    assert vocabulary.encode_tf(tf.constant(lines)).to_list() == expected
+    vocabulary, reference = from_folder(tmp_path / "fast"), load(tmp_path / "fast")
+    assert vocabulary.encode_batch(lines) == reference(lines, add_special_tokens=False).input_ids
+    # Of segmentations with equal scores, such as "x xx" and "xx x", SentencePiece chooses others.
+    lines = [line for line in lines if not re.search(r"(\w)\1\1", line) and line == line.rstrip()]
+    assert vocabulary.encode_batch(lines) == from_folder(tmp_path).encode_tf(tf.constant(lines)).to_list()
     assert (vocabulary.vocab_size, vocabulary.extra_ids, vocabulary.eos_id, vocabulary.pad_id) == (32100, 100, 1, 0)
     assert vocabulary.encode("near<extra_id_0>") == [*vocabulary.encode("near"), 32099]
 
@@ -179,12 +181,9 @@ def test_deberta_ids_match_transformers(test_data, tmp_path, lines, save):
 @pytest.mark.parity
 @pytest.mark.parametrize("settings", [{}, {"do_lower_case": False, "keep_accents": True}])
 def test_albert_model_alone_matches_transformers(test_data, tmp_path, lines, settings):
-    """Whitespace at the end of a text is removed, as in transformers 5; version 4 keeps one space."""
     (tmp_path / "spiece.model").write_bytes((test_data / "vocab/albert/spiece.model").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "AlbertTokenizer"} | settings))
-    vocabulary, lines = from_folder(tmp_path), [line.rstrip() for line in lines]
-    assert vocabulary.encode_batch(lines) == load(tmp_path)(lines, add_special_tokens=False).input_ids
-    assert vocabulary.encode_batch(["a  ", "a \u3000"]) == vocabulary.encode_batch(["a", "a"])
+    assert from_folder(tmp_path).encode_batch(lines) == load(tmp_path)(lines, add_special_tokens=False).input_ids
 
 
 @pytest.mark.parity
@@ -218,7 +217,7 @@ def llama_model(test_data, tmp_path_factory):
 def test_llama_ids_match_transformers(tmp_path, llama_model, lines, settings):
     import transformers
 
-    transformers.LlamaTokenizerFast(str(llama_model), **settings).save_pretrained(tmp_path)
+    transformers.LlamaTokenizerFast(str(llama_model), **{"add_prefix_space": True} | settings).save_pretrained(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(llama_model.read_bytes())
     for _ in range(2):
         vocabulary, reference = from_folder(tmp_path), load(tmp_path)

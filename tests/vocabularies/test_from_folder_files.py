@@ -276,5 +276,5 @@ def test_t5_sentinels_in_another_order_raise(tmp_path):
     token = {"content": "<extra_id_0>", "special": True}
     config = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100, "added_tokens_decoder": {"924": token}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="key added_tokens_decoder: .*924.* is not supported"):
+    with pytest.raises(UserError, match="key added_tokens_decoder.924: .* is not supported"):
         from_folder(tmp_path)

@@ -37,6 +37,7 @@ class TokenizerClass:
       special_tokens: Role -> the special token that it has if the files name none.
       model_types: Values of `model_type` in config.json whose directories have this class if tokenizer_config.json
         names none.
+      has_token_types: Whether it gives the tokens of a second text another type, if the file says so.
       convert: Returns the tokenizer of a directory without tokenizer.json, given its `tokenizer_folder.TokenizerFiles`.
       check: Checks settings that the files of a directory may contradict.
       build: Returns the vocabulary of a directory, in place of `from_folder.build`, which calls the other two.
@@ -46,6 +47,7 @@ class TokenizerClass:
     files: tuple[str, ...] = ()
     special_tokens: Mapping[str, str]
     model_types: tuple[str, ...] = ()
+    has_token_types: bool = True
     convert: "Callable[..., tokenizers.Tokenizer] | None" = None
     check: Callable[..., object] | None = None
     build: "Callable[..., Vocabulary] | None" = None

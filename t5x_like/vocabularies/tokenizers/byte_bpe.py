@@ -71,6 +71,7 @@ TOKENIZERS = tuple(
         files=(BPE_IDS, BPE_MERGES),
         special_tokens=special_tokens,
         model_types=model_types,
+        has_token_types=name == "DebertaTokenizer",
         convert=convert_class,
         check=add_prefix_space,
     )

@@ -28,6 +28,7 @@ TOKENIZERS = (
         files=(BPE_IDS, BPE_MERGES),
         special_tokens={"unk": "<unk>"},
         model_types=("openai-gpt",),
+        has_token_types=False,
         convert=convert,
     ),
 )

@@ -38,6 +38,7 @@ TOKENIZERS = tuple(
         files=("tokenizer.model",),
         special_tokens=special_tokens,
         model_types=model_types,
+        has_token_types=False,
         convert=convert,
     )
     for name, model_types, special_tokens in (

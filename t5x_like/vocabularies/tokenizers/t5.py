@@ -35,7 +35,12 @@ def build_bytes(files: "TokenizerFiles") -> "Vocabulary":
 
 TOKENIZERS = (
     TokenizerClass(
-        name="T5Tokenizer", files=("spiece.model",), special_tokens=_SPECIAL_TOKENS, model_types=("t5",), build=build
+        name="T5Tokenizer",
+        files=("spiece.model",),
+        special_tokens=_SPECIAL_TOKENS,
+        model_types=("t5",),
+        has_token_types=False,
+        build=build,
     ),
     TokenizerClass(name="ByT5Tokenizer", special_tokens=_SPECIAL_TOKENS, build=build_bytes),
 )
