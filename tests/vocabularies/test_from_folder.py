@@ -158,7 +158,8 @@ def test_t5_tokenizer_json_alone_gives_ids_of_the_fast_tokenizer(test_data, tmp_
     save_t5(test_data, tmp_path)
     transformers.T5TokenizerFast.from_pretrained(tmp_path).save_pretrained(tmp_path / "fast")
     (tmp_path / "fast/spiece.model").unlink()
-    vocabulary, reference = from_folder(tmp_path / "fast"), load(tmp_path / "fast")
+    vocabulary = from_folder(tmp_path / "fast")
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "fast/tokenizer.json"))
     assert vocabulary.encode_batch(lines) == reference(lines, add_special_tokens=False).input_ids
     # Of segmentations with equal scores, such as "x xx" and "xx x", SentencePiece chooses others.
     lines = [line for line in lines if not re.search(r"(\w)\1\1", line) and line == line.rstrip()]

@@ -107,7 +107,10 @@ def test_unknown_class_needs_a_tokenizer_json(bert):
 
 def test_vocabulary_larger_than_the_model_raises(bert):
     source = SeqIOSource(
-        "text_files_masked_lm", {"inputs": 8, "targets": 8}, 1, task_arguments={"vocabulary_path": bert}
+        mixture_or_task_name="text_files_masked_lm",
+        task_feature_lengths={"inputs": 8, "targets": 8},
+        batch_size=1,
+        task_arguments={"vocabulary_path": str(bert)},
     )
     with pytest.raises(UserError, match="vocab_size"):
         source.check_vocabulary(6)
