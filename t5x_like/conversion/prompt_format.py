@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,11 +11,12 @@ from absl import logging
 from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.config.stored import StoredSettings
 from t5x_like.data.prompts import PromptFormat
-from t5x_like.interop import sentencepiece_tokenizers, tokenizer_ids, tokenizer_json_files
+from t5x_like.interop import tokenizer_ids, tokenizer_json_files
 from t5x_like.objectives.base import Objective
 from t5x_like.stored import run_vocabulary
-from t5x_like.vocabularies import tokenizer_classes
+from t5x_like.vocabularies import from_folder, tokenizer_classes, tokenizer_files
 from t5x_like.vocabularies.tokenizer_classes import CHAT_TEMPLATE, CONFIG, TOKENIZER
+from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
 
 _KEPT_CONFIG = (
     *("model_max_length", "clean_up_tokenization_spaces", "pad_token", "model_input_names"),
@@ -114,17 +116,12 @@ def _tokenizer(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[st
     """Returns the tokenizer.json of exported files, made of the vocabulary if there is none; None if it cannot be."""
     if TOKENIZER in files:
         return json.loads(files[TOKENIZER])
-    name = str(config.get("tokenizer_class")).removesuffix("Fast")
-    known = tokenizer_classes.CLASSES.get(name)
-    if known is None or not set(known.files) <= set(files) or tokenizer_classes.ADDED_TOKENS in files:
+    known = tokenizer_classes.CLASSES.get(str(config.get("tokenizer_class")).removesuffix("Fast"))
+    if known is None or known.convert is None or not set(known.files) <= set(files):
         return None
-    if name == "GPT2Tokenizer":
-        return tokenizer_json_files.byte_level(*(files[file] for file in known.files), config)
-    if name == "LlamaTokenizer":
-        model = sentencepiece_tokenizers.parse(files[known.files[0]])
-        made = sentencepiece_tokenizers.to_json(model, {}, None)
-        return made if config.get("legacy") in (None, True) else tokenizer_json_files.with_first_space(made)
-    return None
+    with tempfile.TemporaryDirectory() as directory:
+        tokenizer_files.write(files, directory)
+        return json.loads(from_folder.tokenizer(TokenizerFiles(directory)).to_str())
 
 
 def _json(contents: Mapping[str, Any]) -> bytes:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from t5x_like.vocabularies import converters, tokenizer_vocabulary
 from t5x_like.vocabularies.base import Vocabulary
@@ -16,6 +17,9 @@ from t5x_like.vocabularies.tokenizer_classes import CLASSES
 from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
 from t5x_like.vocabularies.tokenizer_vocabulary import TokenizerVocabulary
 from t5x_like.vocabularies.tokenizers.base import TOKENIZER
+
+if TYPE_CHECKING:
+    import tokenizers
 
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
@@ -50,6 +54,29 @@ def build(files: TokenizerFiles, roles: Mapping[str, str] | None = None) -> Toke
     Raises:
       UserError: see `from_folder`.
     """
+    made, tokens = tokenizer(files), files.special_tokens()
+    if files.tokenizer:  # which may lack tokens that the class names
+        named = files.special_tokens({})
+        tokens = {role: token for role, token in tokens.items() if role in named or made.token_to_id(token) is not None}
+    tokens |= {role: token for role, token in (roles or {}).items() if made.token_to_id(token) is not None}
+    if tokens.get("unk") == tokens.get("eos"):
+        tokens.pop("unk", None)  # bytes encode any text, and ids outside the vocabulary are not the end of a text
+    inputs = files.config.get("model_input_names")
+    return TokenizerVocabulary(
+        converters.split_inside(made),
+        files.directory,
+        tokens,
+        sentinels=sum(SENTINEL.fullmatch(token) is not None for token in made.get_vocab()),
+        has_token_types=files.known.has_token_types and (inputs is None or "token_type_ids" in inputs),
+    )
+
+
+def tokenizer(files: TokenizerFiles) -> "tokenizers.Tokenizer":
+    """Returns the tokenizer of a directory: its tokenizer.json, or its vocabulary converted, with all added tokens.
+
+    Raises:
+      UserError: see `from_folder`.
+    """
     known = files.known
     if known.check is not None:
         known.check(files)
@@ -61,22 +88,9 @@ def build(files: TokenizerFiles, roles: Mapping[str, str] | None = None) -> Toke
         made = known.convert(files)
     tokens = files.special_tokens()
     _add_tokens(made, files, tokens)
-    if files.tokenizer:  # which may lack tokens that the class names
-        named = files.special_tokens({})
-        tokens = {role: token for role, token in tokens.items() if role in named or made.token_to_id(token) is not None}
     added = {token.content for token in made.get_added_tokens_decoder().values()}
     made.add_special_tokens([x for x in tokens.values() if x not in added and made.token_to_id(x) is not None])
-    tokens |= {role: token for role, token in (roles or {}).items() if made.token_to_id(token) is not None}
-    if tokens.get("unk") == tokens.get("eos"):
-        tokens.pop("unk", None)  # bytes encode any text, and ids outside the vocabulary are not the end of a text
-    inputs = files.config.get("model_input_names")
-    return TokenizerVocabulary(
-        converters.split_inside(made),
-        files.directory,
-        tokens,
-        sentinels=sum(SENTINEL.fullmatch(token) is not None for token in made.get_vocab()),
-        has_token_types=known.has_token_types and (inputs is None or "token_type_ids" in inputs),
-    )
+    return made
 
 
 def _with_sentinels_as_text(contents: Mapping) -> tuple[Mapping, bool]:
@@ -88,7 +102,7 @@ def _with_sentinels_as_text(contents: Mapping) -> tuple[Mapping, bool]:
     return {**contents, "added_tokens": found}, True
 
 
-def _add_tokens(made, files: TokenizerFiles, tokens: Mapping[str, str]) -> None:
+def _add_tokens(made: "tokenizers.Tokenizer", files: TokenizerFiles, tokens: Mapping[str, str]) -> None:
     """Adds the tokens that other files than tokenizer.json list."""
     from tokenizers import AddedToken
 

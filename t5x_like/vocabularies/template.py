@@ -15,12 +15,14 @@ A tokenizer.json states its own template. The tests compare them with `transform
 """
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
     import seqio
+    import tokenizers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +95,36 @@ def template_of(vocabulary: "seqio.Vocabulary") -> Template:
     raise UserError(
         f"VOCABULARY_PATH: {type(vocabulary).__name__} has neither [CLS] and [SEP] nor BOS nor EOS to place around "
         "texts. Give the vocabulary of a published model."
+    )
+
+
+def of_tokenizer(tokenizer: "tokenizers.Tokenizer", path: str, *, has_token_types: bool) -> Template | None:
+    """Returns the template of a tokenizer of the library `tokenizers`; None if it has no post-processor.
+
+    Args:
+      tokenizer: the tokenizer.
+      path: its file, for messages.
+      has_token_types: whether the tokens of a second text may have the type 1.
+
+    Raises:
+      UserError: the tokenizer encodes no text.
+    """
+    if tokenizer.post_processor is None:
+        return None
+    texts = itertools.chain("a", (tokenizer.decode([index]) for index in range(tokenizer.get_vocab_size())))
+    text = next((text for text in texts if tokenizer.encode(text, add_special_tokens=False).ids), None)
+    if text is None:
+        raise UserError(f"{path}: its tokenizer encodes no text. Use another tokenizer.")
+    single, pair = tokenizer.encode(text), tokenizer.encode(text, text)
+    first, second = ([at for at, sequence in enumerate(pair.sequence_ids) if sequence == number] for number in (0, 1))
+    is_special_last = single.sequence_ids[-1] is None
+    last_type = single.type_ids[-1] if has_token_types and is_special_last else 0
+    return Template(
+        tuple(pair.ids[: first[0]]),
+        tuple(pair.ids[first[-1] + 1 : second[0]]),
+        tuple(pair.ids[second[-1] + 1 :]),
+        second_type=pair.type_ids[second[0]] if has_token_types else 0,
+        last_type=last_type or None,
     )
 
 

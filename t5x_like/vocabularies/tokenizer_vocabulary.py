@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import word_cache
+from t5x_like.vocabularies import template, word_cache
 from t5x_like.vocabularies.base import Vocabulary
 from t5x_like.vocabularies.template import Template
 
@@ -218,22 +218,7 @@ class TokenizerVocabulary(Vocabulary):
     @functools.cached_property
     def template(self) -> Template | None:
         """The special tokens that the tokenizer places around texts; None if the file does not tell."""
-        tokenizer = self.library_tokenizer
-        if tokenizer.post_processor is None:
-            return None
-        texts = itertools.chain(["a"], (tokenizer.decode([index]) for index in range(self.vocab_size)))
-        text = next((text for text in texts if tokenizer.encode(text, add_special_tokens=False).ids), None)
-        if text is None:
-            raise UserError(f"{self.path}: its tokenizer encodes no text. Use another tokenizer.")
-        single, pair = _Around(tokenizer.encode(text)), _Around(tokenizer.encode(text, text))
-        last, types = single.after[-1:], [type_id for _, type_id in single.after]
-        return Template(
-            tuple(index for index, _ in pair.before),
-            tuple(index for index, _ in pair.between),
-            tuple(index for index, _ in pair.after),
-            second_type=pair.second_type if self._has_token_types else 0,
-            last_type=types[-1] if last and types[-1] and self._has_token_types else None,
-        )
+        return template.of_tokenizer(self.library_tokenizer, self.path, has_token_types=self._has_token_types)
 
     # ---- texts -------------------------------------------------------------------------------------------------------
 
@@ -360,20 +345,6 @@ class TokenizerVocabulary(Vocabulary):
 
     def __str__(self) -> str:
         return f"TokenizerVocabulary({self.path})"
-
-
-class _Around:
-    """The special tokens before, between and after texts, each an id and a token type."""
-
-    def __init__(self, encoding: tokenizers.Encoding):
-        texts = encoding.sequence_ids
-        tokens = list(zip(encoding.ids, encoding.type_ids, strict=True))
-        first, end = texts.index(0), len(texts) - texts[::-1].index(0)
-        self.before, self.after, self.between, self.second_type = tokens[:first], tokens[end:], [], 0
-        if 1 in texts:
-            second, last = texts.index(1), len(texts) - texts[::-1].index(1)
-            self.between, self.after = tokens[end:second], tokens[last:]
-            self.second_type = tokens[second][1]
 
 
 def load(definition: str, path: str) -> tokenizers.Tokenizer:
