@@ -114,7 +114,7 @@ def load(checkpoint_path: str) -> "Vocabulary | None":
     if not {_DIGEST, _KIND, _IDS} <= about.keys():
         return None
     path = tokenizer_files.find(paths.join(model_dir, TOKENIZER))
-    probe = about.get(_PROBE)
+    probe = None if about[_KIND] in stored_vocabularies.OTHER_PROBES else about.get(_PROBE)
     for made in stored_vocabularies.candidates(about[_KIND], about[_IDS], path, guess=probe is not None):
         kind = vocabulary_kind.of_vocabulary(made)
         # The digest of files may count added tokens that are not pieces.

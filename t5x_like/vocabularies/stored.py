@@ -15,6 +15,8 @@ from t5x_like.vocabularies.word_vocabularies import WordCountsVocabulary, WordSe
 
 # The classes of earlier versions, whose ids `TokenizerVocabulary` gives.
 _TOKENIZER_CLASSES = (TokenizerVocabulary.__name__, "WordPieceVocabulary", "ByteBPEVocabulary")
+OTHER_PROBES = ("DebertaV2Vocabulary",)
+"""The classes of earlier versions that encoded the names of special tokens in the probe as these tokens."""
 # The classes of earlier versions that encoded numbers before a comma differently than transformers.
 _DIVIDED_NUMBERS = ("AlbertVocabulary", "XLNetVocabulary")
 

@@ -1,15 +1,18 @@
 """The vocabulary of a run is made from its directory."""
 
+import io
 import json
 import shutil
 import types
 
 import pytest
+import sentencepiece
 
 from t5x_like.errors import UserError
 from t5x_like.runtime import run_files
 from t5x_like.stored import run_vocabulary
 from t5x_like.vocabularies import shipped, vocabulary_digest, vocabulary_files, vocabulary_kind
+from t5x_like.vocabularies.from_folder import from_folder
 from t5x_like.vocabularies.late import sentencepiece_model
 
 pytestmark = pytest.mark.notf
@@ -84,6 +87,50 @@ def test_settings_that_files_do_not_say_are_found_by_the_ids_of_a_text(run, tmp_
     path = tmp_path / run_files.VOCABULARY
     edit(path, probe=None)
     assert run_vocabulary.load(directory) is None
+
+
+def write_sentencepiece(directory, name, control, **special):
+    """Trains a small model in a directory."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the river and the stone, 1, 2"] * 9),
+        model_writer=model,
+        vocab_size=34,
+        control_symbols=control,
+        minloglevel=2,
+        hard_vocab_limit=False,
+        **special,
+    )
+    directory.mkdir()
+    (directory / name).write_bytes(model.getvalue())
+
+
+def test_run_whose_numbers_had_other_ids_is_refused(run, tmp_path):
+    copy = tmp_path / run_files.TOKENIZER
+    write_sentencepiece(copy, "spiece.model", "[CLS],[SEP],[MASK]", pad_id=0, unk_id=1, bos_id=-1, eos_id=-1)
+    vocabulary = vocabulary_files.albert(str(copy / "spiece.model"), lower_case=True)
+    directory = run(vocabulary)
+    assert run_vocabulary.load(directory) == vocabulary
+    now = vocabulary_kind.of_vocabulary(vocabulary)
+    run_vocabulary.check_ids_are_equal(directory, now)
+    edit(tmp_path / run_files.VOCABULARY, kind="AlbertVocabulary")
+    for read in (run_vocabulary.load, lambda path: run_vocabulary.check_ids_are_equal(path, now)):
+        with pytest.raises(UserError, match="spiece.model: stored by AlbertVocabulary of an earlier version, .* Start"):
+            read(directory)
+    # Data whose ids earlier versions stored keeps them.
+    run_vocabulary.check_ids_are_equal(directory, now._replace(name="AlbertVocabulary"))
+
+
+def test_vocabularies_of_earlier_versions_are_made(run, tmp_path):
+    copy = tmp_path / run_files.TOKENIZER
+    special = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]"}
+    write_sentencepiece(copy, "spm.model", "", eos_piece="[SEP]", unk_piece="[UNK]", **special)
+    (copy / "tokenizer_config.json").write_text('{"tokenizer_class": "DebertaV2Tokenizer"}')
+    directory = run(vocabulary := from_folder(copy))
+    edit(tmp_path / run_files.VOCABULARY, kind="DebertaV2Vocabulary", probe="of earlier special tokens")
+    assert run_vocabulary.load(directory) == vocabulary
+    edit(tmp_path / run_files.VOCABULARY, kind="HuggingFaceSentencePieceVocabulary")
+    assert run_vocabulary.load(directory) is None  # the ids of a text are others
 
 
 def test_text_has_the_vocabulary_of_the_run_unless_the_user_names_another(run):
