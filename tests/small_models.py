@@ -97,12 +97,11 @@ def write_t5(directory, *, num_layers=1):
     _write_settings(directory, tokenizer_class="T5Tokenizer", extra_ids=_T5_SENTINELS)
 
 
-def write_llama(directory, *, model_type="char"):
+def write_llama(directory):
     """Writes a Llama 2 whose pieces are letters, with the special token ids of the published models.
 
     Args:
       directory: The directory, which must not exist.
-      model_type: Type of the SentencePiece model. transformers has a fast tokenizer of `bpe` alone.
     """
     from t5x_like.models.llama import LlamaConfig
     from t5x_like.models.special_tokens import SpecialTokens
@@ -112,7 +111,7 @@ def write_llama(directory, *, model_type="char"):
     _write(directory, LlamaConfig(special_tokens=ids, **sizes, **SIZES))
     settings = {"pad_id": -1, "eos_id": 2, "unk_id": 0, "bos_id": 1}
     settings |= {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"}
-    _write_sentencepiece(directory / "tokenizer.model", LLAMA_IDS, model_type, **settings)
+    _write_sentencepiece(directory / "tokenizer.model", LLAMA_IDS, "bpe", **settings)
     _write_settings(directory, tokenizer_class="LlamaTokenizer")
 
 

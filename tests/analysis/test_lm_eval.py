@@ -42,7 +42,7 @@ def write_gpt2(directory):
 
 def write_llama(directory):
     """Writes a Llama, whose tokenizer adds BOS."""
-    small_models.write_llama(directory, model_type="bpe")
+    small_models.write_llama(directory)
 
 
 @pytest.mark.parity
