@@ -310,8 +310,8 @@ def test_initial_checkpoint_of_another_shape_raises(tmp_path):
         ValueError, match=r"mlp/.* has shape \(1, 16, 32\), but .* of this model has shape \(1, 16, 48\)"
     ):
         run(tmp_path / "second", model=wider, path=str(tmp_path / "first"))
-    with pytest.raises(UserError, match=r"INITIAL_LAYERS={'encoder': \(0, 5\)}: layer 5 does not exist"):
-        run(tmp_path / "second", path=str(tmp_path / "first"), layers={"encoder": (0, 5)})
+    with pytest.raises(UserError, match=r"INITIAL_LAYERS={'encoder': \(5,\)}: layer 5 does not exist"):
+        run(tmp_path / "second", path=str(tmp_path / "first"), layers={"encoder": (5,)})
     assert not (tmp_path / "second").exists()
 
 
