@@ -278,4 +278,4 @@ def test_mask_of_an_encoder_is_that_of_training(tmp_path):
         (tmp_path / name).write_bytes(contents)
     vocabulary = from_folder(tmp_path)
     analyzed = types.SimpleNamespace(stacks=("encoder",), vocabulary=vocabulary)
-    assert blanks.mask_id(analyzed) == vocabulary.tokenizer.PieceToId("[MASK]")
+    assert blanks.mask_id(analyzed) == vocabulary.library_tokenizer.token_to_id("[MASK]")

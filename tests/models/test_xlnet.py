@@ -14,6 +14,7 @@ from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.models.xlnet import XLNetConfig
 from t5x_like.models.xlnet_decoder import XLNetDecoder
+from t5x_like.objectives.base import RunOptions
 from t5x_like.objectives.continued_text import ContinuedText
 from t5x_like.objectives.permutation_lm import PermutationLM, VocabularyBias
 
@@ -141,7 +142,7 @@ def test_memory_with_targets_of_the_next_row_raises(reuse_length):
     carry = {"model": config.initial_carry(1)}
     rows = {"encoder_input_tokens": tokens(1, 7), "is_target": np.zeros((1, 7), np.int32)}
     with pytest.raises(UserError, match=f"REUSE_LENGTH={reuse_length}: the memory of rows of 7 tokens .* Set 3"):
-        PermutationLM().run({"model": random_model(config)}, rows, carry=carry)
+        PermutationLM().run({"model": random_model(config)}, rows, RunOptions(carry=carry))
 
 
 def test_bos_outside_of_the_vocabulary_raises():
