@@ -69,7 +69,7 @@ def resume(settings, run_directory, monkeypatch):
     made = vars(program.make_program(copying_run.recipe("", **settings)))
     monkeypatch.setattr(train, "make_program", lambda recipe: WithoutCompilation(**made))
     monkeypatch.setattr(
-        loop, "run", lambda program, start, feed, **rest: loop.LoopResult(start.state, feed.state(), None, {})
+        loop, "run_steps", lambda program, start, feed, **rest: loop.LoopResult(start.state, feed.state(), None, {})
     )
     monkeypatch.setattr(train.run_directory, "describe_end", lambda *arguments: "")
     text = (run_directory / "config.gin").read_text()
