@@ -122,13 +122,14 @@ def test_job_that_another_tpu_runs_is_refused():
     assert cloud.changes == ["create"]
 
 
-def test_invalid_command_is_an_error_before_anything_is_requested(monkeypatch):
+def test_invalid_command_is_an_error_before_anything_is_requested():
     def refuse(command, devices):
         raise scripted_cloud.tpu.slices.LaunchError(f"invalid t5x_like command: {command[1]}")
 
     cloud = ScriptedCloud("ACTIVE")
-    with scripted_cloud.connected(cloud, cloud.clock):
-        monkeypatch.setattr(scripted_cloud.tpu, "check_command", refuse)
+    # Undone before `connected` undoes its own replacement of the same function.
+    with scripted_cloud.connected(cloud, cloud.clock), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scripted_cloud.tpu, "check_command", refuse)
         assert scripted_cloud.tpu.main(["train", "first", *scripted_cloud.SLICE, *scripted_cloud.COMMAND]) == 2
     assert cloud.stored() is None and cloud.requests == 0
 
