@@ -79,6 +79,7 @@ def most_probable(bert, words, index, count):
     return [pieces[i] for i in np.argsort(-np.asarray(logits))[:count]]
 
 
+@pytest.mark.full
 def test_replaced_words_are_the_most_probable_ones(bert, tmp_path):
     settings = Augmentation(copies=200, candidates=4, probability=0.5)
     rows = records(run(bert, tmp_path, SST2, "sentence", augmentation=settings))

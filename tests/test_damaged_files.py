@@ -110,6 +110,7 @@ def test_loaded_run(run_directory, tmp_path):
     check(artefact, cases("load"), SEED, tmp_path)
 
 
+@pytest.mark.full
 def test_report(run_directory, tmp_path):
     def read(directory):
         report(model_dirs=str(directory), output=str(tmp_path / "report.html"))

@@ -132,6 +132,7 @@ def test_other_commands_read_the_student_without_the_teacher(whole):
         np.testing.assert_array_equal(leaf, parameters.named_leaves(result.params["model"])[name], err_msg=name)
 
 
+@pytest.mark.full
 def test_quantized_student_learns_from_a_dense_teacher(teacher, tmp_path):
     pytest.importorskip("qwix", reason="needs the extra `quantization`")
     student = dataclasses.replace(copying_run.CONFIG, adapters=(FakeQuantized(),))
@@ -151,6 +152,7 @@ def test_resumed_run_equals_an_uninterrupted_one(whole, teacher, tmp_path):
         np.testing.assert_array_equal(leaf, expected[name], err_msg=name)
 
 
+@pytest.mark.full
 def test_a_pruned_student_has_a_dense_teacher(teacher, tmp_path):
     """The thresholds of the student change with the schedule, and the run resumes exactly."""
     adapter = MovementPruning(density=0.5, begin=0, final_steps=1, total_steps=4)
@@ -163,6 +165,7 @@ def test_a_pruned_student_has_a_dense_teacher(teacher, tmp_path):
     assert densities[0] > densities[1] > densities[2] == densities[3] == 0.5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["kernels", "heads"])
 def test_a_pruned_teacher_predicts_with_what_is_left_of_it(kind, tmp_path):
     source, path = tmp_path / "source", tmp_path / "teacher"
@@ -211,6 +214,7 @@ def test_changed_teacher_is_refused_on_resume_with_both_digests(whole, teacher, 
     assert "accepted because of --override_config" in caplog.text
 
 
+@pytest.mark.full
 def test_teacher_has_its_own_dtype_and_rules_and_no_gradient(teacher):
     partitioner = Partitioner(rules="fsdp", ici={"fsdp": 8})
     each = Teacher(teacher, dtype="bfloat16", rules="dp")

@@ -80,6 +80,7 @@ def test_task_without_problems():
     assert 0.9 < found.efficiency["inputs"] <= 1
 
 
+@pytest.mark.full
 def test_default_lengths_suit_the_task(register):
     found, output = run("python_docs_span_corruption", split="validation")
     assert "lengths inputs 128, targets 29," in output and found.problems == []
@@ -179,6 +180,7 @@ def test_language_model_reads_targets_only():
     assert set(found.lengths) == set(found.efficiency) == {"targets"}
 
 
+@pytest.mark.full
 def test_spec_can_be_given():
     for spec in (specs.PREFIX_LM, "PREFIX_LM"):
         found, output = run("python_docs_prefix_lm", split="validation", spec=spec)
@@ -344,6 +346,7 @@ def test_characters_of_words_are_shown_as_words():
     assert " the " in shown and "┃ " in shown
 
 
+@pytest.mark.full
 def test_process_ends_after_an_error_of_a_file(tmp_path):
     """Threads that read files with Python code do not keep the process from ending."""
     pyarrow = pytest.importorskip("pyarrow")

@@ -39,6 +39,7 @@ def gpt2(tmp_path_factory):
     return str(directory)
 
 
+@pytest.mark.full
 def test_predictions_of_text_are_those_of_infer(gpt2, tmp_path):
     model = t5x_like.open_model(gpt2, task_feature_lengths=LENGTHS)
     assert isinstance(model.objective, CausalLM)

@@ -47,6 +47,7 @@ def source_of(pattern, **changes):
     )
 
 
+@pytest.mark.full
 def test_manifest_and_summary_of_a_cache_count_skipped_records(files, tmp_path):
     def cache():
         shown = io.StringIO()

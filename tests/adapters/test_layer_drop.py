@@ -65,6 +65,7 @@ def run(directory, family, rate=0.5, **changes):
     return parameters.named_leaves(result.params), copying_run.losses(directory)
 
 
+@pytest.mark.full
 @BOTH
 def test_a_dropped_layer_returns_its_input(family):
     batch, names = example_batch(FAMILIES[family]), ("encoder/embedding", "encoder/layers/hidden")
@@ -167,6 +168,7 @@ def test_each_microbatch_trains_the_layers_that_it_keeps(family):
     assert_close(found, expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", others_are_slow(OBJECTIVES, ["bert"]))
 def test_pruned_run_equals_the_run_with_these_layers_dropped(tmp_path, family):
     run(tmp_path / "run", family)

@@ -127,6 +127,7 @@ def test_every_projection_has_its_update_and_dropout(family):
             construct.make(changed, jax.random.key(0))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["t5_1_1", "bert", "albert", "deberta", "gpt3", "mobilebert", "character_lstm"])
 def test_merged_model_has_the_same_logits(family):
     config, batch = ALL[family].config, batch_of(family)
@@ -145,6 +146,7 @@ def test_merged_kernel_by_hand():
     np.testing.assert_allclose(merged - query.kernel[...], update.reshape(merged.shape), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_dropout_is_equal_in_layouts_and_on_devices_and_differs_between_applications():
     config = dataclasses.replace(FAMILIES["bert"].config, adapters=(LoRA(rank=3, pattern=".", dropout_rate=0.5),))
     model, batch, key = randomized(config), eight_rows(FAMILIES["bert"]), jax.random.key(3)
@@ -178,6 +180,7 @@ def test_only_updates_are_trained_on_a_frozen_base():
     assert gradient and all(np.any(leaf) for leaf in gradient.values())
 
 
+@pytest.mark.full
 def test_generation_has_the_update():
     config = adapted("llama")
     model, batch = randomized(config), {"decoder_input_tokens": np.array([[3, 4, 5, 6]])}

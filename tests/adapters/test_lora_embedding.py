@@ -61,6 +61,7 @@ def test_updates_without_a_merged_table_or_beside_a_prompt_raise():
         construct.make(adapted("gpt2", pattern="words"), jax.random.key(0))
 
 
+@pytest.mark.full
 def test_gradients_are_equal_on_devices_and_only_the_update_trains():
     model, batch, key = randomized(adapted("bert")), eight_rows(FAMILIES["bert"]), jax.random.key(3)
     trainable, frozen = optimizers.split({"model": model, "objective": {}}, FROZEN)

@@ -63,6 +63,7 @@ def test_density_follows_the_cubic():
     assert (fractions.begin_step, fractions.end_step) == (10, 80)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", others_are_slow(["bert", "t5_1_1", "llama"], ["bert"]))
 def test_keeps_the_largest_scores_of_each_kernel_in_both_layouts(family, method):

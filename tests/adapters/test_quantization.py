@@ -134,6 +134,7 @@ def test_merged_model_has_the_rounded_weights(family, form):
         np.testing.assert_allclose(model(batch).hidden, merged(batch).hidden, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.full
 def test_every_family_can_be_quantized():
     """Modules have no kernels and tables any more, so that a family that reads them without `product` fails."""
     for name, family in CONFIGS.items():
@@ -168,6 +169,7 @@ def test_layouts_and_devices_are_equal(form):
     np.testing.assert_allclose(on_devices, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_gradients_of_lora_equal_those_over_the_dequantized_base():
     family = FAMILIES["t5_1_1"]
     config = dataclasses.replace(family.config, adapters=(Quantized(), LORA))

@@ -85,6 +85,7 @@ def test_average_of_many_observations_in_a_batch_does_not_overshoot():
         np.testing.assert_allclose(average[0], maximum, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_layouts_microbatches_and_devices_have_the_same_ranges():
     """In the second step, activations are rounded: where a sum has another order, single integers may differ by 1."""
     expected = trained()
@@ -117,6 +118,7 @@ def test_resumed_run_has_the_same_ranges(tmp_path):
     assert copying_run.losses(whole)[-1] != copying_run.losses(whole)[0]
 
 
+@pytest.mark.full
 def test_calibration_changes_ranges_alone(tmp_path):
     """`compression/calibrate.gin` freezes everything else, and starts from a dense run."""
     dense, calibrated = tmp_path / "dense", tmp_path / "calibrated"

@@ -113,6 +113,7 @@ def test_best_checkpoint_is_chosen_of_those_that_stay(finished, tmp_path, monkey
     assert checkpoint_choice.choose(str(directory), "best") == [str(directory / "checkpoints" / "3")]
 
 
+@pytest.mark.full
 def test_report_of_a_live_run(finished, tmp_path):
     """Its checkpoints appear and disappear in a thread."""
     directory, ends = tmp_path / "run", threading.Event()

@@ -105,6 +105,7 @@ def test_rows_of_words_continue_those_of_the_batch_before():
     assert [tokens(batch) for batch in take(source.host_iterator(SPEC), len(expected))] == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [2, 4])
 def test_rows_do_not_depend_on_the_number_of_processes(count):
     alone = take(make().host_iterator(SPEC), 30)

@@ -42,6 +42,7 @@ def test_lines_of_records_as_sentences_lose_text(task, files):
     assert problem.startswith(f"{task}: only ") and "arguments one_sentence_a_line and lines_per_document" in problem
 
 
+@pytest.mark.full
 def test_inspect_reports_lost_text_and_constant_labels(files):
     source = source_of("text_files_sentence_pairs", **files, task_arguments={"one_sentence_a_line": True})
     found = inspect_task.inspect(source, sample=40)

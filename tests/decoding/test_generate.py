@@ -173,6 +173,7 @@ def teacher_forced(prompts, texts):
     return features
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("name", ["t5_1_1", "t5_decoder", "gpt2"])
 def test_log_probability_is_that_of_scoring(name, search):

@@ -72,6 +72,7 @@ def prompts_of(spec, arrays, counts):
     return features | ({"decoder_prefix": segments} if "decoder_prefix" in roles else {})
 
 
+@pytest.mark.full
 def test_sampled_targets_make_the_batch_of_a_task_with_these_targets(case):
     model, spec, arrays, counts, batch = case
     continues = "inputs" not in spec.task_features  # the first token of the targets, which is never predicted
@@ -132,6 +133,7 @@ def test_rate_may_be_a_schedule():
     assert changed.tolist() == [True, False, True, True]
 
 
+@pytest.mark.full
 def test_gradient_does_not_flow_through_sampling():
     model, (spec, batch) = model_of(GPT), prompted(4)
     sampler, objective = OnPolicy(max_length=TARGETS, eos_id=EOS), PrefixLM(bos_id=BOS)

@@ -189,6 +189,7 @@ def test_convert_without_the_base_of_adapters_raises(tmp_path, run_command):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_files_of_adapters_apply_to_hugging_face_directories(tmp_path, run_command):
     config = base_of("bert")
     write_base(config, stacked(randomized(config)), tmp_path / "base")

@@ -92,6 +92,7 @@ def test_sparse_attention_is_the_softmax_over_the_keys_of_visible_blocks(count_r
     assert (found[:, 5] == 0).any() and (found[:, 0] > 0).all() and (found[:, -1] > 0).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("features", ["tokens", "segments"])
 def test_row_does_not_depend_on_the_rows_beside_it(features):
     """A short row is dense in a batch of any length, in its states, its attention and its gradients."""
@@ -132,6 +133,7 @@ def test_sparse_rows_are_the_same_scanned_and_on_eight_devices():
     assert_trees_close(jax.device_get(other), gradient)
 
 
+@pytest.mark.full
 def test_only_dense_rows_have_dropout_of_the_attention_weights():
     model = random_model(dataclasses.replace(SPARSE, attention_dropout_rate=0.5))
     for length, is_equal in ((14, False), (15, True)):

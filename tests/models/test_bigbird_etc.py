@@ -61,6 +61,7 @@ def packed_batch():
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("has_sentences", [True, False])
 def test_packed_texts_with_global_tokens_are_isolated(has_sentences):
     model, packed = random_model(CONFIG), packed_batch()
@@ -108,6 +109,7 @@ def test_texts_of_many_blocks_need_no_global_tokens():
     np.testing.assert_allclose(model(batch).hidden, expected, atol=2e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", [14, 4], ids=["blocks", "dense"])
 def test_sharded_separate_projections_have_the_same_outputs(length):
     model = random_model(SEPARATE)

@@ -51,6 +51,7 @@ def test_memory_continues_the_row_before(scan):
     assert jax.tree.map(jnp.shape, first.carry) == jax.tree.map(jnp.shape, carry)
 
 
+@pytest.mark.full
 def test_packed_permutations_are_isolated():
     model, rows = random_model(CONFIG), [permuted(1, 6, seed=1), permuted(1, 4, seed=2)]
     packed = {name: np.concatenate([row[name] for row in rows], axis=1) for name in rows[0]}
@@ -80,6 +81,7 @@ def test_new_parameters_are_normal_and_the_target_embedding_is_glorot_uniform():
     assert np.abs(target).max() <= np.sqrt(6 / 65) and target.std() == pytest.approx(np.sqrt(2 / 65), rel=0.2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
 def test_steps_over_a_cache_predict_as_one_pass_does(scan):
     """Greedy texts after prompts of different lengths, and the states that predict each token."""

@@ -51,6 +51,7 @@ def alone(model, words):
     return jnp.concatenate([found["encoder/embedding"], found["encoder/layers/hidden"][:, 0]])
 
 
+@pytest.mark.full
 def test_texts_of_a_row_are_read_by_themselves(objective, params):
     rows = {"encoder_input_tokens": TOKENS, "encoder_segment_ids": SEGMENTS, "label": np.array([[1], [0]])}
     found = passes.forward(objective, params, rows).outputs.hidden

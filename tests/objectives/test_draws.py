@@ -58,6 +58,7 @@ def gradient(microbatches, devices, gather="per_use"):
     return parameters.named_leaves(found), {name: np.stack(pair) for name, pair in metrics.items()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("gather", gathering.GATHERINGS)
 def test_gradient_is_equal_on_any_microbatches_devices_and_chunks(monkeypatch, gather):
     (expected, expected_metrics), plain = gradient(1, 1), CASE.objective

@@ -86,6 +86,7 @@ def reference_gradient():
     return parameters.named_leaves(jax.grad(loss)(make_params(), make_batch()))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("microbatches", "devices"), [(1, 1), (2, 8)])
 def test_gradient_is_equal_on_any_microbatches_and_devices(microbatches, devices):
     partitioner = Partitioner(rules="fsdp", ici={"fsdp": devices}, devices=jax.devices()[:devices])

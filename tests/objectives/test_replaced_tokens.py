@@ -101,6 +101,7 @@ def test_embeddings_have_the_gradients_of_both_networks_and_samples_have_none():
     assert not any(np.any(leaf) for name, leaf in masked.items() if name.startswith("model/encoder/"))
 
 
+@pytest.mark.full
 def test_modules_may_be_shared_in_both_directions_and_combined():
     class Sum(type(CASE.params()["model"].embeddings)):
         def __init__(self, source, own):

@@ -64,6 +64,7 @@ def generated(params, batch, **settings):
     return jax.jit(lambda params, batch: generate(OBJECTIVE.generator(params), batch, decoding))(params, batch)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scan", [False, True])
 def test_greedy_generation_equals_full_forward_passes(scan):
     params, batch = random_params(scan), examples()

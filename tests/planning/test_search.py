@@ -211,6 +211,7 @@ def test_candidate_replaces_only_its_settings(planned):
     assert dict(changed.partitioner.mesh.shape) == {"data": 4, "fsdp": 2, "sequence": 1, "tensor": 1}
 
 
+@pytest.mark.full
 def test_carried_state_needs_memory_on_the_devices_of_its_rows():
     def candidates(continuous):
         recipe = recipes.make(

@@ -167,6 +167,7 @@ def test_random_blocks_of_a_pruned_model_are_those_of_the_kept_layers_and_heads(
         config_to_huggingface(dataclasses.replace(base, num_layers=2, **base.keep_layers((0, 2))))
 
 
+@pytest.mark.full
 @BOTH
 def test_zeros_have_no_gradient(structure):
     model, batch = random_model(FAMILIES["t5_1_1"].config), example_batch(FAMILIES["t5_1_1"])

@@ -86,6 +86,7 @@ def test_checkpoints_store_what_the_base_does_not_have(bases, kind, tmp_path):
     assert record["path"] == str(base if base.name == "huggingface" else base / "checkpoints" / "3")
 
 
+@pytest.mark.full
 def test_whatever_reads_the_run_reads_the_base(trained, tmp_path):
     directory, result = trained
     assert_equal(opened(directory).read(), result.params)

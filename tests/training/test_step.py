@@ -275,6 +275,7 @@ def test_moments_are_updated_in_place():
     assert not set(re.findall(r" copy\(%(\S+)\)", text)) & set(moments)
 
 
+@pytest.mark.full
 def test_microbatches_lower_peak_memory():
     config = T5Config(
         vocab_size=64, embed_dim=32, mlp_dim=64, num_heads=4, head_dim=8, encoder_layers=2, decoder_layers=2

@@ -127,6 +127,7 @@ def test_bad_record_ends_a_run_with_its_place_or_is_skipped(pattern, tmp_path):
     assert iterator.metrics(0) == {"bad_records": 1}
 
 
+@pytest.mark.full
 def test_error_of_a_preprocessor_names_the_record(pattern, tmp_path):
     """As a user's task finds out which record its preprocessor fails on."""
 

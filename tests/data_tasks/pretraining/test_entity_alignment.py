@@ -93,6 +93,7 @@ def test_features_are_recognized_and_another_size_raises(arguments):
         next(found.host_iterator(with_entities(SENTENCE_PAIRS, SIZE + 1)))
 
 
+@pytest.mark.full
 def test_mentions_of_modules_in_the_documentation_have_their_vectors():
     names = python_docs_modules.names()
     assert {"os", "json", "json.decoder", "concurrent"} <= set(names)

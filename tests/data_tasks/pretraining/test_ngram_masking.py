@@ -153,6 +153,7 @@ def test_pairs_are_consecutive_swapped_or_of_single_sentences():
         assert second == [5, 2, 0, 5, 1] and nexts.numpy().tolist() == [2, 3]
 
 
+@pytest.mark.full
 def test_task_has_balanced_labels_and_the_published_rate():
     source = SeqIOSource(
         mixture_or_task_name="python_docs_sentence_order",

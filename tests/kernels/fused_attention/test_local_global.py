@@ -87,6 +87,7 @@ def assert_equal(found, expected):
         np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE * np.abs(other).max())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "length, options",
     [
@@ -101,6 +102,7 @@ def test_outputs_and_gradients_equal_those_of_gathered_blocks(length, options):
     assert_equal(case.fused(), case.gathered())
 
 
+@pytest.mark.full
 def test_sharded_rows_heads_and_positions_give_the_same_results():
     case = Case(121, radius=8, heads=4)
     expected = case.fused()
@@ -108,6 +110,7 @@ def test_sharded_rows_heads_and_positions_give_the_same_results():
         assert_equal(case.fused(), expected)
 
 
+@pytest.mark.full
 def test_dropout_drops_weights_and_keeps_the_expected_output():
     case = Case(131, radius=8, heads=1, rows=1)
     (expected,) = case.fused(has_gradients=False)

@@ -32,6 +32,7 @@ def head_of(form):
     return nnx.merge(graph, jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) / 2, jnp.float32), state))
 
 
+@pytest.mark.full
 def test_logits_depend_on_the_question_and_the_passage_alone():
     form = DrQA(num_layers=LAYERS, size=SIZE)
     head = head_of(form)
