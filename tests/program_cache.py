@@ -25,17 +25,24 @@ def install():
     def is_used():
         return jax.config.jax_compilation_cache_dir == directory
 
-    def read_program(module_name, key, *rest):
-        if is_used() and key in PROGRAMS:
+    # A program with host callbacks belongs to its function. Versions differ in which of the two functions is told.
+    with_callbacks = set()
+
+    def read_program(module_name, key, compile_options, backend, devices, *callbacks):
+        if any(callbacks):
+            with_callbacks.add(key)
+        elif is_used() and key in PROGRAMS:
             return PROGRAMS[key], 0
-        program, seconds = read(module_name, key, *rest)
-        if is_used() and program is not None:
-            PROGRAMS[key] = program
+        program, seconds = read(module_name, key, compile_options, backend, devices, *callbacks)
+        keep(key, program, callbacks)
         return program, seconds
 
-    def write_program(key, seconds, module_name, backend, program, host_callbacks):
-        if is_used() and not host_callbacks:  # a callback belongs to one function
+    def write_program(key, seconds, module_name, backend, program, *callbacks):
+        keep(key, program, callbacks)
+        return write(key, seconds, module_name, backend, program, *callbacks)
+
+    def keep(key, program, callbacks):
+        if is_used() and program is not None and not any(callbacks) and key not in with_callbacks:
             PROGRAMS[key] = program
-        return write(key, seconds, module_name, backend, program, host_callbacks)
 
     compiler._cache_read, compiler._cache_write = read_program, write_program
