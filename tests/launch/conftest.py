@@ -161,7 +161,8 @@ class Cloud(google_cloud.GoogleCloud):
         (self.checkout / "launch").mkdir(parents=True)
         for path in [*(ROOT / "launch").glob("*.*"), ROOT / "constraints.txt", ROOT / "setup.py"]:
             shutil.copy(path, self.checkout / path.relative_to(ROOT))
-        (self.checkout / "gin_configs").symlink_to(ROOT / "gin_configs")
+        for name in ("gin_configs", "t5x_like"):
+            (self.checkout / name).symlink_to(ROOT / name)
         subprocess.run(["git", "init", "--quiet", str(self.checkout)], check=True)
 
     def add(self, name: str, text: str) -> None:
