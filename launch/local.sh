@@ -55,8 +55,8 @@ esac
 command="$1"
 shift
 # An unknown command is reported before the installation, which takes minutes.
-commands="$(sed -n 's/^    "\([a-z_]*\)": Command($/\1/p' "$root"/t5x_like/cli/{commands,corpus_commands}.py)"
-commands="test ${commands//$'\n'/ }"
+commands="$(sed -n 's/^    "\([a-z_]*\)": Command($/\1/p' "$root"/t5x_like/cli/*commands.py)"
+commands="test ${commands//$'\n'/ } recipes"
 [[ " help $commands " == *" $command "* ]] || { log "unknown command $command. Commands: $commands" && exit 2; }
 extras=''
 [[ $command == test ]] && extras='[test]'

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from t5x_like.cli import commands
+
 pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,8 +49,8 @@ class Machine:
         self.bin.mkdir()
         for tool in TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool))
-        commands = [f"t5x_like/cli/{name}.py" for name in ("commands", "corpus_commands")]
-        for name in ("launch/local.sh", "constraints.txt", "setup.py", *commands):
+        tables = [path.relative_to(ROOT) for path in (ROOT / "t5x_like/cli").glob("*commands.py")]
+        for name in ("launch/local.sh", "constraints.txt", "setup.py", *tables):
             (self.repository / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.repository / name)
         self.working_directory = directory / "elsewhere"
@@ -246,6 +248,8 @@ def test_unknown_command_is_reported_before_the_installation(machine):
     result = machine.run("trian")
     assert result.returncode == 2 and machine.logged() == []
     assert result.stderr.startswith("local.sh: unknown command trian. Commands: test train distill eval"), result.stderr
+    listed = result.stderr.splitlines()[0].partition("Commands: ")[2].split()
+    assert sorted(listed) == sorted([*commands.COMMANDS, "recipes", "test"])
 
 
 SCRIPTS = [".ci/run", ".ci/solve_constraints.sh", "launch/slurm.sbatch"]
