@@ -49,7 +49,7 @@ def torch_outputs(theirs, batch, family):
     inputs = [torch.tensor(x.astype(np.int64)) for x in batch.values()]
     names = ("input_ids", "decoder_input_ids") if len(inputs) == 2 else ("input_ids",)
     with torch.no_grad():
-        found = theirs.eval()(**dict(zip(names, inputs, strict=True)))
+        found = theirs.double().eval()(**dict(zip(names, inputs, strict=True)))
     return (found.last_hidden_state if CLASSES[family] == "AutoModel" else found.logits).numpy()
 
 
@@ -91,11 +91,15 @@ def outputs_of_class(model, batch, architecture):
 
 
 def their_outputs(theirs, batch):
-    """Returns the logits of a model of transformers, or the hidden states of a bare one."""
+    """Returns the logits of a model of transformers, or the hidden states of a bare one.
+
+    The model computes in float64 afterwards, so that its own rounding, which differs between processors, does not add
+    to that of the outputs it is compared with.
+    """
     import torch
 
     inputs = [torch.tensor(x.astype("int64")) for x in batch.values()]
     names = ("input_ids", "decoder_input_ids") if len(inputs) == 2 else ("input_ids",)
     with torch.no_grad():
-        found = theirs.eval()(**dict(zip(names, inputs, strict=True)))
+        found = theirs.double().eval()(**dict(zip(names, inputs, strict=True)))
     return (found.logits if "logits" in found else found.last_hidden_state).numpy()
