@@ -38,7 +38,7 @@ class Layers:
     Attributes:
       dense: Name of the dense layer, which has a bias; None for the classifier alone.
       activation: Activation of the dense layer.
-      init: Initializer of the kernels.
+      init: Initializer of the kernels. Layers are equal whatever it is, because modules that are made do not use it.
       bias: Whether the classifier has a bias.
       size: Size of the dense layer, which is not sharded; None for the size of the hidden states.
       input_rate: Dropout rate of the inputs of the dense layer; None for the rate of the head.
@@ -46,7 +46,7 @@ class Layers:
 
     dense: str | None = None
     activation: Callable[[Array], Array] = jnp.tanh
-    init: Initializer = initializers.normal(0.02)
+    init: Initializer = dataclasses.field(default=initializers.normal(0.02), compare=False)
     bias: bool = True
     size: int | None = None
     input_rate: float | None = 0.0
