@@ -155,7 +155,9 @@ def test_invalid_arguments_raise(make, message):
 def test_heads_that_are_made_twice_have_the_same_structure():
     """As in a program and in what reads its run: an initializer may be a function that is new each time."""
     structures = [
-        jax.tree.structure(jax.eval_shape(lambda key: heads.LastToken().make(CONFIG, 2, key=key), jax.random.key(0)))
+        jax.tree.structure(
+            jax.eval_shape(lambda key: heads.DecoderLastToken().make(CONFIG, 2, key=key), jax.random.key(0))
+        )
         for _ in range(2)
     ]
     assert structures[0] == structures[1]
