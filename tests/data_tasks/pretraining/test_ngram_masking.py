@@ -184,12 +184,12 @@ def test_text_files_task_reads_alberts_vocabulary(test_data):
         pack=False,
         batch_size=4,
     )
-    model = source.vocabularies()["inputs"].tokenizer
+    vocabulary = source.vocabularies()["inputs"]
     batch = next(source.host_iterator(SENTENCE_PAIRS))
     tokens = batch["encoder_input_tokens"].copy()
     for row, chosen in enumerate(batch["masked_weights"] == 1):
         tokens[row, batch["masked_positions"][row, chosen]] = batch["masked_targets"][row, chosen]
-    assert (tokens[:, 0] == model.PieceToId("[CLS]")).all()
-    pieces = [model.IdToPiece(int(index)) for index in tokens[batch["encoder_segment_ids"] == 1]]
+    assert (tokens[:, 0] == vocabulary.pieces.index("[CLS]")).all()
+    pieces = [vocabulary.pieces[index] for index in tokens[batch["encoder_segment_ids"] == 1]]
     text = "".join(pieces).replace("[CLS]", "").replace("[SEP]", "")
     assert text == text.lower() and "▁the" in pieces
