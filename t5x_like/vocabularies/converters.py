@@ -25,6 +25,7 @@ CONTINUATION = "##"
 END_OF_WORD = "</w>"
 """The suffix of GPT-1's pieces that end a word."""
 SPACE = "▁"
+"""What stands for a space in the pieces of SentencePiece."""
 QWEN_2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )

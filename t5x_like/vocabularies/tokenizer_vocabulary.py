@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int32
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import template, word_cache
 from t5x_like.vocabularies.base import Vocabulary
+from t5x_like.vocabularies.converters import SPACE
 from t5x_like.vocabularies.template import Template
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 # share the same cores, and do not survive a fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-SPACE = "▁"
-"""What stands for a space in the pieces of SentencePiece."""
 # The letters of byte-level BPE for the bytes that are whitespace.
 _SPACE_LETTERS = tuple(chr(256 + byte) for byte in (9, 10, 11, 12, 13, 32))
 

@@ -295,8 +295,8 @@ def test_processes_with_different_configurations_or_directories_raise(tmp_path):
             for index in range(2)
         ]
         errors = [process.communicate(timeout=120)[1] for process in processes]
-        # JAX's client may crash at the exit of a process whose coordinator has gone, after the message.
-        assert all(process.returncode for process in processes)
+        # One process was seen to crash in the shutdown of JAX, after its message.
+        assert {1} <= {process.returncode for process in processes} <= {1, -signal.SIGSEGV}
         assert all(message in error for error in errors), errors
     assert not list(tmp_path.rglob(".shared-*"))
 
