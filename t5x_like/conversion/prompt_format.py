@@ -11,10 +11,10 @@ from absl import logging
 from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.config.stored import StoredSettings
 from t5x_like.data.prompts import PromptFormat
-from t5x_like.interop import tokenizer_ids, tokenizer_json_files
+from t5x_like.interop import tokenizer_json_files
 from t5x_like.objectives.base import Objective
 from t5x_like.stored import run_vocabulary
-from t5x_like.vocabularies import from_folder, tokenizer_classes, tokenizer_files
+from t5x_like.vocabularies import from_folder, tokenizer_classes, tokenizer_files, tokenizer_folder
 from t5x_like.vocabularies.tokenizer_classes import CHAT_TEMPLATE, CONFIG, TOKENIZER
 from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
 
@@ -63,15 +63,15 @@ def with_prompts(files: Mapping[str, bytes], tokenizer: str | None, prompts: Pro
     if prompts is None or tokenizer is None or CONFIG not in files:
         return dict(files)
     config = json.loads(files[CONFIG])
-    bos = None if prompts.bos_id is None else tokenizer_ids.token(tokenizer, prompts.bos_id)
-    found, ids = dict(files), tokenizer_ids.special_ids(tokenizer)
+    bos = None if prompts.bos_id is None else tokenizer_folder.token(tokenizer, prompts.bos_id)
+    found, ids = dict(files), tokenizer_folder.special_ids(tokenizer)
     contents = None if bos is None and not _adds_bos(files, config) else _tokenizer(files, config)
     if bos is not None and contents is None:
         logging.warning(
             "the exported tokenizer does not add %r, with which the run reads texts. Put it before each text", bos
         )
     if contents is not None:
-        special = {f"{role}_token": tokenizer_ids.token(tokenizer, number) for role, number in ids.items()}
+        special = {f"{role}_token": tokenizer_folder.token(tokenizer, number) for role, number in ids.items()}
         special |= {} if bos is None else {"bos_token": bos}
         kept = {key: config[key] for key in _KEPT_CONFIG if key in config}
         config = {"tokenizer_class": tokenizer_classes.GENERIC_CLASS, "model_input_names": _INPUTS, **kept, **special}

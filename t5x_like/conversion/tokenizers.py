@@ -11,12 +11,12 @@ from t5x_like import paths
 from t5x_like.checkpoints import checkpoint_choice, weight_files
 from t5x_like.config import description
 from t5x_like.errors import UserError
-from t5x_like.interop import generation, model_tokens, tensorflow_checkpoints, tokenizer_export, tokenizer_ids
+from t5x_like.interop import generation, model_tokens, tensorflow_checkpoints, tokenizer_export
 from t5x_like.models import special_tokens
 from t5x_like.models.base import ModelConfig
 from t5x_like.runtime import run_files
 from t5x_like.stored import run_tokenizer
-from t5x_like.vocabularies import tokenizer_files, vocabulary_digest
+from t5x_like.vocabularies import tokenizer_classes, tokenizer_files, tokenizer_folder, vocabulary_digest
 from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
 
 _START, _NEW_TOKENS = "decoder_start_token_id", "max_new_tokens"
@@ -110,7 +110,7 @@ def max_length(model: ModelConfig, lengths: Any, bos_id: int | None = None, *, c
 
 def padding_id(tokenizer: str | None, model: ModelConfig) -> int | None:
     """Returns the id that pads rows in transformers: the tokenizer's padding, or else the end of a text."""
-    ids = tokenizer_ids.special_ids(tokenizer) if tokenizer is not None else {}
+    ids = tokenizer_folder.special_ids(tokenizer) if tokenizer is not None else {}
     candidates = [ids.get("pad"), ids.get("eos"), model_tokens.eos_id(model)]
     return next((index for index in candidates if index is not None and 0 <= index < model.vocab_size), None)
 
@@ -158,12 +158,12 @@ def exported_files(
         has_token_types="token_types" in model.reads,
     )
     files = tokenizer_export.files(tokenizer, reader)
-    if tokenizer_ids.CONFIG not in files or "pad" in tokenizer_ids.special_ids(tokenizer):
+    if tokenizer_classes.CONFIG not in files or "pad" in tokenizer_folder.special_ids(tokenizer):
         return files
     if (number := padding_id(tokenizer, model)) is None:
         return files
-    config = json.loads(files[tokenizer_ids.CONFIG]) | {"pad_token": tokenizer_ids.token(tokenizer, number)}
-    return files | {tokenizer_ids.CONFIG: (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()}
+    config = json.loads(files[tokenizer_classes.CONFIG]) | {"pad_token": tokenizer_folder.token(tokenizer, number)}
+    return files | {tokenizer_classes.CONFIG: (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()}
 
 
 def directory_of_run(checkpoint_path: str) -> str:

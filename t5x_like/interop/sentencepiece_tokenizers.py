@@ -5,35 +5,32 @@ of a control piece or of a sentinel (`<0x0A>`, `</s>`, `<extra_id_0>`), and wher
 up to rounding: SentencePiece adds scores in float32, the other library in float64.
 """
 
-import base64
-import itertools
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import sentencepiece
+import tokenizers
 from sentencepiece import sentencepiece_model_pb2
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-SPACE = "▁"
+from t5x_like.vocabularies.converters import SPACE
+
 # The score of SentencePiece for each user-defined piece, which is thereby preferred to any segmentation of its text.
 _USER_DEFINED_SCORE = -0.1
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 _UNIGRAM, _BPE = sentencepiece_model_pb2.TrainerSpec.UNIGRAM, sentencepiece_model_pb2.TrainerSpec.BPE
-
-
-def parse(contents: bytes) -> sentencepiece_model_pb2.ModelProto:
-    """Returns the contents of a SentencePiece model.
-
-    Raises:
-      google.protobuf.message.DecodeError: the contents are not a SentencePiece model.
-    """
-    model = sentencepiece_model_pb2.ModelProto()
-    model.ParseFromString(contents)
-    return model
+# What ALBERT's tokenizer does to a text first.
+_LOWERED = (
+    normalizers.Replace("``", '"'),
+    normalizers.Replace("''", '"'),
+    normalizers.NFKD(),
+    normalizers.StripAccents(),
+    normalizers.Lowercase(),
+)
 
 
 def is_supported(model: sentencepiece_model_pb2.ModelProto) -> bool:
-    """Returns whether `to_json` represents a model.
+    """Returns whether `tokenizer` represents a model.
 
     It must be unigram or BPE with spaces before words. Its normalization must keep its user-defined pieces, which must
     be characters in BPE.
@@ -50,84 +47,64 @@ def is_supported(model: sentencepiece_model_pb2.ModelProto) -> bool:
     return all(normalize(piece) == piece.replace(" ", SPACE) for piece in _user_defined(model))
 
 
-def to_json(
-    model: sentencepiece_model_pb2.ModelProto, added: Mapping[str, int], template: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Returns the contents of a `tokenizer.json`.
+def tokenizer(
+    model: sentencepiece_model_pb2.ModelProto,
+    added: Mapping[str, int],
+    template: "Mapping[str, object] | None",
+    *,
+    lowers_text: bool = False,
+) -> tokenizers.Tokenizer:
+    """Returns a model as a tokenizer of the library.
 
     Args:
       model: a model that `is_supported`.
-      added: the special tokens after the pieces, with their ids.
+      added: the special tokens after the pieces, with their ids, in the order of these.
       template: `before`, `between` and `after`: the pieces that a tokenizer adds to one or two texts, with their ids;
         `second_type`: the type of the tokens of a second text. None for no pieces.
+      lowers_text: whether texts lose capital letters and accents first, as in ALBERT.
     """
-    control = [
-        (piece.piece, n) for n, piece in enumerate(model.pieces) if piece.type in (_Piece.CONTROL, _Piece.UNKNOWN)
-    ]
-    tokens = sorted([*control, *added.items()], key=lambda item: item[1])
-    sentinels = set(added)
-    is_bpe = model.trainer_spec.model_type == _BPE
-    dummy = model.normalizer_spec.add_dummy_prefix
-    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if dummy else []
-    decoders = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        # A sentinel belongs to the space before it, and the text after it gets the prefix of a new text.
-        "added_tokens": [_added_token(token, index, strips=token in sentinels and dummy) for token, index in tokens],
-        "normalizer": {"type": "Sequence", "normalizers": _normalizers(model)},
-        "pre_tokenizer": _split(model) if is_bpe else None,
-        "post_processor": _template(template) if template else None,
-        "decoder": {"type": "Sequence", "decoders": [*decoders, {"type": "Fuse"}, *strip]},
-        "model": _bpe(model) if is_bpe else _unigram(model),
-    }
+    dummy, is_bpe = model.normalizer_spec.add_dummy_prefix, model.trainer_spec.model_type == _BPE
+    made = tokenizers.Tokenizer(_bpe(model) if is_bpe else _unigram(model))
+    control = [piece.piece for piece in model.pieces if piece.type in (_Piece.CONTROL, _Piece.UNKNOWN)]
+    made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    # A sentinel belongs to the space before it, and the text after it gets the prefix of a new text.
+    sentinels = [AddedToken(token, lstrip=dummy, rstrip=dummy, normalized=False, special=True) for token in added]
+    made.add_special_tokens(sentinels)
+    made.normalizer = normalizers.Sequence([*(_LOWERED if lowers_text else ()), *_normalizers(model)])
+    pieces = sorted(_user_defined(model), key=len, reverse=True)
+    if is_bpe and pieces:  # which BPE never merges
+        made.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(map(re.escape, pieces))), "isolated")
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if dummy else [])])
+    if template:
+        made.post_processor = _template(template)
+    return made
 
 
-def _added_token(content: str, index: int, *, strips: bool) -> dict[str, Any]:
-    spaces = {"lstrip": strips, "rstrip": strips}
-    return {"id": index, "content": content, "single_word": False, **spaces, "normalized": False, "special": True}
-
-
-def _normalizers(model: sentencepiece_model_pb2.ModelProto) -> list[dict[str, Any]]:
+def _normalizers(model: sentencepiece_model_pb2.ModelProto) -> list[normalizers.Normalizer]:
     spec = model.normalizer_spec
-    steps: list[dict[str, Any]] = []
-    if spec.precompiled_charsmap:
-        steps += [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(spec.precompiled_charsmap).decode()}]
+    steps = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
     if spec.remove_extra_whitespaces:
-        replacements = ((r"\A +| +\z", ""), (" {2,}", " "))
-        steps += [{"type": "Replace", "pattern": {"Regex": spaces}, "content": new} for spaces, new in replacements]
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if spec.add_dummy_prefix:
-        steps += [{"type": "Prepend", "prepend": SPACE}]
-    return [*steps, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
+        steps += [normalizers.Prepend(SPACE)]
+    return [*steps, normalizers.Replace(" ", SPACE)]
 
 
 def _user_defined(model: sentencepiece_model_pb2.ModelProto) -> list[str]:
     return [piece.piece for piece in model.pieces if piece.type == _Piece.USER_DEFINED]
 
 
-def _split(model: sentencepiece_model_pb2.ModelProto) -> dict[str, Any] | None:
-    """Returns the split at user-defined pieces, which BPE never merges."""
-    pieces = sorted(_user_defined(model), key=len, reverse=True)
-    if not pieces:
-        return None
-    pattern = {"Regex": "|".join(map(re.escape, pieces))}
-    return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+def _unigram(model: sentencepiece_model_pb2.ModelProto) -> models.Unigram:
+    pieces = [
+        (piece.piece, _USER_DEFINED_SCORE if piece.type == _Piece.USER_DEFINED else piece.score)
+        for piece in model.pieces
+    ]
+    unknown = next((n for n, piece in enumerate(model.pieces) if piece.type == _Piece.UNKNOWN), None)
+    return models.Unigram(pieces, unknown, byte_fallback=model.trainer_spec.byte_fallback)
 
 
-def _unigram(model: sentencepiece_model_pb2.ModelProto) -> dict[str, Any]:
-    return {
-        "type": "Unigram",
-        "unk_id": next((n for n, piece in enumerate(model.pieces) if piece.type == _Piece.UNKNOWN), None),
-        "vocab": [
-            [piece.piece, _USER_DEFINED_SCORE if piece.type == _Piece.USER_DEFINED else piece.score]
-            for piece in model.pieces
-        ],
-        "byte_fallback": model.trainer_spec.byte_fallback,
-    }
-
-
-def _bpe(model: sentencepiece_model_pb2.ModelProto) -> dict[str, Any]:
+def _bpe(model: sentencepiece_model_pb2.ModelProto) -> models.BPE:
     """Returns the model of BPE, whose merges are the splits of each piece into two others, by its score."""
     ids = {piece.piece: number for number, piece in enumerate(model.pieces)}
     symbols = {piece.piece for piece in model.pieces if piece.type == _Piece.NORMAL}
@@ -137,32 +114,18 @@ def _bpe(model: sentencepiece_model_pb2.ModelProto) -> dict[str, Any]:
             splits = ((piece.piece[:at], piece.piece[at:]) for at in range(1, len(piece.piece)))
             merges += [(-piece.score, ids[a], ids[b], a, b) for a, b in splits if a in symbols and b in symbols]
     unknown = next((piece.piece for piece in model.pieces if piece.type == _Piece.UNKNOWN), None)
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": unknown,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": True,
-        "byte_fallback": model.trainer_spec.byte_fallback,
-        "ignore_merges": False,
-        "vocab": ids,
-        "merges": [[a, b] for *_, a, b in sorted(merges)],
-    }
+    pairs = [(a, b) for *_, a, b in sorted(merges)]
+    return models.BPE(ids, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=model.trainer_spec.byte_fallback)
 
 
-def _template(template: Mapping[str, Any]) -> dict[str, Any]:
+def _template(template: "Mapping[str, object]") -> processors.TemplateProcessing:
     """Returns the post-processor that adds special tokens to one or two texts."""
 
-    def special(name: str, segment: int) -> list[dict[str, Any]]:
-        return [{"SpecialToken": {"id": token, "type_id": segment}} for token, _ in template[name]]
+    def special(name: str, segment: int) -> Sequence[str]:
+        return [f"{token}:{segment}" for token, _ in template[name]]
 
-    first, last = {"Sequence": {"id": "A", "type_id": 0}}, template["second_type"]
-    second = {"Sequence": {"id": "B", "type_id": last}}
-    known = dict(itertools.chain(template["before"], template["between"], template["after"]))
-    return {
-        "type": "TemplateProcessing",
-        "single": [*special("before", 0), first, *special("after", 0)],
-        "pair": [*special("before", 0), first, *special("between", 0), second, *special("after", last)],
-        "special_tokens": {token: {"id": token, "ids": [n], "tokens": [token]} for token, n in known.items()},
-    }
+    last = template["second_type"]
+    known = dict([*template["before"], *template["between"], *template["after"]])
+    single = [*special("before", 0), "$A:0", *special("after", 0)]
+    pair = [*special("before", 0), "$A:0", *special("between", 0), f"$B:{last}", *special("after", last)]
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=list(known.items()))

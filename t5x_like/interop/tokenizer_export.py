@@ -9,8 +9,8 @@ from absl import logging
 from sentencepiece import sentencepiece_model_pb2
 
 from t5x_like import paths
-from t5x_like.interop import sentencepiece_tokenizers, tokenizer_ids
-from t5x_like.vocabularies import tokenizer_classes, tokenizer_files
+from t5x_like.interop import sentencepiece_tokenizers
+from t5x_like.vocabularies import converters, tokenizer_classes, tokenizer_files, tokenizer_folder
 
 Shape = Literal["encoder", "encoder_decoder", "decoder"]
 
@@ -20,13 +20,6 @@ _MASK_WITH_SPACE = ("RobertaTokenizer", "LongformerTokenizer", "BartTokenizer", 
 _MAX_LENGTH = "model_max_length"
 # The number of sentinels that a task adds to the pieces of a SentencePiece model.
 _SENTINELS = 100
-# What ALBERT's tokenizer does to a text first.
-_LOWERED = (
-    *({"type": "Replace", "pattern": {"String": quotes}, "content": '"'} for quotes in ("``", "''")),
-    {"type": "NFKD"},
-    {"type": "StripAccents"},
-    {"type": "Lowercase"},
-)
 
 
 def special_tokens(
@@ -35,12 +28,12 @@ def special_tokens(
     """Returns the special token ids for config.json by key, or None if none is known.
 
     Args:
-      path: the tokenizer; see `tokenizer_ids.special_ids`. None: the run has none.
+      path: the tokenizer; see `tokenizer_folder.special_ids`. None: the run has none.
       shape: which parts the model has.
       default: the ids that the family has in transformers, by key.
       bos_id: the first input of the decoder in training, if it is known.
     """
-    ids = {} if path is None else tokenizer_ids.special_ids(path)
+    ids = {} if path is None else tokenizer_folder.special_ids(path)
     start = {"decoder_start": bos_id} if shape == "encoder_decoder" and bos_id is not None else {}
     if not ids and not start:
         return None
@@ -99,50 +92,51 @@ def files(path: str, model: Reader) -> dict[str, bytes]:
     found = _files(path, model)
     if not found or model.max_length is None:
         return found
-    settings = json.loads(found.get(tokenizer_ids.CONFIG, b"{}"))
+    settings = json.loads(found.get(tokenizer_classes.CONFIG, b"{}"))
     if settings.get(_MAX_LENGTH) == model.max_length:
         return found
-    return found | {tokenizer_ids.CONFIG: _json(settings | {_MAX_LENGTH: model.max_length})}
+    return found | {tokenizer_classes.CONFIG: _json(settings | {_MAX_LENGTH: model.max_length})}
 
 
 def _files(path: str, model: Reader) -> dict[str, bytes]:
     if tokenizer_files.find(path) is None:
         return {}
     found = tokenizer_files.read(path, tokenizer_files.TOKENIZER)
-    if paths.listdir(path) and (name := tokenizer_ids.tokenizer_class(path)) is not None:
+    name = tokenizer_folder.TokenizerFiles(path).class_name if paths.listdir(path) else None
+    if name is not None:
         return found | _class_config(
             path, found, tokenizer_classes.GENERIC_CLASS if name == tokenizer_classes.GENERIC else name
         )
     if tokenizer_files.is_single_file(found):
         ((name, contents),) = found.items()
-        if name == tokenizer_ids.WORDPIECE:
-            return found | {tokenizer_ids.CONFIG: _json(_wordpiece_config(contents))}
+        if name == tokenizer_classes.WORDPIECE:
+            return found | {tokenizer_classes.CONFIG: _json(_wordpiece_config(contents))}
         return _sentencepiece(path, contents, model.sentencepiece or name, model)
     return found
 
 
 def _class_config(path: str, found: Mapping[str, bytes], name: str) -> dict[str, bytes]:
     """Returns tokenizer_config.json with the class of the tokenizer and `_defaults`, {} if it has them."""
-    config = json.loads(found.get(tokenizer_ids.CONFIG, b"{}"))
+    config = json.loads(found.get(tokenizer_classes.CONFIG, b"{}"))
     stated = _defaults(path, found, name) | config | {"tokenizer_class": config.get("tokenizer_class") or name}
-    return {} if config == stated else {tokenizer_ids.CONFIG: _json(stated)}
+    return {} if config == stated else {tokenizer_classes.CONFIG: _json(stated)}
 
 
 def _defaults(path: str, found: Mapping[str, bytes], name: str) -> dict[str, Any]:
     """Returns what a tokenizer does here, and its class in transformers 4 or 5 only if the files say so."""
-    if tokenizer_ids.TOKENIZER in found:
+    if tokenizer_classes.TOKENIZER in found:
         return {}
     if name == "LlamaTokenizer":
         return {"add_bos_token": True}
     stated: dict[str, Any] = {}
     if name in ("AlbertTokenizer", "XLNetTokenizer", "BigBirdTokenizer"):
         stated["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    number = tokenizer_ids.special_ids(path).get("mask")
+    number = tokenizer_folder.special_ids(path).get("mask")
     # Files of other names do not count beside added_tokens_decoder.
-    others = {tokenizer_ids.SPECIAL_TOKENS_MAP, tokenizer_ids.ADDED_TOKENS} & set(found)
+    others = {tokenizer_classes.SPECIAL_TOKENS_MAP, tokenizer_classes.ADDED_TOKENS} & set(found)
     if name not in _MASK_WITH_SPACE or number is None or others:
         return stated
-    mask = {"content": tokenizer_ids.token(path, number), "lstrip": True, "special": True}
+    mask = {"content": tokenizer_folder.token(path, number), "lstrip": True, "special": True}
     mask |= dict.fromkeys(("normalized", "rstrip", "single_word"), False)
     return stated | {"added_tokens_decoder": {str(number): mask}}
 
@@ -155,10 +149,11 @@ def _wordpiece_config(contents: bytes) -> dict[str, Any]:
 
 def _sentencepiece(path: str, contents: bytes, name: str, model: Reader) -> dict[str, bytes]:
     inputs = ["input_ids", *(["token_type_ids"] if model.has_token_types else []), "attention_mask"]
-    if model.tokenizer_class is not None and {"cls", "sep", "mask"} <= tokenizer_ids.of_sentencepiece(contents).keys():
+    own_ids = tokenizer_folder.sentencepiece_special_ids(contents)
+    if model.tokenizer_class is not None and {"cls", "sep", "mask"} <= own_ids.keys():
         config = {"tokenizer_class": model.tokenizer_class, "do_lower_case": False, "model_input_names": inputs}
-        return {name: contents, tokenizer_ids.CONFIG: _json(_defaults(path, {}, model.tokenizer_class) | config)}
-    parsed = sentencepiece_tokenizers.parse(contents)
+        return {name: contents, tokenizer_classes.CONFIG: _json(_defaults(path, {}, model.tokenizer_class) | config)}
+    parsed = converters.parse_sentencepiece(contents, path)
     if not sentencepiece_tokenizers.is_supported(parsed):
         logging.warning("%s: fast tokenizers cannot represent this model, exported without tokenizer.json", name)
         return {name: contents}
@@ -166,7 +161,7 @@ def _sentencepiece(path: str, contents: bytes, name: str, model: Reader) -> dict
     count = min(_SENTINELS, model.vocab_size - size)
     sentinels = {f"<extra_id_{count - 1 - number}>": size + number for number in range(count)}
     pieces = [*(piece.piece for piece in parsed.pieces), *sentinels]
-    ids = _special_ids(contents, len(pieces), model)
+    ids = _special_ids(own_ids, len(pieces), model)
     roles = {f"{role}_token": pieces[number] for role, number in ids.items()}
     config = {
         "tokenizer_class": tokenizer_classes.GENERIC_CLASS,
@@ -176,16 +171,18 @@ def _sentencepiece(path: str, contents: bytes, name: str, model: Reader) -> dict
     config |= roles
     if model.shape == "encoder_decoder":
         config["additional_special_tokens"] = sorted(sentinels, key=sentinels.get, reverse=True)
-    roles_of = _template(tokenizer_ids.of_sentencepiece(contents), model)
+    roles_of = _template(own_ids, model)
     template: dict[str, Any] = {
         key: [(pieces[ids[role]], ids[role])] if role in ids else [] for key, role in roles_of.items()
     }
     has_tokens = any(template.values())
     template["second_type"] = int(roles_of["before"] == "cls")
-    tokenizer = sentencepiece_tokenizers.to_json(parsed, sentinels, template if has_tokens else None)
-    if model.lowers_text and all(piece == piece.lower() for piece in _texts(parsed)):
-        tokenizer["normalizer"]["normalizers"] = [*_LOWERED, *tokenizer["normalizer"]["normalizers"]]
-    return {name: contents, tokenizer_ids.TOKENIZER: _json(tokenizer), tokenizer_ids.CONFIG: _json(config)}
+    lowers_text = model.lowers_text and all(piece == piece.lower() for piece in _texts(parsed))
+    made = sentencepiece_tokenizers.tokenizer(
+        parsed, sentinels, template if has_tokens else None, lowers_text=lowers_text
+    )
+    tokenizer = made.to_str(pretty=True).encode()
+    return {name: contents, tokenizer_classes.TOKENIZER: tokenizer, tokenizer_classes.CONFIG: _json(config)}
 
 
 def _template(ids: Mapping[str, int], model: Reader) -> dict[str, str | None]:
@@ -210,9 +207,15 @@ def _texts(parsed: sentencepiece_model_pb2.ModelProto) -> list[str]:
     return [piece.piece for piece in parsed.pieces if piece.type == type(piece).NORMAL]
 
 
-def _special_ids(contents: bytes, size: int, model: Reader) -> dict[str, int]:
-    """Returns the id of each role in training."""
-    ids = tokenizer_ids.of_sentencepiece(contents)
+def _special_ids(own_ids: Mapping[str, int], size: int, model: Reader) -> dict[str, int]:
+    """Returns the id of each role in training.
+
+    Args:
+      own_ids: the ids that the SentencePiece model has, by role.
+      size: number of pieces and sentinels.
+      model: the model that reads the texts.
+    """
+    ids = dict(own_ids)
     if model.shape == "decoder" and model.bos_id is not None:
         ids["bos"] = model.bos_id
     if model.shape == "encoder" and "mask" not in ids:

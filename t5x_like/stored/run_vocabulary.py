@@ -57,14 +57,14 @@ def read_digest(model_dir: str) -> str | None:
 
 
 def check_ids_are_equal(model_dir: str, kind: VocabularyKind | None) -> None:
-    """Checks that the text of a run to resume has the token ids that it had; see `stored.check_ids_are_equal`.
+    """Checks that the text of a run to resume has the token ids that it had; see `stored.check_resumed`.
 
     Args:
       model_dir: the run directory.
       kind: the kind of the vocabulary of the data; None if it is not known.
     """
     if kind is not None and kind.name != (earlier := _read(model_dir).get(_KIND)):
-        stored_vocabularies.check_ids_are_equal(earlier, tokenizer_files.find(paths.join(model_dir, TOKENIZER)))
+        stored_vocabularies.check_resumed(earlier, tokenizer_files.find(paths.join(model_dir, TOKENIZER)))
 
 
 def of_text(checkpoint_path: str, data: Any) -> "Vocabulary | None":

@@ -121,14 +121,19 @@ def byte_level(
 
 
 def read_sentencepiece(path: str) -> sentencepiece_model_pb2.ModelProto:
-    """Reads a SentencePiece model.
+    """Reads a SentencePiece model; see `parse_sentencepiece`."""
+    return parse_sentencepiece(paths.read_bytes(path), path)
+
+
+def parse_sentencepiece(contents: bytes, path: str) -> sentencepiece_model_pb2.ModelProto:
+    """Returns the contents of a SentencePiece model.
 
     Raises:
       UserError: The file is not a SentencePiece model.
     """
     model = sentencepiece_model_pb2.ModelProto()
     try:
-        model.ParseFromString(paths.read_bytes(path))
+        model.ParseFromString(contents)
     except message.DecodeError as error:
         raise tokenizer_json.error(path, None, f"not a SentencePiece model ({error}). Download the file again") from (
             error

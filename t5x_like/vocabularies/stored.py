@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from absl import logging
+
 from t5x_like import paths
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import late, vocabulary_files
@@ -19,6 +21,12 @@ OTHER_PROBES = ("DebertaV2Vocabulary",)
 """The classes of earlier versions that encoded the names of special tokens in the probe as these tokens."""
 # The classes of earlier versions that encoded numbers before a comma differently than transformers.
 _DIVIDED_NUMBERS = ("AlbertVocabulary", "XLNetVocabulary")
+# The classes of earlier versions that encoded rare texts in another way.
+_RARE_TEXTS = {
+    "WordPieceVocabulary": "rare marks and punctuation (759 of 144,761 characters)",
+    "WordBPEVocabulary": "rare marks and punctuation (759 of 144,761 characters)",
+    "HuggingFaceSentencePieceVocabulary": "several equal letters in a row",
+}
 
 
 def candidates(kind: str, ids: int, path: str | None, *, guess: bool) -> Iterator[Vocabulary]:
@@ -74,4 +82,17 @@ def check_ids_are_equal(kind: str | None, path: str | None) -> None:
         raise UserError(
             f"{path}: stored by {kind} of an earlier version, which encoded numbers before a comma with other pieces. "
             "Start a new run with INITIAL_CHECKPOINT_PATH=the run, on text or a cache that this version tokenizes."
+        )
+
+
+def check_resumed(kind: str | None, path: str | None) -> None:
+    """Like `check_ids_are_equal`, for a run whose vocabulary has another class now; logs what differs in rare texts."""
+    check_ids_are_equal(kind, path)
+    if kind in _RARE_TEXTS:
+        logging.warning(
+            "%s: stored by %s of an earlier version, which encoded %s with other pieces. For equal ids throughout, "
+            "train on a cache of that version, or start a new run with INITIAL_CHECKPOINT_PATH=the run.",
+            path,
+            kind,
+            _RARE_TEXTS[kind],
         )

@@ -46,6 +46,11 @@ def is_single_file(names: Collection[str]) -> bool:
     return len(names) == 1 and next(iter(names)).endswith((SENTENCEPIECE, WORDPIECE))
 
 
+def single_name(path: str) -> str:
+    """Returns the name that a single file has in a directory: `vocab.txt`, or its own of a SentencePiece model."""
+    return WORDPIECE_FILE if path.endswith(WORDPIECE) else path.rpartition("/")[2]
+
+
 def read(path: str, names: Collection[str] = TOKENIZER | MODEL) -> dict[str, bytes]:
     """Reads the files of a tokenizer, and those that describe its model.
 
@@ -66,8 +71,7 @@ def read(path: str, names: Collection[str] = TOKENIZER | MODEL) -> dict[str, byt
             f"SentencePiece {SENTENCEPIECE} file, or a {WORDPIECE_FILE}."
         )
     if found is not None and found.endswith((SENTENCEPIECE, WORDPIECE)) and paths.is_file(found):
-        name = WORDPIECE_FILE if found.endswith(WORDPIECE) else found.rpartition("/")[2]
-        return {name: paths.read_bytes(found)}
+        return {single_name(found): paths.read_bytes(found)}
     return {name: paths.read_bytes(paths.join(path, name)) for name in paths.listdir(path) if name in names}
 
 

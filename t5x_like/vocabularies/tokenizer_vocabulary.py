@@ -247,7 +247,9 @@ class TokenizerVocabulary(Vocabulary):
             return [found.ids for found in _checked(tokenizer.encode_batch_fast, texts)]
 
         separator = word_cache.separator(tokenizer)
-        return encode if separator is None else word_cache.WordCache(encode, separator)
+        if separator is None:
+            return encode
+        return word_cache.WordCache(functools.partial(_checked, tokenizer.encode_batch), separator)
 
     def encode_with_offsets(self, text: str) -> Encoded:
         """Encodes a text, without special tokens, with the characters of each token; see `encode_batch`."""

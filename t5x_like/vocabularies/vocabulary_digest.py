@@ -6,24 +6,17 @@ not count, because the files of T5 may omit them.
 """
 
 import dataclasses
-import hashlib
-import re
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
-
-import sentencepiece
+from typing import TYPE_CHECKING
 
 from t5x_like import paths
-from t5x_like.vocabularies import tokenizer_files, tokenizer_json
+from t5x_like.vocabularies import tokenizer_files, tokenizer_folder
 
 if TYPE_CHECKING:
     import seqio
 
-_DIGEST_BYTES = 16
 # The model of DeBERTa v2 and v3. Earlier versions read it alone from a directory: their runs have a copy and a digest
 # of this file, without the tokens that other files of the directory add.
 DEBERTA_V2 = "spm.model"
-_SENTINEL = re.compile(r"<extra_id_\d+>|▁<extra_id_\d+>")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,28 +47,8 @@ def of_path(path: str) -> str | None:
     Returns:
       The digest, or None if `path` does not have the files of a tokenizer.
     """
-    found = tokenizer_files.find(path)
-    if found is None:
-        return None
-    if paths.is_file(found):
-        return _digest(_lines(found) if found.endswith(tokenizer_files.WORDPIECE) else _pieces(paths.read_bytes(found)))
-    names = paths.listdir(found)
-    if "tokenizer.json" in names:
-        stored = tokenizer_json.read(paths.join(found, "tokenizer.json"))
-        if stored.get("model", {}).get("vocab") is None:
-            return None
-        added = {token["content"]: token["id"] for token in stored.get("added_tokens") or ()}
-        return _digest({**dict(tokenizer_json.pieces(stored)), **added})
-    if "vocab.txt" in names:
-        return _digest(_lines(paths.join(found, "vocab.txt")))
-    model = next((name for name in names if name.endswith(tokenizer_files.SENTENCEPIECE)), None)
-    if model is not None:
-        tokens = _pieces(paths.read_bytes(paths.join(found, model)))
-    else:
-        tokens = tokenizer_json.read(paths.join(found, "vocab.json"))
-    if "added_tokens.json" in names:
-        tokens |= tokenizer_json.read(paths.join(found, "added_tokens.json"))
-    return _digest(tokens)
+    files = tokenizer_folder.open_files(path)
+    return None if files is None else files.digest
 
 
 def of_location(path: str | None) -> TextVocabulary:
@@ -93,10 +66,11 @@ def of_vocabulary(vocabulary: "seqio.Vocabulary") -> str:
     if (path := location(vocabulary)) is not None and (digest := of_path(path)) is not None:
         return digest
     if (model := getattr(vocabulary, "sp_model", None)) is not None:
-        return _digest(_pieces(model))
+        return tokenizer_folder.digest(tokenizer_folder.sentencepiece_ids(model))
     if (pieces := getattr(vocabulary, "pieces", None)) is not None:
-        return _digest(_numbered(pieces))
-    return _digest(_numbered(repr(vocabulary.decode([number])) for number in range(vocabulary.vocab_size)))
+        return tokenizer_folder.digest(tokenizer_folder.numbered(pieces))
+    texts = (repr(vocabulary.decode([number])) for number in range(vocabulary.vocab_size))
+    return tokenizer_folder.digest(tokenizer_folder.numbered(texts))
 
 
 def location(vocabulary: "seqio.Vocabulary") -> str | None:
@@ -111,26 +85,3 @@ def location(vocabulary: "seqio.Vocabulary") -> str | None:
         folder, _, name = str(file or "").rpartition("/")
         path = folder if folder and name in tokenizer_files.TOKENIZER else file
     return None if path is None else tokenizer_files.find(str(path))
-
-
-def _pieces(model: bytes) -> dict[str, int]:
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    return _numbered(processor.id_to_piece(number) for number in range(processor.get_piece_size()))
-
-
-def _lines(path: str) -> dict[str, int]:
-    # splitlines() would split at pieces that are line separators of Unicode.
-    lines = paths.read_text(path).removesuffix("\n").split("\n")
-    return _numbered(line.rstrip("\r") for line in lines)
-
-
-def _numbered(tokens: Iterable[str]) -> dict[str, int]:
-    return {token: number for number, token in enumerate(tokens)}
-
-
-def _digest(tokens: Mapping[str, Any]) -> str:
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for token, number in sorted(tokens.items(), key=lambda item: item[1]):
-        if not _SENTINEL.fullmatch(token):
-            digest.update(f"{number} {token!r}\n".encode())
-    return digest.hexdigest()

@@ -3,8 +3,6 @@
 import functools
 from collections.abc import Iterator
 
-import fsspec
-
 from t5x_like import paths
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import converters, tokenizer_json
@@ -24,7 +22,7 @@ def read_word_pieces(path: str) -> dict[str, int]:
       UserError: The file does not exist, or is not a BERT vocabulary.
     """
     try:
-        lines = _read_text(path).split("\n")
+        lines = paths.read_bytes(path).decode("utf-8").split("\n")
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise UserError(f"{path!r} is not a WordPiece vocabulary: file not found. Give the path of one.") from error
     except UnicodeDecodeError as error:
@@ -74,7 +72,7 @@ def read_merges(path: str, ids: dict[str, int]) -> list[tuple[str, ...]]:
       UserError: The file does not exist, or a merge does not consist of pieces or make one.
     """
     try:
-        text = _read_text(path)
+        text = paths.read_bytes(path).decode("utf-8")
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise UserError(f"{path!r} is not a file of a BPE vocabulary: file not found") from error
     merges = [tuple(line.split(" ")) for line in text.split("\n") if line and not line.startswith("#version")]
@@ -90,11 +88,6 @@ def read_merges(path: str, ids: dict[str, int]) -> list[tuple[str, ...]]:
                 "both files of one vocabulary."
             )
     return merges
-
-
-def _read_text(path: str) -> str:
-    with fsspec.open(path, "rb") as file:
-        return file.read().decode("utf-8")
 
 
 # ---- vocabularies ----------------------------------------------------------------------------------------------------

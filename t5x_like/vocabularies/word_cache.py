@@ -4,10 +4,11 @@ WordPiece and unigram tokenizers of the library spend most of their time on norm
 words of a language repeat.
 """
 
+import bisect
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 # together with the characters around.
 _SPACE = re.compile(r"(?<=[!-~]) (?=[!-~])")
 _SPACES = re.compile(r"(?<=[!-~])[ \t\r\n]+(?=[!-~])")
+# Other characters than printable ASCII and these spaces.
+_OTHER = re.compile(r"[^\t\n\r -~]")
+# Words that may stand between others.
+_INNER = re.compile(r"[!-~](.*[!-~])?", re.DOTALL)
 # What each of these steps does to a word does not depend on other words.
 _LOCAL = frozenset(
     {
@@ -27,40 +32,55 @@ _LOCAL = frozenset(
 # Replacements of transformers' tokenizers: none contains a single space between two words.
 _LOCAL_PATTERNS = ({"String": "``"}, {"String": "''"}, {"Regex": " {2,}"}, {"Regex": r"\s{2,}|[\n\r\t]"})
 _MAX_WORDS = 1 << 18
-_MAX_CHARACTERS = 64
+_MAX_SIZE = 1 << 24  # characters
 
 
 class WordCache:
     """Encodes texts, each distinct word once.
 
     Args:
-      encode: Encodes texts.
-      separator: An expression for what separates words.
+      encode: Encodes texts, with the characters of each token.
+      separator: An expression for what separates words; see `separator`.
     """
 
-    def __init__(self, encode: Callable[[Sequence[str]], Sequence[Sequence[int]]], separator: re.Pattern[str]):
+    def __init__(self, encode: "Callable[[Sequence[str]], list[tokenizers.Encoding]]", separator: re.Pattern[str]):
         self._encode, self._separator = encode, separator
-        self._known: dict[str, Sequence[int]] = {}
+        self._known: dict[str, list[int]] = {}
+        self._size = 0  # characters of the known words
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes texts."""
-        words = [self._separator.split(text) for text in texts]
-        ids = [list(map(self._known.get, of_text)) for of_text in words]
-        missing = list({word for row, of_text in zip(ids, words, strict=True) for word in _unknown(row, of_text)})
-        if missing:
-            found = dict(zip(missing, self._encode(missing), strict=True))
-            ids = [
-                [found[word] if known is None else known for known, word in zip(row, of_text, strict=True)]
-                for row, of_text in zip(ids, words, strict=True)
-            ]
-            if len(self._known) > _MAX_WORDS:
-                self._known = {}
-            self._known.update((word, known) for word, known in found.items() if len(word) <= _MAX_CHARACTERS)
+        words = [self._split(text) for text in texts]
+        if len(self._known) > _MAX_WORDS or self._size > _MAX_SIZE:
+            self._known, self._size = {}, 0
+        known = self._known  # another thread may replace it meanwhile
+        ids = [list(map(known.get, of_text)) for of_text in words]
+        if incomplete := [number for number, row in enumerate(ids) if None in row]:
+            missing = set(itertools.chain.from_iterable(words[number] for number in incomplete)).difference(known)
+            known.update(self._encode_words(missing))
+            self._size += sum(map(len, missing))
+            for number in incomplete:
+                ids[number] = list(map(known.__getitem__, words[number]))
         return [list(itertools.chain.from_iterable(row)) for row in ids]
 
+    def _split(self, text: str) -> list[str]:
+        # `str.split` is faster, and splits at the same spaces if a text has no others.
+        return text.split() if self._separator is _SPACES and not _OTHER.search(text) else self._separator.split(text)
 
-def _unknown(ids: Sequence[Sequence[int] | None], words: Sequence[str]) -> list[str]:
-    return [word for known, word in zip(ids, words, strict=True) if known is None] if None in ids else []
+    def _encode_words(self, words: Iterable[str]) -> dict[str, list[int]]:
+        """Encodes words: those that may stand between others as one text, which is faster than many."""
+        inner, others = [], []
+        for word in words:
+            (inner if _INNER.fullmatch(word) else others).append(word)
+        joined, *alone = self._encode([" ".join(inner), *others])
+        found = dict(zip(others, (each.ids for each in alone), strict=True))
+        ids, ends, start, end = joined.ids, [end for _, end in joined.offsets], 0, -1
+        for word in inner:
+            end += 1 + len(word)
+            stop = bisect.bisect_right(ends, end, start)
+            found[word] = ids[start:stop]
+            start = stop
+        return found
 
 
 def separator(tokenizer: "tokenizers.Tokenizer") -> re.Pattern[str] | None:
@@ -79,7 +99,8 @@ def separator(tokenizer: "tokenizers.Tokenizer") -> re.Pattern[str] | None:
     def separates(space: str) -> bool:
         return all(words(a + space + b) == words(a) + words(b) for a, b in (("a", "b"), (".", "A"), ("1", "``")))
 
-    if all(map(separates, (" ", "  ", "\n", "\t", "\r", "\r\n", " \n \n"))):
+    spaces = (" ", "  ", "\n", "\t", "\r", "\r\n", " \n \n")
+    if all(separates(space) and words(space) == [] and words(f"{space}a{space}") == words("a") for space in spaces):
         return _SPACES
     return _SPACE if separates(" ") else None
 

@@ -8,8 +8,7 @@ import pytest
 from t5x_like.conversion import tokenizers
 from t5x_like.conversion.prompt_format import with_prompts
 from t5x_like.data.prompts import PromptFormat
-from t5x_like.interop import tokenizer_ids
-from t5x_like.vocabularies import tokenizer_files
+from t5x_like.vocabularies import tokenizer_files, tokenizer_folder
 from t5x_like.vocabularies.tokenizer_classes import TOKENIZER
 
 pytestmark = pytest.mark.parity
@@ -25,7 +24,7 @@ def exported(tmp_path):
     def both(family, has_bos=True):
         source, output = tmp_path / "source", tmp_path / "output"
         config = exported_families.write(family, source)
-        ids = tokenizer_ids.special_ids(str(source))
+        ids = tokenizer_folder.special_ids(str(source))
         files = tokenizers.exported_files(str(source), config, None, None)
         prompts = PromptFormat(ids["bos"] if has_bos else None)
         tokenizer_files.write(with_prompts(files, str(source), prompts), str(output))
@@ -60,7 +59,7 @@ def test_bos_of_a_tokenizer_json_is_removed(tmp_path):
     exported_families.write("gpt2", tmp_path / "source")
     source = str(tmp_path / "source")
     files = tokenizer_files.read(source, tokenizer_files.TOKENIZER)
-    added = with_prompts(files, source, PromptFormat(tokenizer_ids.special_ids(source)["bos"]))
+    added = with_prompts(files, source, PromptFormat(tokenizer_folder.special_ids(source)["bos"]))
     assert json.loads(added[TOKENIZER])["post_processor"]["type"] == "TemplateProcessing"
     removed = with_prompts(added, source, PromptFormat(None))
     assert json.loads(removed[TOKENIZER])["post_processor"] is None

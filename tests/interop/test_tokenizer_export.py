@@ -8,9 +8,9 @@ import pytest
 import sentencepiece
 
 from data_tasks.downstream import templates
-from t5x_like.interop import sentencepiece_tokenizers, tokenizer_export, tokenizer_ids
+from t5x_like.interop import sentencepiece_tokenizers, tokenizer_export
 from t5x_like.interop.tokenizer_export import Reader
-from t5x_like.vocabularies import late, tokenizer_files
+from t5x_like.vocabularies import converters, late, tokenizer_files, tokenizer_folder
 from t5x_like.vocabularies.from_folder import from_folder
 from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
@@ -47,9 +47,7 @@ def model(request) -> bytes:
 
 
 def as_tokenizer(contents: bytes):
-    tokenizers = pytest.importorskip("tokenizers")
-    parsed = sentencepiece_tokenizers.parse(contents)
-    return tokenizers.Tokenizer.from_str(json.dumps(sentencepiece_tokenizers.to_json(parsed, {}, None)))
+    return sentencepiece_tokenizers.tokenizer(converters.parse_sentencepiece(contents, "model"), {}, None)
 
 
 def test_tokenizer_json_gives_the_ids_of_the_sentencepiece_model(model):
@@ -124,7 +122,7 @@ def test_exported_sentencepiece_tokenizer_adds_the_tokens_of_training(shipped, t
     assert ("token_type_ids" in tokenizer(text)) == (shape == "encoder")
     assert (vocabulary.vocab_size, vocabulary.extra_ids) == (1024, 100)
     assert (vocabulary.bos_id, vocabulary.eos_id, vocabulary.pad_id) == (bos_id if shape == "decoder" else None, 1, 0)
-    assert tokenizer_ids.special_ids(str(tmp_path / "exported"))["eos"] == tokenizer.eos_token_id == 1
+    assert tokenizer_folder.special_ids(str(tmp_path / "exported"))["eos"] == tokenizer.eos_token_id == 1
 
 
 @pytest.mark.parametrize("shape", ["encoder", "encoder_decoder", "decoder"])

@@ -121,6 +121,16 @@ def test_run_whose_numbers_had_other_ids_is_refused(run, tmp_path):
     run_vocabulary.check_ids_are_equal(directory, now._replace(name="AlbertVocabulary"))
 
 
+def test_resumed_run_whose_rare_characters_had_other_ids_is_named(run, tmp_path, caplog):
+    (tmp_path / run_files.TOKENIZER).mkdir()
+    file = tmp_path / run_files.TOKENIZER / "vocab.txt"
+    file.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nit\n")
+    directory = run(vocabulary := vocabulary_files.word_pieces(str(file)))
+    edit(tmp_path / run_files.VOCABULARY, kind="WordPieceVocabulary")
+    run_vocabulary.check_ids_are_equal(directory, vocabulary_kind.of_vocabulary(vocabulary))
+    assert "stored by WordPieceVocabulary of an earlier version, which encoded rare marks" in caplog.text
+
+
 def test_vocabularies_of_earlier_versions_are_made(run, tmp_path):
     copy = tmp_path / run_files.TOKENIZER
     special = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]"}

@@ -8,9 +8,9 @@ import pytest
 import tokenizer_layouts
 from tokenizer_layouts import FAMILIES, LAYOUTS, ROLES, SAVED_BY_5, TEXTS
 
-from t5x_like.interop import tokenizer_export, tokenizer_ids
+from t5x_like.interop import tokenizer_export
 from t5x_like.stored import run_tokenizer
-from t5x_like.vocabularies import tokenizer_files, vocabulary_digest
+from t5x_like.vocabularies import tokenizer_files, tokenizer_folder, vocabulary_digest
 from t5x_like.vocabularies.from_folder import from_folder
 
 # Conversions of transformers 4 keep a space at the end of a text, which the released code, the slow tokenizers and
@@ -64,7 +64,7 @@ def test_ids_and_roles_are_those_of_transformers(directory, family, layout):
     assert vocabulary.vocab_size == len(reference)
     roles = {name: getattr(reference, f"{name}_token_id") for name in ROLES}
     assert {name: role(vocabulary, name) for name in ROLES} == roles | OTHER_ROLES.get(family, {})
-    listed = tokenizer_ids.special_ids(str(path))
+    listed = tokenizer_folder.special_ids(str(path))
     if family == "deberta_v3" and layout in (tokenizer_layouts.bare,):
         roles["mask"] = None  # no file lists [MASK], which is added after the pieces
     assert listed == {name: number for name, number in roles.items() if number is not None}
@@ -107,6 +107,6 @@ def test_directories_that_transformers_5_saves(family, tmp_path):
     roles = SAVED[family]["roles"]
     assert {name: role(vocabulary, name) for name in ROLES} == roles | OTHER_ROLES.get(family, {})
     known = {name: number for name, number in roles.items() if number is not None}
-    assert tokenizer_ids.special_ids(str(tmp_path)) == known
+    assert tokenizer_folder.special_ids(str(tmp_path)) == known
     run_tokenizer.store(str(tmp_path / "run"), vocabulary_digest.of_location(str(tmp_path)), None)
     assert from_folder(tmp_path / "run/tokenizer").encode_tf(list(TEXTS)).to_list() == SAVED[family]["ids"]
