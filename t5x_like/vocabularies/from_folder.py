@@ -16,7 +16,7 @@ from t5x_like.vocabularies.base import Vocabulary
 from t5x_like.vocabularies.tokenizer_classes import CLASSES
 from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
 from t5x_like.vocabularies.tokenizer_vocabulary import TokenizerVocabulary
-from t5x_like.vocabularies.tokenizers.base import TOKENIZER
+from t5x_like.vocabularies.tokenizers.base import ADDED_TOKENS, TOKENIZER
 
 if TYPE_CHECKING:
     import tokenizers
@@ -106,8 +106,11 @@ def _add_tokens(made: "tokenizers.Tokenizer", files: TokenizerFiles, tokens: Map
     """Adds the tokens that other files than tokenizer.json list."""
     from tokenizers import AddedToken
 
+    known = {token.content for token in made.get_added_tokens_decoder().values()}
     for name, key, token, index, flags in files.listed_tokens(tokens):
-        if name != TOKENIZER:
+        # added_tokens.json has ids alone, not whether a token takes the spaces around it.
+        if name != TOKENIZER and not (name == ADDED_TOKENS and token in known):
+            known.add(token)
             special = flags.pop("special") and not SENTINEL.fullmatch(token)
             made.add_tokens([AddedToken(token, special=special, **flags)])
         if index is not None and (found := made.token_to_id(token)) != index:

@@ -12,6 +12,7 @@ from t5x_like.vocabularies.sentinels import SentinelVocabulary
 from t5x_like.vocabularies.tokenizers.base import CONFIG
 
 if TYPE_CHECKING:
+    import sentencepiece
     import tensorflow as tf
 
     from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
@@ -79,21 +80,35 @@ def read(files: TokenizerFiles, extra_ids: int) -> HuggingFaceSentencePieceVocab
     Raises:
       UserError: the file is not a SentencePiece model, a special token is not a piece, or another token is added.
     """
-    tokens, model = files.special_tokens(), SentinelVocabulary(files.path(_MODEL), extra_ids=0)
-    try:
-        pieces = model.tokenizer
-    except (RuntimeError, message.DecodeError) as error:
-        raise files.error(_MODEL, None, f"not a SentencePiece model ({error}). Download the file again") from error
-    size = pieces.GetPieceSize()
-    for name, key, token, index, _ in files.listed_tokens(tokens):
-        sentinel = _SENTINEL.fullmatch(token)
-        known = index is None or (index < size and pieces.IdToPiece(index) in (token, f"▁{token}"))
-        if not known and (sentinel is None or index != size + extra_ids - 1 - int(sentinel[1])):
-            supported = f"the pieces of {_MODEL} and {extra_ids} sentinels after them, <extra_id_0> last"
-            raise files.unsupported(name, key, {token: index}, supported)
+    if (other := other_token(files, extra_ids)) is not None:
+        supported = f"the pieces of {_MODEL} and {extra_ids} sentinels after them, <extra_id_0> last"
+        raise files.unsupported(*other, supported)
+    tokens, pieces = files.special_tokens(), _pieces(files)
     special_ids = {}
     for role in tokens.keys() & {"bos", "eos", "pad", "unk"}:
         special_ids[role] = pieces.PieceToId(tokens[role])
         if pieces.IdToPiece(special_ids[role]) != tokens[role]:
             raise files.unsupported(CONFIG, f"{role}_token", tokens[role], f"pieces of {_MODEL}")
     return HuggingFaceSentencePieceVocabulary(files.path(_MODEL), special_ids, extra_ids)
+
+
+def other_token(files: TokenizerFiles, extra_ids: int) -> tuple[str, str, dict[str, int | None]] | None:
+    """Returns a token that is neither a piece nor a sentinel: its file, its key and its id; None if there is none.
+
+    Args and errors: see `read`.
+    """
+    pieces = _pieces(files)
+    size = pieces.GetPieceSize()
+    for name, key, token, index, _ in files.listed_tokens(files.special_tokens()):
+        sentinel = _SENTINEL.fullmatch(token)
+        known = index is None or (index < size and pieces.IdToPiece(index) in (token, f"▁{token}"))
+        if not known and (sentinel is None or index != size + extra_ids - 1 - int(sentinel[1])):
+            return name, key, {token: index}
+    return None
+
+
+def _pieces(files: TokenizerFiles) -> sentencepiece.SentencePieceProcessor:
+    try:
+        return SentinelVocabulary(files.path(_MODEL), extra_ids=0).tokenizer
+    except (RuntimeError, message.DecodeError) as error:
+        raise files.error(_MODEL, None, f"not a SentencePiece model ({error}). Download the file again") from error

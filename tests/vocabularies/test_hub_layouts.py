@@ -94,6 +94,21 @@ def test_copy_in_a_run_and_export_need_no_source(directory, family, layout, tmp_
     assert exported(list(TEXTS)).input_ids == expected_ids
 
 
+@pytest.mark.parity
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
+def test_saved_tokenizer_with_tokens_of_its_own(directory, family, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.AutoTokenizer.from_pretrained(directory(family, tokenizer_layouts.bare))
+    spaced = transformers.AddedToken("River!", lstrip=True, normalized=True)
+    reference.add_tokens(["wxyz", spaced])
+    reference.add_special_tokens({"additional_special_tokens": ["<ctl>"]})
+    reference.save_pretrained(tmp_path)
+    text = "a wxyz b <ctl> River! wxyzq"
+    expected = reference(text, add_special_tokens=False, split_special_tokens=True).input_ids
+    assert set(reference.convert_tokens_to_ids(["wxyz", "River!"])) <= set(expected)
+    assert list(from_folder(tmp_path).encode(text)) == expected
+
+
 SAVED = json.loads(SAVED_BY_5.read_text())
 
 

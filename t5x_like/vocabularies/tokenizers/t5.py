@@ -17,11 +17,15 @@ BYTE_SENTINELS = 125
 
 
 def build(files: "TokenizerFiles") -> "Vocabulary":
-    """Returns a SentencePiece vocabulary with sentinels after the pieces; of tokenizer.json without a model."""
+    """Returns a SentencePiece vocabulary with sentinels after the pieces.
+
+    A directory without a model, or with tokens of its own, has the vocabulary of its tokenizer.json.
+    """
     from t5x_like.vocabularies import from_folder, hugging_face_sentencepiece
 
-    if files.has("spiece.model"):
-        return hugging_face_sentencepiece.read(files, files.config.get("extra_ids", _T5_EXTRA_IDS))
+    sentinels = files.config.get("extra_ids", _T5_EXTRA_IDS)
+    if files.has("spiece.model") and not (files.tokenizer and hugging_face_sentencepiece.other_token(files, sentinels)):
+        return hugging_face_sentencepiece.read(files, sentinels)
     files.path("tokenizer.json" if files.tokenizer else "spiece.model")
     return from_folder.build(files)
 
