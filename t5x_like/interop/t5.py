@@ -1,7 +1,7 @@
 """Maps T5 to transformers' `T5ForConditionalGeneration` and `T5ForSequenceClassification`."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from t5x_like.interop import fields
@@ -17,52 +17,24 @@ _SCALED = "scale_decoder_outputs"
 # Ids in T5's vocabulary.
 _SPECIAL_TOKENS = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
 
-_CONFIG = ConfigMap(
-    config_class=T5Config,
-    model="T5",
-    model_type="t5",
-    keys={
-        "vocab_size": "vocab_size",
-        "embed_dim": "d_model",
-        "mlp_dim": "d_ff",
-        "num_heads": "num_heads",
-        "head_dim": "d_kv",
-        "encoder_layers": "num_layers",
-        "decoder_layers": "num_decoder_layers",
-        "tied_embeddings": ("tie_word_embeddings", True),
-        "dropout_rate": ("dropout_rate", 0.1),
-        "relpos_buckets": ("relative_attention_num_buckets", 32),
-        "relpos_max_distance": ("relative_attention_max_distance", 128),
-        "norm_epsilon": ("layer_norm_epsilon", 1e-6),
-    },
-    defaults={"feed_forward_proj": "relu"},
-    # `gated-gelu` uses the tanh approximation. `gelu`, which is exact GELU, is not supported because no T5 uses it.
-    activations={
-        "relu": ("relu",),
-        "gelu_new": ("gelu",),
-        "gated-gelu": ("gelu", "linear"),
-        "gated-gelu_new": ("gelu", "linear"),
-        "gated-relu": ("relu", "linear"),
-    },
-    activation_key="feed_forward_proj",
-    classes={(): "T5ForConditionalGeneration"},
-    tokens=_SPECIAL_TOKENS,
-    first=("architectures", "model_type", "is_encoder_decoder"),
-)
+BIAS = "{stack}.block.{layer}.layer.0.SelfAttention.relative_attention_bias.weight"
+"""The table of relative position biases of a layer."""
 
 
-def config_from_huggingface(hf_config: Mapping[str, Any]) -> T5Config:
-    """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
-    hf_config = _CONFIG.with_defaults(hf_config)
-    hf_config.setdefault("num_decoder_layers", hf_config.get("num_layers"))
-    # transformers 5 writes tie_word_embeddings=True for every T5, and whether it scales the logits by a key of its own.
-    hf_config["tie_word_embeddings"] = hf_config.get(_SCALED, hf_config["tie_word_embeddings"])
-    return T5Config(**_CONFIG.read(hf_config))
+class T5ConfigMap(ConfigMap):
+    """The table of T5 and of the families that differ from it by few keys."""
 
+    def from_json(self, hf_config: Mapping[str, Any]) -> T5Config:
+        """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
+        hf_config = self.with_defaults(hf_config)
+        hf_config.setdefault("num_decoder_layers", hf_config.get("num_layers"))
+        # transformers 5 writes tie_word_embeddings=True for every T5, and by a key of its own whether it scales logits.
+        hf_config["tie_word_embeddings"] = hf_config.get(_SCALED, hf_config["tie_word_embeddings"])
+        return self.config_class(**self.read(hf_config))
 
-def config_to_huggingface(config: T5Config, heads: Iterable[str] = ()) -> dict[str, Any]:
-    """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-    return _CONFIG.to_json(config, is_encoder_decoder=True)
+    def to_json(self, config: T5Config, heads: Iterable[str] = (), **more: Any) -> dict[str, Any]:
+        """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
+        return super().to_json(config, is_encoder_decoder=True, **more)
 
 
 def table(config: T5Config) -> list[TensorMapping]:
@@ -83,11 +55,7 @@ def table(config: T5Config) -> list[TensorMapping]:
 def _stack(stack: str, blocks: Mapping[str, str], gated: bool) -> list[TensorMapping]:
     """Returns the mappings of a stack; `blocks` has the name of each block -> its name in transformers, in order."""
     mappings = [
-        TensorMapping(
-            f"model/{stack}/relative_bias/table",
-            f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-            "linear",
-        ),
+        TensorMapping(f"model/{stack}/relative_bias/table", BIAS.format(stack=stack, layer=0), "linear"),
         *norm(f"model/{stack}/norm", f"{stack}.final_layer_norm", bias=False),
     ]
     for index, (block, hf_block) in enumerate(blocks.items()):
@@ -103,17 +71,6 @@ def _stack(stack: str, blocks: Mapping[str, str], gated: bool) -> list[TensorMap
                 f"{name}/{projection}", f"{hf_layer}.{hf_block}.{hf_projection}", bias=False, input_dims=input_dims
             )
     return mappings
-
-
-def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
-    """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
-    hf_head = "classification_head"
-    classifier = head_table(SEQUENCE, dense=f"{hf_head}.dense", classifier=f"{hf_head}.out_proj")
-    bos_id = fields.with_defaults(hf_config, _SPECIAL_TOKENS)["decoder_start_token_id"]
-    return (
-        HeadClass("T5ForSequenceClassification", SEQUENCE, classifier, _form, model_prefix=_CLASSIFIER_PREFIX),
-        question_answering("T5ForQuestionAnswering", heads.EachShiftedToken(bos_id=bos_id, dropout_rate=0.0)),
-    )
 
 
 def _form(hf_config: Mapping[str, Any]) -> heads.HeadForm:
@@ -136,17 +93,84 @@ _IGNORED = re.compile(
     r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )
 
-FAMILY = Family(
-    model_types=("t5",),
-    config_class=T5Config,
-    config_from_json=config_from_huggingface,
-    config_to_json=config_to_huggingface,
-    table=table,
-    sentencepiece="spiece.model",
-    default_tokens=_SPECIAL_TOKENS,
-    head_classes=head_classes,
-    name_substitutions=((rf"^{re.escape(_CLASSIFIER_PREFIX)}", ""),),
-    ignored=_IGNORED,
-    omitted=_omitted,
-    tied=lambda config: {"lm_head.weight": "shared.weight"} if config.tied_embeddings else {},
-)
+
+def family(
+    name: str,
+    model_type: str,
+    config_class: type[T5Config],
+    *,
+    activation: str = "gated-gelu",
+    tied: bool = False,
+    table: Callable[[Any], list[TensorMapping]] = table,
+) -> Family:
+    """Returns T5, or a family that differs from it by names.
+
+    Args:
+      name: Its name in the classes of transformers, such as `T5` in `T5ForConditionalGeneration`.
+      model_type: The value of `model_type`.
+      config_class: Class of its configuration.
+      activation: Default of `feed_forward_proj` in transformers.
+      tied: Default of `tie_word_embeddings` in transformers.
+      table: Returns the mapping of every tensor.
+    """
+    config = T5ConfigMap(
+        config_class=config_class,
+        model=name,
+        model_type=model_type,
+        classes={(): f"{name}ForConditionalGeneration"},
+        keys={
+            "vocab_size": "vocab_size",
+            "embed_dim": "d_model",
+            "mlp_dim": "d_ff",
+            "num_heads": "num_heads",
+            "head_dim": "d_kv",
+            "encoder_layers": "num_layers",
+            "decoder_layers": "num_decoder_layers",
+            "tied_embeddings": ("tie_word_embeddings", tied),
+            "dropout_rate": ("dropout_rate", 0.1),
+            "relpos_buckets": ("relative_attention_num_buckets", 32),
+            "relpos_max_distance": ("relative_attention_max_distance", 128),
+            "norm_epsilon": ("layer_norm_epsilon", 1e-6),
+        },
+        defaults={"feed_forward_proj": activation},
+        # `gated-gelu` uses the tanh approximation. `gelu`, which is exact GELU, is not supported because no T5 uses it.
+        activations={
+            "relu": ("relu",),
+            "gelu_new": ("gelu",),
+            "gated-gelu": ("gelu", "linear"),
+            "gated-gelu_new": ("gelu", "linear"),
+            "gated-relu": ("relu", "linear"),
+            "gated-silu": ("silu", "linear"),
+        },
+        activation_key="feed_forward_proj",
+        tokens=_SPECIAL_TOKENS,
+        first=("architectures", "model_type", "is_encoder_decoder"),
+    )
+
+    def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
+        hf_head = "classification_head"
+        classifier = head_table(SEQUENCE, dense=f"{hf_head}.dense", classifier=f"{hf_head}.out_proj")
+        bos_id = fields.with_defaults(hf_config, _SPECIAL_TOKENS)["decoder_start_token_id"]
+        answers = heads.EachShiftedToken(bos_id=bos_id, dropout_rate=0.0)
+        return (
+            HeadClass(f"{name}ForSequenceClassification", SEQUENCE, classifier, _form, model_prefix=_CLASSIFIER_PREFIX),
+            question_answering(f"{name}ForQuestionAnswering", answers),
+        )
+
+    return Family(
+        model_types=(model_type,),
+        config_class=config_class,
+        config_from_json=config.from_json,
+        config_to_json=config.to_json,
+        table=table,
+        sentencepiece="spiece.model",
+        default_tokens=_SPECIAL_TOKENS,
+        head_classes=head_classes,
+        name_substitutions=((rf"^{re.escape(_CLASSIFIER_PREFIX)}", ""),),
+        ignored=_IGNORED,
+        omitted=_omitted,
+        tied=lambda config: {"lm_head.weight": "shared.weight"} if config.tied_embeddings else {},
+    )
+
+
+FAMILY = family("T5", "t5", T5Config, activation="relu", tied=True)

@@ -8,7 +8,8 @@ ties the logits to the embeddings. T5 1.1 has gated GELU blocks and a separate k
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 from flax import nnx
@@ -98,29 +99,50 @@ class T5Config(BaseConfig):
         return 3.0 * forward_flops(self, shapes)
 
 
-def make_layer(config: T5Config, attentions: tuple[str, ...], key: jax.Array) -> TransformerLayer:
+def make_attention(config: T5Config, name: str, key: jax.Array) -> MultiHeadAttention:
+    """Makes an attention block.
+
+    Args:
+      config: Configuration of the model.
+      name: Its name in the layer, which does not matter here.
+      key: Random key of the initialization.
+    """
+    return MultiHeadAttention(Sizes(config.embed_dim), **attention_settings(config), key=key)
+
+
+def attention_settings(config: T5Config) -> dict[str, Any]:
+    """Returns the arguments of `MultiHeadAttention`, but its sizes and its key."""
+    return {
+        "heads": config.num_heads,
+        "head_dim": config.head_dim,
+        "init": initializers.fan_in(),
+        # Scores are not scaled; the initial queries are smaller by head_dim**-0.5 instead.
+        "query_init": initializers.fan_in(1.0 / config.head_dim),
+        # T5 drops the same keys for every query of the attention.
+        "dropout": Dropout(config.dropout_rate, broadcast_dims=(-2,)),
+        "dtype": config.compute_dtype,
+    }
+
+
+def make_layer(
+    config: T5Config,
+    attentions: tuple[str, ...],
+    key: jax.Array,
+    make_attention: Callable[[T5Config, str, jax.Array], MultiHeadAttention] = make_attention,
+) -> TransformerLayer:
     """Makes a layer of attention blocks and a feed-forward block.
 
     Args:
       config: Configuration of the model.
       attentions: Names of the attention blocks, in order.
       key: Random key of the initialization.
+      make_attention: Makes an attention block of a name.
     """
     *attention_keys, mlp_key = jax.random.split(key, len(attentions) + 1)
-    # T5 drops the same features at every position of a row, and the same keys for every query of the attention.
+    # T5 drops the same features at every position of a row.
     shared_dropout = Dropout(config.dropout_rate, broadcast_dims=(-2,))
     blocks = {
-        name: MultiHeadAttention(
-            Sizes(config.embed_dim),
-            heads=config.num_heads,
-            head_dim=config.head_dim,
-            init=initializers.fan_in(),
-            # Scores are not scaled; the initial queries are smaller by head_dim**-0.5 instead.
-            query_init=initializers.fan_in(1.0 / config.head_dim),
-            dropout=shared_dropout,
-            dtype=config.compute_dtype,
-            key=attention_key,
-        )
+        name: make_attention(config, name, attention_key)
         for name, attention_key in zip(attentions, attention_keys, strict=True)
     }
     blocks["mlp"] = MLP(
@@ -140,6 +162,17 @@ def make_norm(config: T5Config) -> RMSNorm:
     return RMSNorm(config.embed_dim, epsilon=config.norm_epsilon)
 
 
+def relative_bias(config: T5Config, *, bidirectional: bool, key: jax.Array) -> RelativePositionBias:
+    """Makes a table of relative position biases."""
+    return RelativePositionBias(
+        config.num_heads,
+        bidirectional=bidirectional,
+        num_buckets=config.relpos_buckets,
+        max_distance=config.relpos_max_distance,
+        key=key,
+    )
+
+
 class Stack(stacks.Stack):
     """The layers of the encoder or of the decoder, their shared position biases and a final norm.
 
@@ -156,22 +189,33 @@ class Stack(stacks.Stack):
     ):
         layers_key, bias_key = jax.random.split(key)
         super().__init__(
-            functools.partial(make_layer, config, attentions),
+            functools.partial(self.make_layer, config, attentions),
             num_layers,
             key=layers_key,
             norm=make_norm(config),
             scan=bool(config.scan_layers),
             remat=config.remat,
         )
-        self.relative_bias = RelativePositionBias(
-            config.num_heads,
-            bidirectional=bidirectional,
-            num_buckets=config.relpos_buckets,
-            max_distance=config.relpos_max_distance,
-            key=bias_key,
-        )
+        self.make_bias(config, bidirectional=bidirectional, key=bias_key)
         self.dropout_rate = config.dropout_rate
         self.attentions, self.bidirectional = attentions, bidirectional
+
+    def make_layer(self, config: T5Config, attentions: tuple[str, ...], key: jax.Array) -> TransformerLayer:
+        """Makes a layer of the stack; see `make_layer`."""
+        return make_layer(config, attentions, key)
+
+    def make_bias(self, config: T5Config, *, bidirectional: bool, key: jax.Array) -> None:
+        """Creates the table of the position biases, which the layers share."""
+        self.relative_bias = relative_bias(config, bidirectional=bidirectional, key=key)
+
+    def self_attention_inputs(self, length: int, *, bidirectional: bool) -> dict[str, ScoreBias]:
+        """Returns the inputs of the self-attention of all layers.
+
+        Args:
+          length: Number of positions.
+          bidirectional: Whether positions attend to later ones.
+        """
+        return {"bias": self.relative_bias(length, length, bidirectional=bidirectional)}
 
     def __call__(
         self,
@@ -201,9 +245,8 @@ class Stack(stacks.Stack):
         bidirectional = self.bidirectional or encoder_norm is not None
         first_key, layers_key, last_key = split_key(dropout_key, 3)
         x = dropout(x, self.dropout_rate, first_key, broadcast_dims=(-2,))
-        bias = self.relative_bias(x.shape[1], x.shape[1], bidirectional=bidirectional)
         inputs = {
-            self.attentions[0]: {"mask": mask, "bias": bias},
+            self.attentions[0]: {"mask": mask, **self.self_attention_inputs(x.shape[1], bidirectional=bidirectional)},
             "cross_attention": None if encoded is None else {"mask": cross_mask, "source": encoded},
         }
         x, captured = self.run(x, inputs, dropout_key=layers_key, captures=captures)
@@ -257,11 +300,13 @@ class T5(Vocabulary, EncoderDecoder):
       logits: Kernel of the logits, unless they are tied.
     """
 
+    STACK = Stack
+
     def __init__(self, config: T5Config, *, key: jax.Array):
         embedder_key, encoder_key, decoder_key, logits_key = jax.random.split(key, 4)
         self.config = config
         self.encoder = self._make_encoder(config, encoder_key)
-        self.decoder = Stack(
+        self.decoder = self.STACK(
             config,
             config.decoder_layers,
             attentions=("self_attention", "cross_attention"),
@@ -271,7 +316,7 @@ class T5(Vocabulary, EncoderDecoder):
         self.make_vocabulary(config, embedder_key=embedder_key, logits_key=logits_key)
 
     def _make_encoder(self, config: T5Config, key: jax.Array) -> nnx.Module:
-        return Stack(config, config.encoder_layers, attentions=("attention",), bidirectional=True, key=key)
+        return self.STACK(config, config.encoder_layers, attentions=("attention",), bidirectional=True, key=key)
 
     def embed_encoder(self, batch: Batch) -> Hidden:
         """Returns the embedded `encoder_input_tokens`."""

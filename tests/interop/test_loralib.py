@@ -19,7 +19,8 @@ from t5x_like.interop.adapter_files import LoralibSettings
 from t5x_like.objectives import sequence_prediction
 
 RANK, ALPHA, FILE = 2, 6.0, "lora.safetensors"
-NAMES = [name for name, family in FAMILIES.items() if family.huggingface]
+# mT5 and umT5 have the matrices of T5.
+NAMES = [name for name, family in FAMILIES.items() if family.huggingface and name not in ("mt5", "umt5")]
 
 
 def replace(model, enabled):

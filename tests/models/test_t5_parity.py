@@ -1,6 +1,6 @@
-"""Compares T5 with transformers: random weights, small configurations with odd sizes, float32, padded rows.
+"""Compares T5, mT5 and umT5 with transformers.
 
-numerics.py defines the tolerance.
+Random weights, small configurations with odd sizes, float32, padded rows. numerics.py defines the tolerance.
 """
 
 import dataclasses
@@ -20,11 +20,15 @@ transformers = pytest.importorskip("transformers", reason="compares with torch a
 pytestmark = pytest.mark.parity
 
 
-def reduced_config(number):
+# Case -> family in transformers, and number of `reduced_config`. Cases from 2 on run before a release.
+CASES = {number: ("T5", number) for number in range(6)} | {-1: ("MT5", 7), -2: ("UMT5", 9), -3: ("UMT5", 11)}
+
+
+def reduced_config(family, number):
     """Returns a configuration with odd sizes from a fixed seed: T5 1.0 for even numbers, T5 1.1 for odd ones."""
     rng = np.random.default_rng(1000 + number)
     tied = number % 2 == 0
-    return transformers.T5Config(
+    return getattr(transformers, f"{family}Config")(
         vocab_size=int(rng.integers(41, 131)),
         d_model=int(rng.integers(9, 48)),
         d_kv=int(rng.integers(3, 12)),
@@ -67,17 +71,19 @@ def padded(rng, vocab_size, rows, length):
     return tokens.astype(np.int32)
 
 
-@pytest.fixture(scope="module", params=range(6), ids=lambda n: f"{'1.1' if n % 2 else '1.0'}-{n}")
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, CASES[case])))
 def pair(request, tmp_path_factory):
     directory = str(tmp_path_factory.mktemp("t5"))
-    torch.manual_seed(request.param)
-    reference = transformers.T5ForConditionalGeneration(reduced_config(request.param)).eval()
+    family, number = CASES[request.param]
+    torch.manual_seed(number)
+    config = reduced_config(family, number)
+    reference = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
     with torch.no_grad():
         for parameter in reference.parameters():  # move norms and biases away from 1 and 0
             parameter += 0.1 * torch.randn_like(parameter)
     reference.save_pretrained(directory, safe_serialization=True)
     config, model = interop.from_huggingface(directory)
-    rng = np.random.default_rng(request.param)
+    rng = np.random.default_rng(number)
     targets = padded(rng, config.vocab_size, 3, 19)
     decoder_inputs = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
     inputs = padded(rng, config.vocab_size, 3, 37)
@@ -158,7 +164,7 @@ def test_greedy_generation(pair, request):
     expected = np.zeros((len(pair.inputs), steps), np.int32)
     expected[:, : generated.shape[1]] = generated
     # Test the caches of unrolled and of scanned stacks.
-    config = dataclasses.replace(pair.config, scan_layers=request.node.callspec.params["pair"] % 4 > 1)
+    config = dataclasses.replace(pair.config, scan_layers=CASES[request.node.callspec.params["pair"]][1] % 4 > 1)
     like = jax.eval_shape(config.make, jax.random.key(0))
     model = parameters.unstack(parameters.stack(parameters.named_leaves(pair.model)), like)
     batch, decoding = {"encoder_input_tokens": pair.inputs}, Decoding(max_length=steps, eos_ids=(1,), bos_id=0)
@@ -168,7 +174,7 @@ def test_greedy_generation(pair, request):
 
 def test_transformers_reads_exported_model(pair, tmp_path):
     interop.to_huggingface({"model": pair.model}, pair.config, str(tmp_path))
-    reference, report = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    reference, report = type(pair.reference).from_pretrained(tmp_path, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
     hf_config, original = reference.config.to_dict(), pair.reference.config.to_dict()
     for name in ("num_decoder_layers", "feed_forward_proj", "tie_word_embeddings", "relative_attention_max_distance"):
