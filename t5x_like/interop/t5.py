@@ -21,6 +21,21 @@ BIAS = "{stack}.block.{layer}.layer.0.SelfAttention.relative_attention_bias.weig
 """The table of relative position biases of a layer."""
 
 
+def scales_logits(hf_config: Mapping[str, Any]) -> bool | None:
+    """Returns whether the inputs of the logits are scaled, which only tied logits are; None if no key tells.
+
+    transformers 5 writes tie_word_embeddings=True for every T5, and another key for the scale, but none for mT5, which
+    it never scales.
+
+    Args:
+      hf_config: Contents of config.json.
+    """
+    version = str(hf_config.get("transformers_version")).partition(".")[0]
+    if hf_config.get("model_type") == "mt5" and version.isdecimal() and int(version) > 4:
+        return False
+    return hf_config.get(_SCALED, hf_config.get("tie_word_embeddings"))
+
+
 class T5ConfigMap(ConfigMap):
     """The table of T5 and of the families that differ from it by few keys."""
 
@@ -28,8 +43,7 @@ class T5ConfigMap(ConfigMap):
         """Converts the contents of config.json to a configuration; see `tensor_mapping.Family.config_from_json`."""
         hf_config = self.with_defaults(hf_config)
         hf_config.setdefault("num_decoder_layers", hf_config.get("num_layers"))
-        # transformers 5 writes tie_word_embeddings=True for every T5, and by a key of its own whether it scales logits.
-        hf_config["tie_word_embeddings"] = hf_config.get(_SCALED, hf_config["tie_word_embeddings"])
+        hf_config["tie_word_embeddings"] = scales_logits(hf_config)
         return self.config_class(**self.read(hf_config))
 
     def to_json(self, config: T5Config, heads: Iterable[str] = (), **more: Any) -> dict[str, Any]:
@@ -82,7 +96,8 @@ def _form(hf_config: Mapping[str, Any]) -> heads.HeadForm:
 
 def _omitted(hf_config: Mapping[str, Any]) -> Mapping[str, str]:
     """Returns the logits of a T5 1.1 of transformers 5, which are not stored while they equal the embeddings."""
-    return {"lm_head.weight": "shared.weight"} if hf_config.get(_SCALED) is False else {}
+    unscaled = scales_logits(hf_config) is False and hf_config.get("tie_word_embeddings")
+    return {"lm_head.weight": "shared.weight"} if unscaled else {}
 
 
 # Prefix of the names of the model's tensors in `T5ForSequenceClassification`.

@@ -11,6 +11,7 @@ from stored_weights import leaves, rewrite
 from t5x_like import interop
 from t5x_like.errors import UserError
 from t5x_like.interop import safetensors_files
+from t5x_like.models.mt5 import MT5Config
 from t5x_like.models.t5 import T5Config
 
 V1_1 = T5Config(
@@ -81,10 +82,14 @@ def test_missing_sizes_raise(written):
 
 
 @pytest.mark.parametrize("stored_logits", [True, False])
-def test_files_of_transformers_5_have_untied_logits_without_scale(tmp_path, stored_logits):
-    model = V1_1.make(jax.random.key(0))
-    interop.to_huggingface({"model": model}, V1_1, str(tmp_path))
-    update_config(tmp_path, tie_word_embeddings=True, scale_decoder_outputs=False)
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(T5Config, {}), (MT5Config, {"transformers_version": "5.24.0"})], ids=["t5", "mt5"]
+)
+def test_files_of_transformers_5_have_untied_logits_without_scale(tmp_path, kind, settings, stored_logits):
+    config = kind(**{field.name: getattr(V1_1, field.name) for field in dataclasses.fields(V1_1)})
+    model = config.make(jax.random.key(0))
+    interop.to_huggingface({"model": model}, config, str(tmp_path))
+    update_config(tmp_path, tie_word_embeddings=True, **(settings or {"scale_decoder_outputs": False}))
     expected = leaves(model)
     if not stored_logits:
         rewrite(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
