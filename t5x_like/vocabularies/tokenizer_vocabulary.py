@@ -246,7 +246,7 @@ class TokenizerVocabulary(Vocabulary):
             # Without offsets. Other threads can run Python meanwhile.
             return [found.ids for found in _checked(tokenizer.encode_batch_fast, texts)]
 
-        separator = word_cache.separator(tokenizer)
+        separator = word_cache.find_separator(tokenizer)
         if separator is None:
             return encode
         return word_cache.WordCache(functools.partial(_checked, tokenizer.encode_batch), separator)

@@ -83,3 +83,15 @@ def test_no_text_has_the_id_of_a_special_token(kind, test_data, tmp_path):
     names = [*SPECIAL, *vocabulary.special_names.values()]
     ids = vocabulary.encode_batch([text for name in names for text in (name, f"a{name}b", f" {name} {name}")])
     assert special and not special & set(np.concatenate(ids).tolist())
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", ["bert_uncased", "albert", "deberta_v3"])
+def test_documents_have_the_ids_of_the_library_although_words_are_cached(kind, test_data, tmp_path):
+    KINDS[kind](test_data, tmp_path)
+    vocabulary = from_folder(tmp_path)
+    book = min((test_data / "text/gutenberg").glob("*.txt")).read_text(encoding="utf-8")[:60_000]
+    texts = [book[start : start + 997] for start in range(0, len(book), 997)]
+    expected = [found.ids for found in vocabulary.library_tokenizer.encode_batch(texts, add_special_tokens=False)]
+    assert vocabulary.encode_batch(texts) == expected  # words that the cache lacks
+    assert [vocabulary.encode_batch([text])[0] for text in texts] == expected
