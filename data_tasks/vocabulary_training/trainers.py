@@ -21,9 +21,8 @@ from data_tasks.vocabulary_training import train
 from t5x_like import paths
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import converters, sentencepiece_layouts, word_vocabularies
-from t5x_like.vocabularies.from_folder import is_readable
 from t5x_like.vocabularies.shipped import SENTINELS
-from t5x_like.vocabularies.tokenizer_classes import LAYOUTS
+from t5x_like.vocabularies.tokenizer_classes import CLASSES, LAYOUTS
 from t5x_like.vocabularies.tokenizers.base import BERT, BPE_IDS, BPE_MERGES, CONFIG, GPT2
 from t5x_like.vocabularies.tokenizers.t5 import BYTE_SENTINELS
 from t5x_like.vocabularies.word_counts import FIRST_WORD_ID, to_bytes
@@ -291,7 +290,7 @@ def check_settings(kind: str, *, min_count: int | None, beam: object, domains: o
 
 def path_of(directory: str, files: Files) -> str:
     """Returns the value for VOCABULARY_PATH: the directory if the tasks read it, otherwise its only model."""
-    if CONFIG in files and is_readable(json.loads(files[CONFIG])["tokenizer_class"]):
+    if CONFIG in files and json.loads(files[CONFIG])["tokenizer_class"] in CLASSES:
         return directory
     return paths.join(directory, next(name for name in files if name.endswith((".model", "vocab.txt"))))
 

@@ -149,7 +149,7 @@ def _wordpiece_config(contents: bytes) -> dict[str, Any]:
 
 def _sentencepiece(path: str, contents: bytes, name: str, model: Reader) -> dict[str, bytes]:
     inputs = ["input_ids", *(["token_type_ids"] if model.has_token_types else []), "attention_mask"]
-    own_ids = tokenizer_folder.sentencepiece_special_ids(contents)
+    own_ids = tokenizer_folder.sentencepiece_special_ids(contents, path)
     if model.tokenizer_class is not None and {"cls", "sep", "mask"} <= own_ids.keys():
         config = {"tokenizer_class": model.tokenizer_class, "do_lower_case": False, "model_input_names": inputs}
         return {name: contents, tokenizer_classes.CONFIG: _json(_defaults(path, {}, model.tokenizer_class) | config)}

@@ -12,7 +12,11 @@ def adds_tokens_before(tokenizer: Mapping[str, Any]) -> bool:
     """
     processor = tokenizer.get("post_processor") or {}
     parts = processor.get("processors", [processor])
-    return any("SpecialToken" in part["single"][0] for part in parts if part.get("type") == "TemplateProcessing")
+    return any(
+        part.get("type") in ("BertProcessing", "RobertaProcessing")
+        or (part.get("type") == "TemplateProcessing" and "SpecialToken" in (part["single"] or [{}])[0])
+        for part in parts
+    )
 
 
 def with_bos(tokenizer: Mapping[str, Any], bos: str | None, bos_id: int | None) -> dict[str, Any]:

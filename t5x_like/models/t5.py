@@ -71,10 +71,12 @@ class T5Config(BaseConfig):
         checks.positive(self, "norm_epsilon")
         checks.activations(self)
         if self.relpos_buckets < 4:
-            raise UserError(f"T5Config.relpos_buckets={self.relpos_buckets}: too few buckets. Give at least 4.")
+            raise UserError(
+                f"{type(self).__name__}.relpos_buckets={self.relpos_buckets}: too few buckets. Give at least 4."
+            )
         if self.relpos_max_distance <= self.relpos_buckets // 2:
             raise UserError(
-                f"T5Config.relpos_max_distance={self.relpos_max_distance}: must be larger than "
+                f"{type(self).__name__}.relpos_max_distance={self.relpos_max_distance}: must be larger than "
                 f"{self.relpos_buckets // 2}, the number of distances with a bucket of their own (half of "
                 f"relpos_buckets={self.relpos_buckets})"
             )

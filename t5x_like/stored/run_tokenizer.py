@@ -1,5 +1,6 @@
 """The copy of the tokenizer in a run directory, which makes the run independent of the directory it started from."""
 
+import json
 from collections.abc import Mapping
 
 from t5x_like import paths
@@ -10,7 +11,7 @@ from t5x_like.errors import UserError
 from t5x_like.runtime.run_files import TOKENIZER
 from t5x_like.stored import run_vocabulary
 from t5x_like.stored.weight_source import InitialWeights
-from t5x_like.vocabularies import tokenizer_files, vocabulary_digest
+from t5x_like.vocabularies import tokenizer_classes, tokenizer_files, vocabulary_digest
 from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
 
 
@@ -49,12 +50,20 @@ def store(model_dir: str, vocabulary: TextVocabulary, initial_checkpoint_path: s
       UserError: the location of the vocabulary has no tokenizer files.
     """
     files: Mapping[str, bytes] = tokenizer_files.read(vocabulary.location) if vocabulary.location else {}
-    # A single file next to a config.json would be read as the tokenizer of that model.
-    single = tokenizer_files.is_single_file(files)
-    names = tokenizer_files.MODEL - {"config.json"} if single else tokenizer_files.MODEL
     if initial_checkpoint_path and weight_files.is_huggingface(initial_checkpoint_path):
-        files = {**files, **tokenizer_files.read(initial_checkpoint_path, names)}
+        model = tokenizer_files.read(initial_checkpoint_path, tokenizer_files.MODEL)
+        # A config.json determines the class of a tokenizer without tokenizer_config.json.
+        is_other = _class(files) not in (None, _class({**files, **model}))
+        if is_other or tokenizer_files.is_single_file(files):
+            model.pop(tokenizer_classes.MODEL_CONFIG, None)
+        files = {**files, **model}
     tokenizer_files.write(files, paths.join(model_dir, TOKENIZER))
+
+
+def _class(files: Mapping[str, bytes]) -> str | None:
+    """Returns the class of a tokenizer in transformers."""
+    read = (json.loads(files.get(name, b"{}")) for name in (tokenizer_classes.CONFIG, tokenizer_classes.MODEL_CONFIG))
+    return tokenizer_classes.find_class(*read, has_tokenizer=tokenizer_classes.TOKENIZER in files)
 
 
 def stored_digest(directory: str) -> str | None:

@@ -163,4 +163,5 @@ def _hash(about: Mapping[str, Any]) -> str:
 def _hashes(model_dir: str) -> dict[str, str]:
     directory = paths.join(model_dir, TOKENIZER)
     names = paths.listdir(directory) if paths.exists(directory) else ()
-    return {name: hashlib.sha256(paths.read_bytes(paths.join(directory, name))).hexdigest() for name in names}
+    files = {name: file for name in names if paths.is_file(file := paths.join(directory, name))}
+    return {name: hashlib.sha256(paths.read_bytes(file)).hexdigest() for name, file in files.items()}

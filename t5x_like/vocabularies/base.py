@@ -252,9 +252,14 @@ class SentencePieceVocabulary(Vocabulary):
         with _LOADING:
             return load_sentencepiece(
                 self.sentencepiece_model_file,
-                self.extra_ids,
+                self._appended_ids,
                 None if overrides is None else overrides.SerializeToString(deterministic=True),
             )
+
+    @property
+    def _appended_ids(self) -> int:
+        """The number of sentinels that the model lacks."""
+        return self.extra_ids
 
     @property
     def tokenizer(self) -> sentencepiece.SentencePieceProcessor:

@@ -30,9 +30,9 @@ QWEN_2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Qwen 2's split of texts into words, with single digits."""
-BERT_TEMPLATE = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
-"""The special tokens around one text and around two; in this form also of ALBERT and DeBERTa."""
-XLNET_TEMPLATE = "$A <sep> <cls>:2", "$A <sep> $B:1 <sep>:1 <cls>:2"
+BERT_TEMPLATE = "{cls} $A {sep}", "{cls} $A {sep} $B:1 {sep}:1"
+"""The special tokens around one text and around two, by role; in this form also of ALBERT and DeBERTa."""
+XLNET_TEMPLATE = "$A {sep} {cls}:2", "$A {sep} $B:1 {sep}:1 {cls}:2"
 # A piece with this penalty is used only where no other segmentation exists.
 _NUMBER_AND_COMMA_PENALTY = 100.0
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
@@ -283,6 +283,29 @@ def _charsmap(model: sentencepiece_model_pb2.ModelProto) -> list[tokenizers.norm
 # ---- special tokens --------------------------------------------------------------------------------------------------
 
 
+def surround_by_roles(
+    made: tokenizers.Tokenizer, template: tuple[str, str], tokens: Mapping[str, str], path: str
+) -> None:
+    """Makes a tokenizer place special tokens around texts.
+
+    Args:
+      made: The tokenizer.
+      template: The templates of one text and of two, such as `BERT_TEMPLATE`.
+      tokens: Role -> special token.
+      path: The file of the vocabulary, for messages.
+
+    Raises:
+      UserError: The tokenizer has no token of a role, or the vocabulary lacks it.
+    """
+    if missing := [role for role in ("cls", "sep") if role not in tokens]:
+        raise UserError(
+            f"{path!r}: no {missing[0]}_token, but the tokenizer places one around texts. Name it in "
+            "tokenizer_config.json."
+        )
+    single, pair = (text.format(**tokens) for text in template)
+    surround(made, single, pair, (tokens["cls"], tokens["sep"]), path)
+
+
 def surround(made: tokenizers.Tokenizer, single: str, pair: str, tokens: Sequence[str], path: str) -> None:
     """Makes a tokenizer place special tokens around texts.
 
@@ -310,6 +333,13 @@ def special_ids(made: tokenizers.Tokenizer, tokens: Sequence[str], path: str) ->
     return ids
 
 
+def inside_special_tokens(made: tokenizers.Tokenizer) -> str:
+    """Returns an expression for the first letters of special tokens in a text; empty without such tokens."""
+    added = made.get_added_tokens_decoder().values()
+    tokens = sorted(token.content for token in added if token.special and len(token.content) > 1)
+    return "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in tokens)
+
+
 def split_inside(made: tokenizers.Tokenizer) -> str:
     """Returns the definition of a unigram tokenizer that encodes special tokens in a text as characters.
 
@@ -318,10 +348,7 @@ def split_inside(made: tokenizers.Tokenizer) -> str:
     """
     from tokenizers import Regex, models, pre_tokenizers
 
-    added = made.get_added_tokens_decoder().values()
-    tokens = sorted(token.content for token in added if token.special and len(token.content) > 1)
-    if isinstance(made.model, models.Unigram) and tokens:
-        pattern = "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in tokens)
+    if isinstance(made.model, models.Unigram) and (pattern := inside_special_tokens(made)):
         split = pre_tokenizers.Split(Regex(pattern), "merged_with_previous")
         made.pre_tokenizer = pre_tokenizers.Sequence([*([made.pre_tokenizer] if made.pre_tokenizer else []), split])
     return made.to_str()

@@ -7,21 +7,18 @@ characters, as by `AutoTokenizer` with `split_special_tokens=True`.
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from t5x_like.vocabularies import converters, tokenizer_vocabulary
 from t5x_like.vocabularies.base import Vocabulary
-from t5x_like.vocabularies.tokenizer_classes import CLASSES
+from t5x_like.vocabularies.sentinels import SENTINEL, count_sentinels
 from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
 from t5x_like.vocabularies.tokenizer_vocabulary import TokenizerVocabulary
 from t5x_like.vocabularies.tokenizers.base import ADDED_TOKENS, TOKENIZER
 
 if TYPE_CHECKING:
     import tokenizers
-
-SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
 def from_folder(path: str | os.PathLike) -> Vocabulary:
@@ -66,7 +63,7 @@ def build(files: TokenizerFiles, roles: Mapping[str, str] | None = None) -> Toke
         converters.split_inside(made),
         files.directory,
         tokens,
-        sentinels=sum(SENTINEL.fullmatch(token) is not None for token in made.get_vocab()),
+        sentinels=count_sentinels([token for token, _ in sorted(made.get_vocab().items(), key=lambda item: item[1])]),
         has_token_types=files.known.has_token_types and (inputs is None or "token_type_ids" in inputs),
     )
 
@@ -108,15 +105,11 @@ def _add_tokens(made: "tokenizers.Tokenizer", files: TokenizerFiles, tokens: Map
 
     known = {token.content for token in made.get_added_tokens_decoder().values()}
     for name, key, token, index, flags in files.listed_tokens(tokens):
-        # added_tokens.json has ids alone, not whether a token takes the spaces around it.
-        if name != TOKENIZER and not (name == ADDED_TOKENS and token in known):
+        # Names and ids alone do not tell whether a token takes the spaces around it.
+        has_flags = name != ADDED_TOKENS and index is not None
+        if name != TOKENIZER and (has_flags or token not in known):
             known.add(token)
             special = flags.pop("special") and not SENTINEL.fullmatch(token)
             made.add_tokens([AddedToken(token, special=special, **flags)])
         if index is not None and (found := made.token_to_id(token)) != index:
             raise files.error(name, key, f"the id of {token!r} is {index} here and {found} in the vocabulary")
-
-
-def is_readable(tokenizer_class: str) -> bool:
-    """Returns whether `from_folder` reads directories with a class of tokenizers without a tokenizer.json."""
-    return tokenizer_class in CLASSES

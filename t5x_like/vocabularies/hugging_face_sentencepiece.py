@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from google.protobuf import message
 
-from t5x_like.vocabularies.sentinels import SentinelVocabulary
+from t5x_like.vocabularies.sentinels import SENTINEL, SentinelVocabulary, count_sentinels
 from t5x_like.vocabularies.tokenizers.base import CONFIG
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
 
 _MODEL = "spiece.model"
-_SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
 class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
@@ -30,12 +28,17 @@ class HuggingFaceSentencePieceVocabulary(SentinelVocabulary):
     Args:
       model: path of the model.
       special_ids: id of the special token of each role: bos, eos, pad and unk, where the tokenizer has one.
-      extra_ids: number of sentinels after the pieces. As in T5, <extra_id_0> is the last id.
+      extra_ids: number of sentinels at the end. As in T5, <extra_id_0> is the last id.
+      contained: how many of them are pieces of the model, as in mT5. The others follow the pieces.
     """
 
-    def __init__(self, model: str, special_ids: Mapping[str, int], extra_ids: int = 0):
-        self._special_ids = dict(special_ids)
+    def __init__(self, model: str, special_ids: Mapping[str, int], extra_ids: int = 0, contained: int = 0):
+        self._special_ids, self._contained = dict(special_ids), contained
         super().__init__(model, extra_ids=extra_ids)
+
+    @property
+    def _appended_ids(self) -> int:
+        return self.extra_ids - self._contained
 
     @property
     def bos_id(self) -> int | None:
@@ -75,7 +78,7 @@ def read(files: TokenizerFiles, extra_ids: int) -> HuggingFaceSentencePieceVocab
 
     Args:
       files: the files of the directory.
-      extra_ids: number of sentinels.
+      extra_ids: number of sentinels after the pieces. With 0, sentinels at the end of the model count, as in mT5.
 
     Raises:
       UserError: the file is not a SentencePiece model, a special token is not a piece, or another token is added.
@@ -89,7 +92,10 @@ def read(files: TokenizerFiles, extra_ids: int) -> HuggingFaceSentencePieceVocab
         special_ids[role] = pieces.PieceToId(tokens[role])
         if pieces.IdToPiece(special_ids[role]) != tokens[role]:
             raise files.unsupported(CONFIG, f"{role}_token", tokens[role], f"pieces of {_MODEL}")
-    return HuggingFaceSentencePieceVocabulary(files.path(_MODEL), special_ids, extra_ids)
+    contained = 0
+    if not extra_ids:
+        contained = count_sentinels([pieces.IdToPiece(index) for index in range(pieces.GetPieceSize())])
+    return HuggingFaceSentencePieceVocabulary(files.path(_MODEL), special_ids, extra_ids or contained, contained)
 
 
 def other_token(files: TokenizerFiles, extra_ids: int) -> tuple[str, str, dict[str, int | None]] | None:
@@ -100,7 +106,7 @@ def other_token(files: TokenizerFiles, extra_ids: int) -> tuple[str, str, dict[s
     pieces = _pieces(files)
     size = pieces.GetPieceSize()
     for name, key, token, index, _ in files.listed_tokens(files.special_tokens()):
-        sentinel = _SENTINEL.fullmatch(token)
+        sentinel = SENTINEL.fullmatch(token)
         known = index is None or (index < size and pieces.IdToPiece(index) in (token, f"▁{token}"))
         if not known and (sentinel is None or index != size + extra_ids - 1 - int(sentinel[1])):
             return name, key, {token: index}

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from t5x_like.vocabularies.base import SentencePieceVocabulary
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+
+SENTINEL = re.compile(r"<extra_id_(\d+)>")
+"""The token of a sentinel."""
+
+
+def count_sentinels(tokens: Sequence[str]) -> int:
+    """Returns the number of sentinels at the end of a vocabulary, where <extra_id_0> is the last token.
+
+    Args:
+      tokens: the tokens by id, perhaps with SentencePiece's symbol of a space before the sentinels.
+    """
+    for number, token in enumerate(reversed(tokens)):
+        if token.removeprefix("▁") != f"<extra_id_{number}>":
+            return number
+    return len(tokens)
 
 
 class SentinelVocabulary(SentencePieceVocabulary):

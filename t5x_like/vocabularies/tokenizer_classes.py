@@ -72,4 +72,6 @@ def find_class(config: Mapping[str, Any], model_config: Mapping[str, Any], *, ha
     """
     if named := config.get("tokenizer_class"):
         return GENERIC if named in _GENERIC_NAMES else named.removesuffix("Fast")
+    if isinstance(named := model_config.get("tokenizer_class"), str):
+        return named.removesuffix("Fast")
     return OF_MODEL_TYPE.get(model_config.get("model_type"), GENERIC if has_tokenizer else None)

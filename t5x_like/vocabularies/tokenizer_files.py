@@ -34,7 +34,8 @@ def find(path: str) -> str | None:
         return path if path.endswith((SENTENCEPIECE, WORDPIECE)) and paths.is_file(path) else None
     if not any(name in VOCABULARIES or name.endswith(SENTENCEPIECE) for name in names):
         return None
-    if any(name in names for name in ("tokenizer_config.json", "tokenizer.json", "config.json")):
+    settings = ("tokenizer_config.json", "tokenizer.json", "config.json")
+    if set(settings) & set(names) and set(VOCABULARIES) & set(names):
         return path
     if models := [name for name in names if name.endswith(SENTENCEPIECE)]:
         return paths.join(path, models[0]) if len(models) == 1 else None

@@ -12,7 +12,7 @@ import sentencepiece
 
 from t5x_like import paths
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import tokenizer_classes, tokenizer_files, tokenizer_json
+from t5x_like.vocabularies import converters, tokenizer_classes, tokenizer_files, tokenizer_json
 from t5x_like.vocabularies.tokenizer_classes import (
     ADDED_TOKENS,
     BPE_IDS,
@@ -228,7 +228,7 @@ class TokenizerFiles:
             lines = self.text(WORDPIECE).removesuffix("\n").split("\n")
             return numbered(line.rstrip("\r") for line in lines)
         model = next((name for name in self._paths if name.endswith(tokenizer_files.SENTENCEPIECE)), None)
-        tokens = self.json(BPE_IDS) if model is None else sentencepiece_ids(self._contents(model))
+        tokens = self.json(BPE_IDS) if model is None else sentencepiece_ids(self._contents(model), self.path(model))
         return tokens | self.json(ADDED_TOKENS)
 
     @functools.cached_property
@@ -241,7 +241,7 @@ class TokenizerFiles:
         """Role -> the id of the special token, of the roles that the tokenizer has."""
         if self.is_single and not self.has(WORDPIECE):
             (contents,) = map(self._contents, self._paths)
-            return sentencepiece_special_ids(contents)
+            return sentencepiece_special_ids(contents, self.directory)
         tokens = dict(_BERT) if self.is_single else self.special_tokens(self._class_tokens)
         ids = self._listed_ids
         return {role: ids[token] for role, token in tokens.items() if token in ids}
@@ -303,14 +303,14 @@ def numbered(tokens: Iterable[str]) -> dict[str, int]:
     return {token: number for number, token in enumerate(tokens)}
 
 
-def sentencepiece_ids(contents: bytes) -> dict[str, int]:
-    """Returns the pieces of a SentencePiece model with their ids."""
-    model = sentencepiece.SentencePieceProcessor(model_proto=contents)
-    return numbered(model.id_to_piece(number) for number in range(model.get_piece_size()))
+def sentencepiece_ids(contents: bytes, path: str) -> dict[str, int]:
+    """Returns the pieces of a SentencePiece model with their ids; see `converters.parse_sentencepiece`."""
+    return numbered(piece.piece for piece in converters.parse_sentencepiece(contents, path).pieces)
 
 
-def sentencepiece_special_ids(contents: bytes) -> dict[str, int]:
-    """Returns role -> the id of the special token of a SentencePiece model."""
+def sentencepiece_special_ids(contents: bytes, path: str) -> dict[str, int]:
+    """Returns role -> the id of the special token of a SentencePiece model; see `converters.parse_sentencepiece`."""
+    converters.parse_sentencepiece(contents, path)
     model = sentencepiece.SentencePieceProcessor(model_proto=contents)
     ids = {role: getattr(model, f"{role}_id")() for role in ("bos", "eos", "unk", "pad")}
     for tokens, roles in ((_BERT, ("cls", "sep", "mask")), (_XLNET, ("cls", "sep", "mask", "pad"))):

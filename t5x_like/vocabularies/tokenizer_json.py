@@ -170,11 +170,12 @@ def _check_special_tokens(path: str, contents: Mapping[str, Any]) -> None:
     for role in ROLES:
         token = contents.get(f"{role}_token")
         _require(path, f"{role}_token", token, token is None or _is_token(token), "a token")
-    key = "additional_special_tokens"
-    listed = contents.get(key)
-    _require(path, key, listed, listed is None or isinstance(listed, list), "a list")
-    for number, token in enumerate(listed or []):
-        _require(path, f"{key}[{number}]", token, _is_token(token), "a token")
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        listed = contents.get(key)
+        is_named = key == "extra_special_tokens" and isinstance(listed, dict)
+        _require(path, key, listed, listed is None or isinstance(listed, list) or is_named, "a list")
+        for number, token in enumerate(listed if isinstance(listed, list) else []):
+            _require(path, f"{key}[{number}]", token, _is_token(token), "a token")
 
 
 def _check_config(path: str, contents: Mapping[str, Any]) -> None:
@@ -186,6 +187,11 @@ def _check_config(path: str, contents: Mapping[str, Any]) -> None:
     for index, token in decoder.items():
         is_valid = index.isdecimal() and len(index) < 11 and isinstance(token, dict) and _is_token(token)
         _require(path, f"added_tokens_decoder.{index[:_SHOWN]}", token, is_valid, "an object with content under an id")
+    names = contents.get("model_input_names")
+    _require(path, "model_input_names", names, names is None or isinstance(names, list), "a list")
+    for key in ("do_lower_case", "keep_accents", "add_prefix_space", "add_bos_token", "add_eos_token", "legacy"):
+        flag = contents.get(key)
+        _require(path, key, flag, flag is None or isinstance(flag, bool), "true or false")
     sentinels = contents.get("extra_ids", 0)
     is_number = _is_id(sentinels) and sentinels <= _MAX_SENTINELS
     _require(path, "extra_ids", sentinels, is_number, f"a number of at most {_MAX_SENTINELS:,}")

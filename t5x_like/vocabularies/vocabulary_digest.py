@@ -66,7 +66,7 @@ def of_vocabulary(vocabulary: "seqio.Vocabulary") -> str:
     if (path := location(vocabulary)) is not None and (digest := of_path(path)) is not None:
         return digest
     if (model := getattr(vocabulary, "sp_model", None)) is not None:
-        return tokenizer_folder.digest(tokenizer_folder.sentencepiece_ids(model))
+        return tokenizer_folder.digest(tokenizer_folder.sentencepiece_ids(model, str(vocabulary)))
     if (pieces := getattr(vocabulary, "pieces", None)) is not None:
         return tokenizer_folder.digest(tokenizer_folder.numbered(pieces))
     texts = (repr(vocabulary.decode([number])) for number in range(vocabulary.vocab_size))

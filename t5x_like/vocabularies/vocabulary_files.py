@@ -107,7 +107,7 @@ def word_pieces(path: str, lower_case: bool = True) -> TokenizerVocabulary:
       UserError: See `read_word_pieces`.
     """
     made = converters.word_pieces(read_word_pieces(path), lower_case=lower_case, compose=not lower_case)
-    converters.surround(made, *converters.BERT_TEMPLATE, (BERT["cls"], BERT["sep"]), path)
+    converters.surround_by_roles(made, converters.BERT_TEMPLATE, BERT, path)
     made.add_special_tokens(list(BERT.values()))
     return TokenizerVocabulary(made.to_str(), path, BERT)
 
@@ -139,7 +139,7 @@ def albert(path: str, lower_case: bool) -> TokenizerVocabulary:
       UserError: The file is not a SentencePiece model, or lacks a special token.
     """
     made = converters.albert(converters.read_sentencepiece(path), path, lower_case=lower_case)
-    converters.surround(made, *converters.BERT_TEMPLATE, (ALBERT["cls"], ALBERT["sep"]), path)
+    converters.surround_by_roles(made, converters.BERT_TEMPLATE, ALBERT, path)
     return _with_special(made, path, ALBERT)
 
 
@@ -151,7 +151,7 @@ def xlnet(path: str) -> TokenizerVocabulary:
       UserError: See `albert`.
     """
     made = converters.albert(converters.read_sentencepiece(path), path, lower_case=False)
-    converters.surround(made, *converters.XLNET_TEMPLATE, (XLNET["sep"], XLNET["cls"]), path)
+    converters.surround_by_roles(made, converters.XLNET_TEMPLATE, XLNET, path)
     return _with_special(made, path, XLNET | {"eos": "<eod>"})
 
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from t5x_like.vocabularies import converters
+
 if TYPE_CHECKING:
     import tokenizers
 
@@ -106,10 +108,16 @@ def find_separator(tokenizer: "tokenizers.Tokenizer") -> Separator | None:
     contents = json.loads(tokenizer.to_str())
     added = [token for token in contents["added_tokens"] if not token["special"]]
     tokens = [token["content"] for token in added]
-    if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added):
+    if any(token["lstrip"] or token["rstrip"] or token["single_word"] or token["normalized"] for token in added):
+        return None
+    if any(character.isspace() for token in tokens for character in token):
         return None
     normalizers, splits = _steps(contents["normalizer"]), _steps(contents["pre_tokenizer"])
-    if not all(step["type"] in _LOCAL or _is_local(step) for step in (*normalizers, *splits)):
+    inside = {"Regex": converters.inside_special_tokens(tokenizer)}
+    if not all(
+        step["type"] in _LOCAL or step["type"] == "Metaspace" or step.get("pattern") in (*_LOCAL_PATTERNS, inside)
+        for step in (*normalizers, *splits)
+    ):
         return None
 
     def words(text: str) -> list[str]:
@@ -129,10 +137,3 @@ def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
         return []
     inner = step.get("normalizers") or step.get("pretokenizers")
     return [step] if step["type"] != "Sequence" else [each for one in inner or () for each in _steps(one)]
-
-
-def _is_local(step: dict[str, Any]) -> bool:
-    if step["type"] == "Replace":
-        return step["pattern"] in _LOCAL_PATTERNS
-    # The split of `converters.split_inside`, which has no spaces in its pattern.
-    return step["type"] == "Metaspace" or (step["type"] == "Split" and " " not in step["pattern"].get("Regex", " "))

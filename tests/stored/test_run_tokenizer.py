@@ -129,3 +129,16 @@ def test_other_vocabulary_of_pretrained_weights_raises(tmp_path):
         run_tokenizer.check_initial(InitialWeights(path=run), TextVocabulary("ours"))
     with pytest.raises(UserError, match="CHECKPOINT_PATH=.*OTHER_VOCABULARY=True"):
         run_tokenizer.check_checkpoint(run, TextVocabulary("ours"))
+
+
+def test_copy_keeps_the_class_of_a_tokenizer_of_another_family(tmp_path):
+    """The config.json of the initial model would make GPT-2's vocabulary RoBERTa's."""
+    for name, model_type in (("vocabulary", "gpt2"), ("initial", "roberta")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (tmp_path / "initial/model.safetensors").touch()
+    (tmp_path / "vocabulary/vocab.json").write_text(json.dumps({"a": 0, "<|endoftext|>": 1}))
+    (tmp_path / "vocabulary/merges.txt").write_text("")
+    location = TextVocabulary(None, str(tmp_path / "vocabulary"))
+    run_tokenizer.store(str(tmp_path / "run"), location, str(tmp_path / "initial"))
+    assert json.loads((tmp_path / "run/tokenizer/config.json").read_text()) == {"model_type": "gpt2"}

@@ -281,3 +281,11 @@ def test_t5_sentinels_in_another_order_raise(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="key added_tokens_decoder.924: .* is not supported"):
         from_folder(tmp_path)
+
+
+def test_class_without_a_token_that_its_template_needs_raises(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "cls_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="no cls_token, but the tokenizer places one around texts"):
+        from_folder(tmp_path)

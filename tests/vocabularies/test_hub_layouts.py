@@ -1,11 +1,14 @@
 """Tokenizer directories of all families, as published and as transformers saves them: ids, roles, copies in runs."""
 
 import functools
+import io
 import json
 import shutil
 
 import pytest
+import sentencepiece
 import tokenizer_layouts
+from sentencepiece import sentencepiece_model_pb2
 from tokenizer_layouts import FAMILIES, LAYOUTS, ROLES, SAVED_BY_5, TEXTS
 
 from t5x_like.interop import tokenizer_export
@@ -106,7 +109,49 @@ def test_saved_tokenizer_with_tokens_of_its_own(directory, family, tmp_path):
     text = "a wxyz b <ctl> River! wxyzq"
     expected = reference(text, add_special_tokens=False, split_special_tokens=True).input_ids
     assert set(reference.convert_tokens_to_ids(["wxyz", "River!"])) <= set(expected)
-    assert list(from_folder(tmp_path).encode(text)) == expected
+    vocabulary = from_folder(tmp_path)
+    assert list(vocabulary.encode(text)) == expected
+    assert vocabulary.extra_ids == 0  # sentinels of T5 are not the last ids, where tasks would take others for them
+
+
+@pytest.mark.parity
+def test_sentinels_take_the_spaces_around_them_as_in_tokenizer_json(directory):
+    transformers = pytest.importorskip("transformers")
+    path = directory("t5", tokenizer_layouts.tokenizer_json_alone)
+    text = "The <extra_id_0> river<extra_id_1> lights"
+    assert (
+        list(from_folder(path).encode(text))
+        == transformers.AutoTokenizer.from_pretrained(path)(text, add_special_tokens=False).input_ids
+    )
+
+
+@pytest.mark.parametrize("name", ["MT5Tokenizer", None])
+def test_sentinels_of_mt5_are_pieces_of_its_model(tmp_path, name):
+    model = io.BytesIO()
+    sentinels = [f"▁<extra_id_{number}>" for number in reversed(range(3))]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the river and the stone"] * 9),
+        model_writer=model,
+        vocab_size=30,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+    )
+    contents = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
+    for sentinel in sentinels:
+        contents.pieces.add(piece=sentinel, score=0.0, type=type(contents.pieces[0]).USER_DEFINED)
+    (tmp_path / "spiece.model").write_bytes(contents.SerializeToString())
+    config = {"extra_ids": 0} | ({} if name is None else {"tokenizer_class": name})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mt5"}))
+    vocabulary = from_folder(tmp_path)
+    assert (vocabulary.vocab_size, vocabulary.extra_ids) == (len(contents.pieces), 3)
+    ids = list(vocabulary.encode("the river<extra_id_0> and <extra_id_2>"))
+    assert [index for index in ids if index >= vocabulary.vocab_size - 3] == [
+        vocabulary.vocab_size - 1,
+        vocabulary.vocab_size - 3,
+    ]
+    assert vocabulary.encode_tf("the river<extra_id_0> and <extra_id_2>").numpy().tolist() == ids
 
 
 SAVED = json.loads(SAVED_BY_5.read_text())

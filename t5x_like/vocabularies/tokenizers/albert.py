@@ -22,7 +22,7 @@ def convert(files: "TokenizerFiles") -> "tokenizers.Tokenizer":
         lower_case=files.config.get("do_lower_case", True),
         keep_accents=files.config.get("keep_accents", False),
     )
-    converters.surround(made, *converters.BERT_TEMPLATE, (tokens["cls"], tokens["sep"]), path)
+    converters.surround_by_roles(made, converters.BERT_TEMPLATE, tokens, path)
     return made
 
 

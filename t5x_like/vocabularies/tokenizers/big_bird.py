@@ -20,7 +20,7 @@ def convert(files: "TokenizerFiles") -> "tokenizers.Tokenizer":
 
     path, tokens = files.path("spiece.model"), files.special_tokens()
     made = converters.big_bird(converters.read_sentencepiece(path), path)
-    converters.surround(made, *converters.BERT_TEMPLATE, (tokens["cls"], tokens["sep"]), path)
+    converters.surround_by_roles(made, converters.BERT_TEMPLATE, tokens, path)
     return made
 
 

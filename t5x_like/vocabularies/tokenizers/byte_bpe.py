@@ -61,7 +61,7 @@ def convert_deberta(files: "TokenizerFiles") -> "tokenizers.Tokenizer":
     from t5x_like.vocabularies import converters
 
     made, tokens = convert(files), files.special_tokens()
-    converters.surround(made, *converters.BERT_TEMPLATE, (tokens["cls"], tokens["sep"]), files.path(BPE_IDS))
+    converters.surround_by_roles(made, converters.BERT_TEMPLATE, tokens, files.path(BPE_IDS))
     return made
 
 

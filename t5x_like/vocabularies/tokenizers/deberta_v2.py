@@ -21,7 +21,7 @@ def convert(files: "TokenizerFiles") -> "tokenizers.Tokenizer":
         lower_case=files.config.get("do_lower_case", False),
         split_punctuation=files.config.get("split_by_punct", False),
     )
-    converters.surround(made, *converters.BERT_TEMPLATE, (tokens["cls"], tokens["sep"]), path)
+    converters.surround_by_roles(made, converters.BERT_TEMPLATE, tokens, path)
     made.add_special_tokens([tokens["mask"]])
     return made
 

@@ -26,7 +26,8 @@ def build(files: "TokenizerFiles") -> "Vocabulary":
     sentinels = files.config.get("extra_ids", _T5_EXTRA_IDS)
     if files.has("spiece.model") and not (files.tokenizer and hugging_face_sentencepiece.other_token(files, sentinels)):
         return hugging_face_sentencepiece.read(files, sentinels)
-    files.path("tokenizer.json" if files.tokenizer else "spiece.model")
+    if not files.tokenizer:
+        files.path("spiece.model")  # raises, and names this file
     return from_folder.build(files)
 
 
@@ -38,13 +39,16 @@ def build_bytes(files: "TokenizerFiles") -> "Vocabulary":
 
 
 TOKENIZERS = (
-    TokenizerClass(
-        name="T5Tokenizer",
-        files=("spiece.model",),
-        special_tokens=_SPECIAL_TOKENS,
-        model_types=("t5",),
-        has_token_types=False,
-        build=build,
+    *(
+        TokenizerClass(
+            name=name,
+            files=("spiece.model",),
+            special_tokens=_SPECIAL_TOKENS,
+            model_types=model_types,
+            has_token_types=False,
+            build=build,
+        )
+        for name, model_types in (("T5Tokenizer", ("t5", "umt5")), ("MT5Tokenizer", ("mt5",)))
     ),
     TokenizerClass(name="ByT5Tokenizer", special_tokens=_SPECIAL_TOKENS, build=build_bytes),
 )

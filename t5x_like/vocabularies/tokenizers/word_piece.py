@@ -38,7 +38,7 @@ def convert(files: "TokenizerFiles") -> "tokenizers.Tokenizer":
 
     path, tokens = files.path(WORDPIECE), files.special_tokens()
     made = converters.word_pieces(vocabulary_files.read_word_pieces(path), unknown=tokens["unk"], **settings(files))
-    converters.surround(made, *converters.BERT_TEMPLATE, (tokens["cls"], tokens["sep"]), path)
+    converters.surround_by_roles(made, converters.BERT_TEMPLATE, tokens, path)
     return made
 
 

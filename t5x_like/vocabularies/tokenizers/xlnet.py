@@ -23,7 +23,7 @@ def convert(files: "TokenizerFiles") -> "tokenizers.Tokenizer":
         lower_case=files.config.get("do_lower_case", False),
         keep_accents=files.config.get("keep_accents", False),
     )
-    converters.surround(made, *converters.XLNET_TEMPLATE, (tokens["sep"], tokens["cls"]), path)
+    converters.surround_by_roles(made, converters.XLNET_TEMPLATE, tokens, path)
     return made
 
 
