@@ -56,6 +56,16 @@ EXTRAS = {
     "cuda": ["jax[cuda13]>=0.10.1"],
     # The TPU compiler on a host without TPUs. It is the same as `tpu`, because jax requires the matching libtpu.
     "plan": ["jax[tpu]>=0.10.1"],
+    # XLA's compiler for NVIDIA GPUs on a host without GPUs: the plugin, the tools that assemble kernels, and cuDNN,
+    # which plans attention. cuDNN requires cuBLAS, which the compiler does not use; docs/plans.md says how to omit it.
+    "plan-gpu": [
+        "jax-cuda13-plugin>=0.10.1",
+        "nvidia-cuda-nvcc>=13.0",
+        "nvidia-cuda-runtime>=13.0",
+        "nvidia-cudnn-cu13>=9.10",
+        "nvidia-nvjitlink>=13.0",
+        "nvidia-nvvm>=13.0",
+    ],
     "cache": ["apache-beam>=2.65"],
     # Beam's DaskRunner, for `cache` and `clean` on a cluster of dask.distributed.
     "dask": ["apache-beam>=2.77", "dask>=2026.8", "distributed>=2026.8"],

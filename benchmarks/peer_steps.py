@@ -93,30 +93,14 @@ def make_ours(sizes: Sizes, *, attention: str, lora: bool = False) -> Step:
     import jax
     import jax.numpy as jnp
 
-    from t5x_like import optimizers
-    from t5x_like.adapters.lora import LoRA
     from t5x_like.benchmarking import matrix_products, parts, synthetic, timing
     from t5x_like.metrics import throughput
-    from t5x_like.partitioning import Partitioner
     from t5x_like.training.program import make_program
-    from t5x_like.training.recipe import Periods, Recipe
 
-    config, objective = _our_model(sizes)
-    groups = ()
-    if lora:
-        config = dataclasses.replace(config, adapters=(LoRA(rank=LORA_RANK, alpha=LORA_ALPHA),))
-        groups = (optimizers.ParameterGroup("^(?!.*/adapter/)", freeze=True),)
     device = jax.devices()[0]
-    recipe = Recipe(
-        model=config,
-        objective=objective,
-        optimizer=optimizers.adamw(learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY, groups=groups),
-        data=_Shapes(sizes),
-        periods=Periods(total=1),
-        partitioner=Partitioner(devices=[device], attention=attention),
-    )
+    recipe = our_recipe(sizes, device, attention=attention, lora=lora)
     program = make_program(recipe)
-    batch = synthetic.make_batch(objective.features, program.batch_shapes, sizes.vocabulary)
+    batch = synthetic.make_batch(recipe.objective.features, program.batch_shapes, sizes.vocabulary)
     running = parts.RunningStep(program, 0, program.partitioner.put_batch(batch, program.batch_axes))
     counted = matrix_products.count_products(running.jaxpr)
     about = {
@@ -131,6 +115,28 @@ def make_ours(sizes: Sizes, *, attention: str, lora: bool = False) -> Step:
         return lambda: jax.block_until_ready(product(left, right))
 
     return Step(lambda: timing.time_call(running), multiply, about)
+
+
+def our_recipe(sizes: Sizes, device: Any, *, attention: str, lora: bool = False) -> Any:
+    """Returns the recipe of the step of this library on a device; see `make_ours`."""
+    from t5x_like import optimizers
+    from t5x_like.adapters.lora import LoRA
+    from t5x_like.partitioning import Partitioner
+    from t5x_like.training.recipe import Periods, Recipe
+
+    config, objective = _our_model(sizes)
+    groups = ()
+    if lora:
+        config = dataclasses.replace(config, adapters=(LoRA(rank=LORA_RANK, alpha=LORA_ALPHA),))
+        groups = (optimizers.ParameterGroup("^(?!.*/adapter/)", freeze=True),)
+    return Recipe(
+        model=config,
+        objective=objective,
+        optimizer=optimizers.adamw(learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY, groups=groups),
+        data=_Shapes(sizes),
+        periods=Periods(total=1),
+        partitioner=Partitioner(devices=[device], attention=attention),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 python benchmarks/peers_gpu.py
 python benchmarks/peers_gpu.py --models gpt2_medium --rows 8
+python benchmarks/peers_gpu.py --plan h100      # without a GPU: this library's steps as `t5x_like plan` expects them
 
 The models are T5 1.1 base and large, BERT large, GPT-2 medium and Llama 3.2 1B: bfloat16 computations with float32
 parameters (in torch: autocast), AdamW, no dropout. Rows are full of random tokens. This library is measured with fused
@@ -11,6 +12,9 @@ has it. BERT predicts 15 % of the tokens; transformers computes the logits of al
 Each measurement is a process of its own, so that it has the whole memory of the GPU. Compilation and warm-up are not
 part of the time. A combination that fails, such as one without enough memory, has no time; its error is on the
 standard error. Neither TensorFlow nor SeqIO is needed: pip install -e '.[cuda]' -c constraints.txt torch transformers.
+
+With `--plan`, nothing is measured: the steps of this library are compiled for a GPU that need not be there, with the
+extra `plan-gpu`, and the table has their expected time and its parts.
 
 `--sizes tiny` checks the paths on any machine, also without a GPU; its times mean nothing.
 """
@@ -22,7 +26,20 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from peer_steps import COMPILED, EAGER, OURS, OURS_XLA, Script, Sizes, Step, make_ours, make_theirs, table, versions
+from peer_steps import (
+    COMPILED,
+    EAGER,
+    OURS,
+    OURS_XLA,
+    Script,
+    Sizes,
+    Step,
+    make_ours,
+    make_theirs,
+    our_recipe,
+    table,
+    versions,
+)  # fmt: skip
 
 WARMUP_STEPS, STEPS = 3, 20
 LIBRARIES = (OURS, OURS_XLA, EAGER, COMPILED)
@@ -50,6 +67,23 @@ def measure_here(library: str, sizes: Sizes, *, steps: int) -> dict[str, Any]:
 
 
 SCRIPT = Script(__file__, measure_here)
+PLANNED = ("peak, GiB", "HBM traffic, GB", "expected, ms", "MFU expected")
+
+
+def plan_row(model: str, sizes: Sizes, gpu: str) -> tuple[str, list[str]]:
+    """Compiles the step of this library for one GPU, and returns a line of the table, and the names of its parts."""
+    from t5x_like.plan import plan
+    from t5x_like.planning import topologies
+
+    topology = f"{gpu}:1"
+    found = plan(recipe=our_recipe(sizes, topologies.devices(topology)[0], attention="auto"), topology=topology)
+    by_part = found.compiled.expected.by_part
+    numbers = (
+        *(f"{found.compiled.memory.peak / 2**30:.1f}", f"{found.compiled.work.hbm_bytes / 1e9:.0f}"),
+        *(f"{1000 * found.expected_seconds:.1f}", f"{found.mfu_expected:.0%}"),
+        *(f"{1000 * share.seconds:.1f}" for share in by_part.values()),
+    )
+    return f"| {' | '.join([model, str(sizes.rows), *numbers])} |", list(by_part)
 
 
 def table_row(model: str, sizes: Sizes, found: dict[str, dict[str, Any] | None]) -> str:
@@ -71,18 +105,25 @@ def main() -> None:
     parser.add_argument("--sizes", choices=("full", "tiny"), default="full")
     parser.add_argument("--rows", type=int, help="rows of a batch; by default each model's")
     parser.add_argument("--steps", type=int, default=STEPS, help="measured steps")
+    parser.add_argument("--plan", metavar="GPU", help="plan the steps of this library for a GPU, such as h100")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         return SCRIPT.answer(arguments.worker)
-    lines, device = [], None
+    lines, device, parts = [], None, []
     for name in arguments.models:
         sizes = MODELS[name] if arguments.sizes == "full" else MODELS[name].tiny()
         sizes = dataclasses.replace(sizes, rows=arguments.rows or sizes.rows)
+        if arguments.plan:
+            line, parts = plan_row(name, sizes, arguments.plan)
+            lines.append(line)
+            continue
         found = {library: SCRIPT.measure(library, sizes, steps=arguments.steps) for library in LIBRARIES}
         device = device or (found[OURS] and found[OURS]["device"])
         lines.append(table_row(name, sizes, found))
         print(lines[-1], file=sys.stderr, flush=True)
+    if arguments.plan:
+        return print(table(["model", "rows", *PLANNED, *(f"{part}, ms" for part in parts)], lines))
     columns = ["model", "rows", *(f"{library}, ms" for library in LIBRARIES), "best peer / t5x_like", "MFU"]
     print(f"{device}; {versions()}. Medians of {arguments.steps} steps:\n")
     print(table(columns, lines))

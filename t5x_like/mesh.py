@@ -65,7 +65,7 @@ def make_mesh(
     try:
         # Two mesh axes may share an axis of the torus: a 4x4 slice can hold fsdp=8 x tensor=2.
         if slices > 1:
-            by_process = _slice_of(devices[0]) is None
+            by_process = _slice_index(devices[0]) is None
             grid = mesh_utils.create_hybrid_device_mesh(
                 ici_sizes, dcn_sizes, devices, process_is_granule=by_process, allow_split_physical_axes=True
             )
@@ -88,9 +88,13 @@ def count_slices(devices: Sequence[Any]) -> int:
     Returns:
       The number of slices on TPU, of machines on GPU and of processes on CPU.
     """
-    if _slice_of(devices[0]) is None:
-        return len({device.process_index for device in devices})
-    return len({_slice_of(device) for device in devices})
+    return len({slice_of(device) for device in devices})
+
+
+def slice_of(device: Any) -> int:
+    """Returns the slice of a TPU, the machine of a GPU or the process of a CPU."""
+    index = _slice_index(device)
+    return device.process_index if index is None else index
 
 
 def equal_feed_shards(shards_of: Mapping[int, set[int]], shards: int) -> list[tuple[int, ...]]:
@@ -113,8 +117,10 @@ def equal_feed_shards(shards_of: Mapping[int, set[int]], shards: int) -> list[tu
     return feed_shards
 
 
-def _slice_of(device: Any) -> int | None:
-    if device.platform == "cpu":
+def _slice_index(device: Any) -> int | None:
+    # The descriptions of GPUs to compile for have the slice_index 0 on every machine.
+    described = device.platform == "gpu" and getattr(device, "client", None) is not None
+    if device.platform == "cpu" or (described and device.client.runtime_type == "compile_only_runtime"):
         return None
     # The device descriptions of a compile-only topology with a single slice have no slice_index.
     return getattr(device, "slice_index", 0 if device.platform == "tpu" else None)

@@ -1,4 +1,4 @@
-"""`t5x_like plan`: compiles the step of a run for a TPU slice, and reports memory and speed."""
+"""`t5x_like plan`: compiles the step of a run for a TPU slice or for GPUs, and reports memory and speed."""
 
 import dataclasses
 import json
@@ -11,6 +11,7 @@ from absl import logging
 
 from t5x_like import optimizers, parameters, partitioning, paths
 from t5x_like.errors import UserError
+from t5x_like.mesh import count_slices
 from t5x_like.planning import report, search, topologies
 from t5x_like.planning.compilation import compile_step
 from t5x_like.planning.topologies import Topology
@@ -28,12 +29,12 @@ def plan(
     search_for: int = 0,
     placeholders: Collection[str] = (),
 ) -> report.Plan:
-    """Compiles the training step of a run for a TPU slice that need not be available, and prints the plan.
+    """Compiles the training step of a run for TPUs or GPUs that need not be available, and prints the plan.
 
     Args:
       recipe: The recipe of the run. Its `partitioner` uses `topologies.devices(topology, num_slices)`; a search makes
         its own. Its teachers need no weights.
-      topology: The slice, such as `v5p:8x8x8`.
+      topology: The slice, such as `v5p:8x8x8`, or the GPUs, such as `h100:8`.
       num_slices: Number of slices.
       price: Price of a chip per hour, in any currency.
       json_path: A file to write the plan to, as JSON.
@@ -45,7 +46,7 @@ def plan(
       The `Plan`; after a search, the fastest plan that fits.
 
     Raises:
-      PlanError: The TPU compiler is not installed.
+      PlanError: The compiler is not installed.
       UserError: No combination of the search fits, the batch or a parameter is not divisible by the mesh, the slice
         does not exist, or a number is negative.
     """
@@ -89,7 +90,7 @@ def _compiled(
     state, frozen = program.shapes
     mesh = program.partitioner.mesh
     kinds = sorted({device.device_kind for device in mesh.devices.flat})
-    slices = len({getattr(device, "slice_index", 0) for device in mesh.devices.flat})
+    slices = count_slices(list(mesh.devices.flat))
     if (mesh.size, slices) != (slice_.num_devices, slice_.slices) or not set(kinds) <= set(slice_.chip.device_kinds):
         raise UserError(
             f"topology {slice_}: the mesh has {mesh.size} devices ({', '.join(kinds)}, slices: {slices}), and the "

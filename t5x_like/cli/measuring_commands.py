@@ -45,11 +45,11 @@ COMMANDS = {
     ),
     "plan": Command(
         "t5x_like.plan.plan",
-        "estimate memory and speed of a run on a TPU slice; needs no TPU",
+        "estimate memory and speed of a run on TPUs or NVIDIA GPUs; needs neither",
         "runs/quickstart.gin",
         flags={
-            "topology": ("TOPOLOGY", "the slice, such as v5e:4x8 or v5p:8x8x8"),
-            "num_slices": ("NUM_SLICES", "number of slices (default: 1)"),
+            "topology": ("TOPOLOGY", "the slice, such as v5e:4x8, or GPUs, such as h100:8 or h100:2x8"),
+            "num_slices": ("NUM_SLICES", "number of TPU slices (default: 1)"),
             "price": ("PRICE", "price of a chip per hour"),
             "json": ("JSON_PATH", "a file to write the plan to, as JSON"),
             "search": ("SEARCH", "search microbatches, remat, mesh and rules, and compile the best 4, or this many"),

@@ -25,7 +25,7 @@ LOGITS_BUDGET_BYTES = 256 * 2**20
 # the unembedding, which reads and writes 8 bytes per element. On a mesh with axes other than `batch`'s, it also
 # gathers 2 bytes per element. A product has 2 FLOP per element and position. It takes as long as the addition if the
 # positions are four times the peak of a chip divided by the bandwidth of its memory (664 on a v5p, 962 on a v5e, by
-# `planning.chips`), and as long as the gather if they are the peak divided by the bandwidth of its links (765, 985).
+# `planning.tpus`), and as long as the gather if they are the peak divided by the bandwidth of its links (765, 985).
 # On a v6e, both numbers are above 2,200, but chunks of this size would need twice the memory.
 MIN_POSITIONS = 1024
 

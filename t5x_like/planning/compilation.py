@@ -10,6 +10,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from t5x_like import optimizers, parameters
+from t5x_like.mesh import slice_of
 from t5x_like.planning import collectives, hlo, schedule, walk
 from t5x_like.planning.topologies import Topology
 from t5x_like.training.program import Program
@@ -75,10 +76,12 @@ def compile_step(program: Program, topology: Topology) -> CompiledStep:
     state, frozen, batch = program.abstract_arguments()
     parameters_and_teachers = (optimizers.merge(state.params, frozen.params), frozen.teachers)
     arguments = [_bytes_per_device(tree) for tree in (parameters_and_teachers, state.replace(params=()), batch)]
-    devices = _mesh(program)
+    devices = _mesh(program, topology)
     try:
         with _without_compilation_cache():
-            compiled = program.train_step.lower(state, frozen, batch).compile()
+            traced = program.train_step.trace(state, frozen, batch)
+            lowered = traced.lower(lowering_platforms=(topology.chip.platform,))
+            compiled = lowered.compile(compiler_options=dict(topology.chip.compiler_options) or None)
     except jax.errors.JaxRuntimeError as error:
         peak = required_memory(str(error))
         if peak is None:
@@ -147,8 +150,9 @@ def _bytes_per_device(tree: Any) -> float:
     return float(total)
 
 
-def _mesh(program: Program) -> collectives.DeviceMesh:
+def _mesh(program: Program, topology: Topology) -> collectives.DeviceMesh:
     mesh = program.partitioner.mesh
-    slices = tuple(getattr(device, "slice_index", None) or 0 for device in mesh.devices.flat)
-    coordinates = tuple(tuple(device.coords) for device in mesh.devices.flat)
+    slices = tuple(slice_of(device) for device in mesh.devices.flat)
+    # The last coordinates are positions within a slice: all three of a TPU, and the number of a GPU within its host.
+    coordinates = tuple(tuple(device.coords)[-topology.chip.dimensions :] for device in mesh.devices.flat)
     return collectives.DeviceMesh({axis: int(size) for axis, size in mesh.shape.items()}, slices, coordinates)

@@ -1,8 +1,9 @@
-"""Custom calls in HLO: Pallas kernels with the costs that they declare."""
+"""Custom calls in HLO: Pallas kernels with the costs that they declare, and the libraries that XLA calls on GPUs."""
 
 import dataclasses
 import re
 
+from t5x_like.planning import gpu_calls
 from t5x_like.planning.hlo import Computation, Instruction
 
 _ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
@@ -39,7 +40,7 @@ class Kernel:
 
 
 def kernel(computation: Computation, instruction: Instruction) -> Kernel | None:
-    """Reads the cost of a custom call from its cost estimate (`pl.pallas_call(…, cost_estimate=…)`).
+    """Reads the cost of a custom call from its cost estimate (`pl.pallas_call(…, cost_estimate=…)`), or of a library.
 
     Args:
       computation: The computation of the instruction.
@@ -50,6 +51,8 @@ def kernel(computation: Computation, instruction: Instruction) -> Kernel | None:
     """
     if instruction.opcode != "custom-call" or is_marker(instruction):
         return None
+    if (called := gpu_calls.call(computation, instruction)) is not None:
+        return Kernel(called.flops, called.hbm_bytes, estimated=True)
     arrays = [array for arrays in computation.operand_arrays(instruction) for array in arrays] + [*instruction.arrays]
     in_hbm = sum(array.bytes for array in arrays if array.memory == 0)
     found = _estimate(instruction)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from t5x_like.planning import hlo, kernels
+from t5x_like.planning import breakdown, gpu_calls, hlo, kernels
 from t5x_like.planning.walk import Work
 
 # Arrays of a result that `Operation.result` names.
@@ -14,11 +14,14 @@ class Operation:
     """What one or several instructions do.
 
     Attributes:
-      kind: `product` for a fusion with matrix products, the name of a kernel, or the opcode of other instructions.
+      part: The part of the step that it belongs to, one of `breakdown.PARTS`.
+      kind: `product` for matrix products and fusions with them, the name of a kernel, or the opcode of other
+        instructions.
       source: See `sources.Sources.of`.
       result: Dtypes and shapes of the first arrays of the result.
     """
 
+    part: str
     kind: str
     source: str
     result: str
@@ -46,19 +49,21 @@ class Share:
             setattr(self, field.name, getattr(self, field.name) + times * getattr(other, field.name))
 
 
-def operation(module: hlo.Module, instruction: hlo.Instruction, work: Work) -> Operation:
+def operation(module: hlo.Module, instruction: hlo.Instruction, work: Work, *, is_transfer: bool) -> Operation:
     """Returns the operation of an instruction.
 
     Args:
       module: The program.
       instruction: An instruction of a scheduled computation.
       work: Its work.
+      is_transfer: Whether it starts or completes a collective.
     """
     kind = instruction.opcode
-    if kind == "fusion" and work.flops:
+    if (kind == "fusion" and work.flops) or gpu_calls.is_product(instruction):
         kind = "product"
     elif kind == "custom-call":
         kind = kernels.label(instruction)
     arrays = [f"{array.dtype}[{','.join(map(str, array.dims))}]" for array in instruction.arrays]
     more = ["…"] if len(arrays) > _MAX_ARRAYS else []
-    return Operation(kind, module.sources.of(instruction.attributes), " ".join([*arrays[:_MAX_ARRAYS], *more]))
+    part = breakdown.part_of(module, instruction, work, is_transfer=is_transfer)
+    return Operation(part, kind, module.sources.of(instruction.attributes), " ".join([*arrays[:_MAX_ARRAYS], *more]))

@@ -113,7 +113,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     expected = plan.compiled.expected
     return {
         "topology": str(plan.topology),
-        "versions": versions(),
+        "versions": versions(plan.topology),
         "chips": plan.topology.chips,
         "mesh": plan.mesh,
         "rules": plan.rules,
@@ -143,6 +143,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "bound_parts": limit.seconds_by_resource if limit else None,
         "expected_step_seconds": plan.expected_seconds,
         "expected_parts": expected.parts if expected else None,
+        "expected_breakdown": _breakdown(expected) if expected else None,
         "expected_largest": _largest(expected) if expected else None,
         "mfu_expected": plan.mfu_expected,
         "tokens_per_step": plan.tokens,
@@ -179,6 +180,8 @@ def text(plan: Plan) -> str:
             f"{_gib(memory.peak)} of {_gib(chip.hbm_bytes)}: " + ("fits" if plan.compiled.fits else "DOES NOT FIT"),
         ),
     ]
+    if plan.compiled.fits and (note := chip.memory_note(memory.peak)):
+        lines.append(_row("", note))
     if not plan.compiled.fits:
         lines += [
             "",
@@ -260,11 +263,13 @@ def _speed_lines(plan: Plan) -> list[str]:
         _row("step", f"{1e3 * limit.seconds:,.2f} ms, bound by {limit.resource} (ms: {parts})"),
         _row("tokens/s", _rate(plan, plan.tokens_per_second_at_bound)),
         _row("MFU at this bound", f"{100 * plan.mfu_at_bound:.1f} %"),
-        "expected speed (the compiler's schedule and cycle estimates, and communication)",
+        f"expected speed ({plan.topology.chip.basis})",
         _row("step", f"{1e3 * plan.expected_seconds:,.2f} ms{_expected_parts(plan)}"),
         _row("tokens/s", _rate(plan, plan.tokens_per_second_expected)),
         _row("MFU expected", f"{100 * plan.mfu_expected:.1f} %"),
-        "largest parts of it (executions, operation, source, result)",
+        "parts of it",
+        *_breakdown_lines(plan.compiled.expected),
+        "largest operations of it (executions, operation, source, result)",
         *_largest_lines(plan.compiled.expected),
     ]
     if plan.run_seconds is None:
@@ -290,6 +295,23 @@ def _expected_parts(plan: Plan) -> str:
     return f" (ms: {', '.join(f'{name} {1e3 * seconds:,.2f}' for name, seconds in parts.items() if seconds)})"
 
 
+def _breakdown(expected: Expected) -> dict[str, dict[str, float]]:
+    names = ("seconds", "flops", "hbm_bytes")
+    return {part: {name: getattr(share, name) for name in names} for part, share in expected.by_part.items()}
+
+
+def _breakdown_lines(expected: Expected) -> list[str]:
+    return [
+        _row(
+            part,
+            f"{1e3 * share.seconds:10,.2f} ms  {100 * share.seconds / expected.seconds:5.1f} %  "
+            f"{share.flops / 1e12:10,.3f} TFLOP {share.hbm_bytes / 1e9:10,.2f} GB",
+        )
+        for part, share in expected.by_part.items()
+        if share.seconds
+    ]
+
+
 def _largest(expected: Expected) -> list[dict[str, Any]]:
     return [
         dataclasses.asdict(operation) | dataclasses.asdict(share)
@@ -305,14 +327,14 @@ def _largest_lines(expected: Expected) -> list[str]:
 
 
 def _compiled_in(plan: Plan) -> str:
-    by = " with ".join(f"{name} {version}" for name, version in versions().items())
+    by = " with ".join(f"{name} {version}" for name, version in versions(plan.topology).items())
     return f"compiled in {plan.compiled.seconds:.0f} s by {by}; no step was run"
 
 
-def versions() -> dict[str, str]:
-    """Returns the versions of the compiler and of JAX, which determine the compiled program."""
+def versions(topology: Topology) -> dict[str, str]:
+    """Returns the versions of the compiler of a chip and of JAX, which determine the compiled program."""
     found = {}
-    for name in ("libtpu", "jax"):
+    for name in (*topology.chip.packages, "jax"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found

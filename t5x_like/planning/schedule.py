@@ -1,19 +1,14 @@
 """Expected time of a step: the compiler's schedule, with its cycle estimates and the time of communication."""
 
 import dataclasses
-import re
 
-from t5x_like.planning import asynchronous, collectives, hlo, kernels
+from t5x_like.planning import asynchronous, breakdown, collectives, hlo
 from t5x_like.planning.asynchronous import Asynchronous
 from t5x_like.planning.links import AxisLinks, axis_links
 from t5x_like.planning.operations import Operation, Share, operation
 from t5x_like.planning.topologies import Topology
 from t5x_like.planning.walk import Walk, Work
 
-# Time of a message over one link, in seconds (jax-ml.github.io/scaling-book, "Sharded Matrices and How to Multiply
-# Them"). A collective takes at least as long as a message takes to the farthest device.
-HOP_SECONDS = 1e-6
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _HBM, _DCN = "hbm", "dcn"
 
 
@@ -48,6 +43,14 @@ class Expected:
     def largest(self) -> list[tuple[Operation, Share]]:
         """The operations and their shares, by time in descending order."""
         return sorted(self.operations.items(), key=lambda item: -item[1].seconds)
+
+    @property
+    def by_part(self) -> dict[str, Share]:
+        """Part of the step -> its share, in the order of `breakdown.PARTS`."""
+        found = {part: Share() for part in breakdown.PARTS}
+        for one, share in self.operations.items():
+            found[one.part].add(share)
+        return found
 
     def add(self, other: "Expected", times: int = 1) -> None:
         """Adds another part of the program, multiplied by `times`."""
@@ -120,7 +123,8 @@ class _Schedule:
         self._core(computation, instruction, work, total, is_transfer=role is not None or bool(seconds))
         if total.seconds > before:
             share = Share(total.seconds - before, work.flops, work.hbm_bytes, 1)
-            total.operations.setdefault(operation(self._module, instruction, work), Share()).add(share)
+            one = operation(self._module, instruction, work, is_transfer=role is not None)
+            total.operations.setdefault(one, Share()).add(share)
 
     def _called(self, computation, instruction) -> Expected | None:
         """Returns the time of a loop, a call or a conditional; None for other instructions."""
@@ -139,7 +143,7 @@ class _Schedule:
 
     def _transfer(self, work: Work, role, instruction) -> tuple[list[str], float]:
         """Returns the links or memories that an instruction uses in addition to the core, and for how many seconds."""
-        resources, seconds = [], 0.0
+        resources, seconds, chip = [], 0.0, self._topology.chip
         for (_, axis), sent in work.collectives.items():
             if axis not in self._links:
                 self._links[axis] = axis_links(axis, self._mesh, self._topology)
@@ -147,30 +151,22 @@ class _Schedule:
             within = sent.bytes - sent.dcn_bytes
             if within:
                 resources += [f"dimension {dimension}" for dimension in links.dimensions]
-                seconds += max(within / links.bandwidth, links.hops * HOP_SECONDS)
+                seconds += chip.transfer_seconds(within, links.bandwidth, links.hops)
             if sent.dcn_bytes:
                 resources.append(_DCN)
-                seconds += sent.dcn_bytes / self._topology.chip.dcn_bandwidth
+                seconds += chip.transfer_seconds(sent.dcn_bytes, chip.dcn_bandwidth, hops=0)
         if not resources and role is not None and role.starts:
-            return [_HBM], work.hbm_bytes / self._topology.chip.hbm_bandwidth
+            return [_HBM], work.hbm_bytes / chip.hbm_bandwidth
         return resources, seconds
 
     def _core(self, computation, instruction, work: Work, total: Expected, *, is_transfer: bool) -> None:
         """Adds the time for which an instruction occupies the core."""
-        chip = self._topology.chip
-        if match := _CYCLES.search(instruction.attributes):
-            seconds = int(match[1]) / chip.clock
-        elif is_transfer and not work.flops:
+        taken = self._topology.chip.core_time(self._module, computation, instruction, work)
+        if is_transfer and not work.flops and not taken.is_estimated_by_compiler:
             return
-        else:
-            compute = work.flops / chip.peak_flops
-            if instruction.opcode == "custom-call":
-                compute /= kernels.fill(computation, instruction, chip.matrix_unit)
-                compute += kernels.vector_cycles(instruction) / (chip.clock * chip.cores)
-            seconds = max(compute, work.hbm_bytes / chip.hbm_bandwidth)
-            total.without_cycles += seconds
-        total.seconds += seconds
-        total.core += seconds
+        total.seconds += taken.seconds
+        total.core += taken.seconds
+        total.without_cycles += 0.0 if taken.is_estimated_by_compiler else taken.seconds
 
 
 def _wait(total: Expected, until: float) -> None:

@@ -1,6 +1,7 @@
 """Lines of the traced code that the instructions of a compiled program come from."""
 
 import re
+from collections.abc import Iterator
 
 PACKAGE = "t5x_like"
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
@@ -19,6 +20,7 @@ class Sources:
     def __init__(self, text: str):
         self._tables: dict[str, dict[str, str]] = {name: {} for name in _TABLES}
         self._lines: dict[str, str] = {}
+        self._files: dict[str, frozenset[str]] = {}
         table = None
         for line in text.splitlines():
             if line in _TABLES:
@@ -50,8 +52,24 @@ class Sources:
         line = self._lines.get(frame, "")
         return " ".join(part for part in (direction, line, name.rpartition("/")[2]) if part)
 
+    def files(self, attributes: str) -> frozenset[str]:
+        """Returns the files of this package on the stack of an instruction, such as `layers/norms.py`.
+
+        Args:
+          attributes: Attributes of the instruction.
+        """
+        match = _METADATA.search(attributes)
+        frame = (match[2] or "") if match else ""
+        if frame not in self._files:
+            self._files[frame] = frozenset(file for file, _ in self._stack(frame))
+        return self._files[frame]
+
     def _line(self, frame: str) -> str:
         """Returns `FILE:LINE` of the innermost frame within this package; an empty string without one."""
+        return next((f"{file}:{line}" for file, line in self._stack(frame)), "")
+
+    def _stack(self, frame: str) -> Iterator[tuple[str, str]]:
+        """Yields the file and the line of the frames within this package, innermost first."""
         seen = set()
         while frame in self._tables["StackFrames"] and frame not in seen:
             seen.add(frame)
@@ -59,6 +77,5 @@ class Sources:
             place = dict(_NUMBER.findall(self._tables["FileLocations"].get(found["file_location_id"], "")))
             file = self._tables["FileNames"].get(place.get("file_name_id", ""), "").strip('"')
             if f"/{PACKAGE}/" in file:
-                return f"{file.rpartition(f'/{PACKAGE}/')[2]}:{place['line']}"
+                yield file.rpartition(f"/{PACKAGE}/")[2], place["line"]
             frame = found.get("parent_frame_id", "")
-        return ""

@@ -1,40 +1,29 @@
-"""TPU slices as compile-only topologies."""
+"""Slices of TPUs and hosts of GPUs as compile-only topologies."""
 
 import dataclasses
-import importlib.util
 import math
-import os
 import re
 from typing import Any
 
-import jax
-
 from t5x_like.errors import UserError
-from t5x_like.planning.chips import CHIPS, Chip
+from t5x_like.planning.chips import Chip, PlanError
+from t5x_like.planning.gpus import GPUS
+from t5x_like.planning.tpus import TPUS
 
-# Environment of libtpu on a host without TPUs: no query to the metadata server or to other hosts, and no lock against
-# other processes.
-_LIBTPU_ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
-_TOPOLOGY = re.compile(r"^(?P<chip>[a-z0-9]+):(?P<sides>\d+(x\d+)*)$")
+__all__ = ["CHIPS", "PlanError", "Topology", "devices", "parse"]
 
-
-class PlanError(UserError):
-    """Planning is not possible on this host. The message names the missing package."""
+CHIPS: dict[str, Chip] = {**TPUS, **GPUS}
+_TOPOLOGY = re.compile(r"^(?P<chip>[a-z0-9-]+):(?P<sides>\d+(x\d+)*)$")
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """One or several identical TPU slices.
+    """One or several identical TPU slices, or hosts of GPUs.
 
     Attributes:
       chip: The chip of the slices.
-      sides: Sides of a slice in chips.
-      slices: Number of slices.
+      sides: Sides of a slice in chips; the number of GPUs of a host.
+      slices: Number of slices, or of hosts.
     """
 
     chip: Chip
@@ -57,15 +46,15 @@ class Topology:
         return self.chip.ici_bandwidth(self.sides)
 
     def __str__(self) -> str:
-        slices = f"{self.slices} slices of " if self.slices > 1 else ""
-        return f"{slices}{self.chip.name}:{'x'.join(map(str, self.sides))}"
+        return self.chip.describe(self.sides, self.slices)
 
 
 def parse(topology: str, num_slices: int = 1) -> Topology:
     """Parses a topology.
 
     Args:
-      topology: Chip and sides of a slice in chips, such as `v5p:8x8x8`.
+      topology: A TPU and the sides of a slice in chips, such as `v5p:8x8x8`, or a GPU with the number of GPUs of a
+        host, such as `h100:8`, or of hosts and of GPUs per host, such as `h100:2x8`.
       num_slices: Number of slices.
 
     Returns:
@@ -76,26 +65,22 @@ def parse(topology: str, num_slices: int = 1) -> Topology:
     """
     match = _TOPOLOGY.match(topology) if isinstance(topology, str) else None
     if match is None:
-        raise UserError(f"--topology={topology!r} is not a topology. Give a chip and the sides, such as v5e:4x8.")
+        raise UserError(
+            f"--topology={topology!r} is not a topology. Give a chip and the sides, such as v5e:4x8 or h100:8."
+        )
     if match["chip"] not in CHIPS:
         raise UserError(f"--topology={topology}: unknown chip {match['chip']!r}. The chips are {', '.join(CHIPS)}.")
-    chip, sides = CHIPS[match["chip"]], tuple(int(side) for side in match["sides"].split("x"))
-    if len(sides) != chip.dimensions or 0 in sides:
-        example = "4x4x8" if chip.dimensions == 3 else "4x8"
-        raise UserError(
-            f"--topology={topology}: invalid sides. A slice of {chip.name} has {chip.dimensions} sides of at least 1, "
-            f"such as {chip.name}:{example}."
-        )
     if num_slices < 1:
         raise UserError(f"--num_slices={num_slices} is not a positive integer")
-    return Topology(chip, sides, num_slices)
+    chip = CHIPS[match["chip"]]
+    return Topology(chip, *chip.parse_sides(topology, tuple(map(int, match["sides"].split("x"))), num_slices))
 
 
 def devices(topology: str, num_slices: int = 1) -> list[Any]:
     """Returns compile-only devices of a topology.
 
-    Programs can be compiled for these devices, but not run. The function sets JAX's platform to CPU, so that libtpu
-    serves as a compiler and does not look for TPUs.
+    Programs can be compiled for these devices, but not run. The function sets JAX's platform to CPU, so that the
+    compiler does not look for the chips.
 
     Args:
       topology: See `parse`.
@@ -105,26 +90,8 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
       Devices for a mesh.
 
     Raises:
-      PlanError: Libtpu is not installed.
+      PlanError: The compiler is not installed.
       UserError: The topology is invalid or unknown to the compiler.
     """
     parsed = parse(topology, num_slices)
-    if importlib.util.find_spec("libtpu") is None:
-        raise PlanError(
-            "libtpu, XLA's TPU compiler, is not installed. Install the version that matches jax: "
-            "pip install -e '.[plan]' -c constraints.txt"
-        )
-    for name, value in _LIBTPU_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    jax.config.update("jax_platforms", "cpu")
-    from jax.experimental import topologies
-
-    options: dict[str, Any] = {"num_slices": num_slices} if num_slices > 1 else {}
-    if parsed.chip.config_name:
-        options["chip_config_name"] = parsed.chip.config_name
-    if min(parsed.sides[:2]) < 2:  # smaller than a host, which has 2x2 chips
-        options["chips_per_host_bounds"] = (*(min(side, 2) for side in parsed.sides[:2]), 1)
-    try:
-        return list(topologies.get_topology_desc(topology_name=topology, platform="tpu", **options).devices)
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"--topology={topology}: unknown to the compiler: {error}. Choose another slice.") from error
+    return parsed.chip.compile_only_devices(parsed.sides, parsed.slices)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from t5x_like.planning import chips
+from t5x_like.planning import tpus
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "launch"))
@@ -29,7 +29,7 @@ def rows() -> dict[str, list[str]]:
 
 
 def test_generations_are_those_that_can_be_planned():
-    assert sorted(TABLE) == sorted(chips.CHIPS)
+    assert sorted(TABLE) == sorted(tpus.TPUS)
 
 
 @pytest.mark.parametrize("generation", TABLE.values(), ids=lambda each: each.name)

@@ -17,12 +17,12 @@ from t5x_like import config, optimizers
 from t5x_like.config.operative import flatten
 from t5x_like.models.llama import LlamaConfig
 from t5x_like.objectives.causal_lm import CausalLM
-from t5x_like.planning.chips import CHIPS
+from t5x_like.planning.tpus import TPUS
 
 ALL_FILES = sorted((Path(config.SHIPPED_ROOT) / "hardware").glob("*.gin"))
 GPU = Path(config.SHIPPED_ROOT) / "hardware/gpu.gin"
 FILES = [file for file in ALL_FILES if file != GPU]
-SLICES = {chip.name: f"{chip.name}:{'x'.join(['2'] * chip.dimensions)}" for chip in CHIPS.values()}
+SLICES = {chip.name: f"{chip.name}:{'x'.join(['2'] * chip.dimensions)}" for chip in TPUS.values()}
 
 
 def options(file):
@@ -37,7 +37,7 @@ def options(file):
 
 
 def test_all_generations_have_a_file():
-    assert {file.stem for file in FILES} == set(CHIPS)
+    assert {file.stem for file in FILES} == set(TPUS)
 
 
 @pytest.mark.parametrize("file", ALL_FILES, ids=lambda file: file.stem)
@@ -82,7 +82,7 @@ GOLDEN = Path(__file__).parents[1] / "goldens" / "compiled_steps.txt"
 # Slices that compile in seconds. A chip of TPU7x is two devices.
 COMPILED = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 MESHES = [
-    *((name, {"fsdp": 4 * CHIPS[name].devices_per_chip}) for name in COMPILED),
+    *((name, {"fsdp": 4 * TPUS[name].devices_per_chip}) for name in COMPILED),
     ("v5e", {"data": 2, "fsdp": 2}),
 ]
 # Attention of so few queries is computed by XLA.

@@ -24,9 +24,10 @@ WORK = Work(
     unknown_kernels={"mystery"},
 )
 MESH = DeviceMesh({"fsdp": 8}, (0,) * 8, tuple((x, y, 0) for x in range(2) for y in range(4)))
-NORM = Operation("fusion", "backward layers/norms.py:92 reduce_sum", "f32[8]")
+NORM = Operation("elementwise", "fusion", "backward layers/norms.py:92 reduce_sum", "f32[8]")
 EXPECTED = Expected(seconds=4.0, core=2.5, without_cycles=0.5, synchronous=1.0, exposed=0.5)
-EXPECTED.operations = {NORM: Share(0.25, 0.0, 2e9, 48), Operation("product", "?", "f32[8]"): Share(2.0, 3e12, 1e9, 24)}
+PRODUCT = Operation("matrix products", "product", "?", "f32[8]")
+EXPECTED.operations = {NORM: Share(0.25, 0.0, 2e9, 48), PRODUCT: Share(2.0, 3e12, 1e9, 24)}
 MEMORY = Memory(parameters=2**30, optimizer=2**20, batch=2**10, temporaries=2**31, peak=3 * 2**30 + 2**20 + 2**10)
 PLAN = report.Plan(
     topology=V5E,
@@ -52,7 +53,7 @@ KEYS = (
     *("collective_bytes", "step_seconds_bound", "bound_by", "tokens_per_second_at_bound", "mfu_at_bound"),
     *("compile_seconds", "tokens_per_second_expected", "expected_run_seconds", "expected_cost"),
     *("expected_step_seconds", "expected_parts", "mfu_expected", "collective_counts", "synchronous_collective_bytes"),
-    *("kernels_without_cost", "teacher_parameters", "expected_largest"),
+    *("kernels_without_cost", "teacher_parameters", "expected_largest", "expected_breakdown"),
 )
 
 
@@ -105,6 +106,8 @@ def test_json_has_documented_keys():
     assert (found["expected_step_seconds"], found["kernels_without_cost"]) == (4.0, ["mystery"])
     assert (found["fits"], found["bound_by"], found["executed_flops"]) == (True, "compute", 394e12)
     assert [one["seconds"] for one in found["expected_largest"]] == [2.0, 0.25]
+    assert found["expected_breakdown"]["matrix products"] == {"seconds": 2.0, "flops": 3e12, "hbm_bytes": 1e9}
+    assert found["expected_breakdown"]["collectives"]["seconds"] == 0.0
     assert found["expected_largest"][1] == dataclasses.asdict(NORM) | dataclasses.asdict(EXPECTED.operations[NORM])
 
 
@@ -120,6 +123,7 @@ def test_text_contains_the_numbers():
         "4,000.00 ms (ms: core 2,500.00, synchronous collectives 1,000.00, waiting for transfers 500.00)",
         "MFU expected                      25.0 %",
         "2,000.00 ms, bound by compute",
+        "matrix products                     2,000.00 ms   50.0 %       3.000 TFLOP       1.00 GB",
         "    250.00 ms  48 x fusion, backward layers/norms.py:92 reduce_sum, f32[8]",
         "50.0 %",
         "48.00 (32.00 chip-hours at 1.5)",

@@ -6,7 +6,7 @@ import pytest
 
 from t5x_like import metrics
 from t5x_like.planning import topologies
-from t5x_like.planning.chips import CHIPS
+from t5x_like.planning.tpus import TPUS
 
 
 def test_parse():
@@ -18,8 +18,22 @@ def test_parse():
 
 
 @pytest.mark.parametrize(
+    ("topology", "sides", "hosts"), [("h100:8", (8,), 1), ("h100:1", (1,), 1), ("a100-40:2x8", (8,), 2)]
+)
+def test_parse_gpus(topology, sides, hosts):
+    parsed = topologies.parse(topology)
+    assert (parsed.sides, parsed.slices, parsed.num_devices) == (sides, hosts, sides[0] * hosts)
+    assert str(parsed) == topology
+
+
+@pytest.mark.parametrize(
     ("topology", "num_slices", "message"),
     [
+        ("v100:8", 1, "unknown chip 'v100'. The chips are v4, .*, h100, h200, b200, a100-40, a100-80, l4"),
+        ("h100:16", 1, "invalid sizes. Give 1 to 8 GPUs of a host, such as h100:8, or .* such as h100:2x8"),
+        ("h100:0x8", 1, "invalid sizes"),
+        ("h100:2x2x2", 1, "invalid sizes"),
+        ("h100:8", 2, "GPUs have no slices. Give the number of hosts in the topology, such as --topology=h100:2x8"),
         ("v5p-512", 1, "is not a topology. Give a chip and the sides, such as v5e:4x8"),
         ("v9:2x2", 1, "unknown chip 'v9'. The chips are v4, v5e, v5p, v6e, tpu7x"),
         ("v5p:8x8", 1, "A slice of v5p has 3 sides of at least 1, such as v5p:4x4x8"),
@@ -39,7 +53,7 @@ def test_missing_libtpu_names_the_extra(monkeypatch):
 
 
 def test_closed_sides_use_both_directions_of_their_links():
-    v5p, v5e = CHIPS["v5p"], CHIPS["v5e"]
+    v5p, v5e = TPUS["v5p"], TPUS["v5e"]
     assert v5p.ici_bandwidth((4, 4, 8)) == 6 * v5p.link_bandwidth
     assert v5p.ici_bandwidth((2, 2, 1)) == 2 * v5p.link_bandwidth
     assert v5p.ici_bandwidth((2, 2, 4)) == 3 * v5p.link_bandwidth  # not a multiple of a cube, so its side of 4 is open
@@ -52,4 +66,4 @@ def test_closed_sides_use_both_directions_of_their_links():
     [("v4", "TPU v4"), ("v5e", "TPU v5 lite"), ("v5p", "TPU v5"), ("v6e", "TPU v6 lite"), ("tpu7x", "TPU7x")],
 )
 def test_peak_flops_equal_those_of_metrics(chip, kind):
-    assert CHIPS[chip].peak_flops == metrics.peak_flops(kind)
+    assert TPUS[chip].peak_flops == metrics.peak_flops(kind)

@@ -9,7 +9,7 @@ import pytest
 
 from t5x_like import config
 from t5x_like.errors import UserError
-from t5x_like.planning.chips import CHIPS
+from t5x_like.planning.tpus import TPUS
 from t5x_like.runtime import hardware_files
 
 pytestmark = pytest.mark.notf
@@ -67,5 +67,5 @@ def test_file_is_logged_once(caplog):
 
 
 def test_all_device_kinds_of_planned_chips_have_a_file():
-    kinds = {kind: f"{chip.name}.gin" for chip in CHIPS.values() for kind in chip.device_kinds}
+    kinds = {kind: f"{chip.name}.gin" for chip in TPUS.values() for kind in chip.device_kinds}
     assert kinds == hardware_files._TPUS

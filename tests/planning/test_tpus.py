@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from t5x_like.planning.chips import CHIPS, GIB
+from t5x_like.planning.chips import GIB
+from t5x_like.planning.tpus import TPUS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +48,12 @@ PUBLISHED = {
 
 
 def test_all_chips_have_published_specifications():
-    assert set(PUBLISHED) == set(CHIPS)
+    assert set(PUBLISHED) == set(TPUS)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_specification_per_device_equals_published_specification(name):
-    chip, published = CHIPS[name], PUBLISHED[name]
+    chip, published = TPUS[name], PUBLISHED[name]
     assert chip.devices_per_chip == published.devices
     assert chip.peak_flops * published.devices == published.tflops * 1e12
     assert chip.hbm_bandwidth * published.devices == published.hbm_gbps * 1e9
@@ -64,11 +65,11 @@ def test_specification_per_device_equals_published_specification(name):
 
 @pytest.mark.parametrize(("name", "units"), [("v4", 8), ("v5e", 4), ("v5p", 8), ("v6e", 4), ("tpu7x", 4)])
 def test_peak_is_that_of_whole_matrix_units(name, units):
-    chip = CHIPS[name]
+    chip = TPUS[name]
     assert chip.peak_flops == pytest.approx(units * 2 * chip.matrix_unit**2 * chip.clock, rel=0.01)
 
 
 def test_closed_torus_uses_all_links():
     for name, published in PUBLISHED.items():
-        chip = CHIPS[name]
+        chip = TPUS[name]
         assert chip.ici_bandwidth((chip.wrap,) * chip.dimensions) == published.links * chip.link_bandwidth
