@@ -78,7 +78,7 @@ def compile_step(program: Program, topology: Topology) -> CompiledStep:
     arguments = [_bytes_per_device(tree) for tree in (parameters_and_teachers, state.replace(params=()), batch)]
     devices = _mesh(program, topology)
     try:
-        with _without_compilation_cache():
+        with _without_compilation_cache(), _whole_stacks():
             traced = program.train_step.trace(state, frozen, batch)
             lowered = traced.lower(lowering_platforms=(topology.chip.platform,))
             compiled = lowered.compile(compiler_options=dict(topology.chip.compiler_options) or None)
@@ -140,6 +140,17 @@ def _without_compilation_cache():
     finally:
         jax.config.update("jax_enable_compilation_cache", before)
         compilation_cache.reset_cache()
+
+
+@contextlib.contextmanager
+def _whole_stacks():
+    """Lets programs have the whole stack of each operation, by which `breakdown` finds what it is for."""
+    before = jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", -1)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", before)
 
 
 def _bytes_per_device(tree: Any) -> float:

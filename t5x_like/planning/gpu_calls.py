@@ -62,11 +62,11 @@ def is_attention(instruction: Instruction) -> bool:
 
 def scores(instruction: Instruction) -> float:
     """Returns the number of scores that an attention of cuDNN computes: half of them under a causal mask."""
-    shape = re.search(r'"intermediate_tensor_shape":\{.*?"dimensions":\[([^\]]*)\]', instruction.attributes)
+    shape = re.search(r'"intermediate_tensor_shape": ?\{.*?"dimensions": ?\[([^\]]*)\]', instruction.attributes)
     if shape is None:
         return 0.0
     whole = math.prod(int(size) for size in re.findall(r"\d+", shape[1]))
-    return whole / 2 if re.search(r'"mask_type":"[A-Z_]*CAUSAL', instruction.attributes) else float(whole)
+    return whole / 2 if re.search(r'"mask_type": ?"[A-Z_]*CAUSAL', instruction.attributes) else float(whole)
 
 
 def exponentials(instruction: Instruction) -> float:
@@ -89,7 +89,7 @@ def _target(instruction: Instruction) -> str:
 
 def _product_flops(computation: Computation, instruction: Instruction) -> float:
     left = computation.operand_arrays(instruction)[0][0]
-    numbers = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
+    numbers = re.search(r'"lhs_contracting_dimensions": ?\[([^\]]*)\]', instruction.attributes)
     contracted: Sequence[int] = [int(dim) for dim in re.findall(r"\d+", numbers[1])] if numbers else ()
     return 2.0 * instruction.arrays[0].size * math.prod(left.dims[dim] for dim in contracted)
 

@@ -70,12 +70,10 @@ class Sources:
 
     def _stack(self, frame: str) -> Iterator[tuple[str, str]]:
         """Yields the file and the line of the frames within this package, innermost first."""
-        seen = set()
-        while frame in self._tables["StackFrames"] and frame not in seen:
-            seen.add(frame)
+        while frame in self._tables["StackFrames"]:
             found = dict(_NUMBER.findall(self._tables["StackFrames"][frame]))
             place = dict(_NUMBER.findall(self._tables["FileLocations"].get(found["file_location_id"], "")))
             file = self._tables["FileNames"].get(place.get("file_name_id", ""), "").strip('"')
             if f"/{PACKAGE}/" in file:
                 yield file.rpartition(f"/{PACKAGE}/")[2], place["line"]
-            frame = found.get("parent_frame_id", "")
+            frame = str(int(found.get("parent_frame_id", "1")) - 1)  # counts from 1, and 1 stands for no parent

@@ -56,7 +56,7 @@ def test_operations_share_the_time_by_source():
     frames = (
         'FileNames\n1 "/site/t5x_like/layers/norms.py"\n2 "/site/jax/numpy.py"\nFunctionNames\n1 "norm"\n'
         "FileLocations\n1 {file_name_id=1 function_name_id=1 line=92}\n2 {file_name_id=2 function_name_id=1 line=7}\n"
-        "StackFrames\n1 {file_location_id=1 parent_frame_id=1}\n2 {file_location_id=2 parent_frame_id=1}\n\n\n"
+        "StackFrames\n1 {file_location_id=1 parent_frame_id=1}\n2 {file_location_id=2 parent_frame_id=2}\n\n\n"
     )
     norm = 'metadata={op_name="jit(step)/transpose(jvp())/reduce_sum" stack_frame_id=2}, calls=%inner, '
     named = fusion("f", "x", 1).replace("calls=%inner, ", norm) + fusion("g", "f", 2).replace("calls=%inner, ", norm)
