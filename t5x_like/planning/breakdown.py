@@ -70,4 +70,9 @@ def _only_moves(module: hlo.Module, instruction: hlo.Instruction) -> bool:
     if instruction.opcode != "fusion":
         return instruction.opcode in _COPIES
     inner = module.computations[instruction.called("calls")].instructions
-    return all(each.opcode in _MOVES or (each.opcode == "fusion" and _only_moves(module, each)) for each in inner)
+    return all(
+        each.opcode in _MOVES
+        or (each.opcode == "fusion" and _only_moves(module, each))
+        or all(array.size == 1 for array in each.arrays)  # computes an index
+        for each in inner
+    )
