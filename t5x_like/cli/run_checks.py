@@ -100,7 +100,7 @@ def trace_program(recipe: Recipe, checklist: Checklist) -> Program | None:
     if update.compiler_options:
         checklist.skip("the XLA options", "only the compiler for the devices of the run knows them")
     if getattr(model, "scan_layers", False) is None:
-        model = dataclasses.replace(model, scan_layers=True)  # as on accelerators; a scan is traced in less time
+        model = dataclasses.replace(model, scan_layers=True)  # as on TPUs; a scan is traced in less time
     recipe = dataclasses.replace(recipe, model=model, update=dataclasses.replace(update, compiler_options={}))
     given = recipe.partitioner or Partitioner()
     one = Partitioner(rules=given.rules, devices=jax.devices()[:1], attention=given.attention)

@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
+from t5x_like.kernels.contraction import widened
 
 # Dimensions of products per row and head.
 _BATCH = ((0, 1), (0, 1))
@@ -37,10 +39,14 @@ def scores(
     """
     batch, q_len, kv_heads, group, size = q.shape
     if not _heads_first(group * q_len, size, platform):
-        return jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=jnp.float32)
+        return widened(_scores, q, k, jnp.float32, platform=platform)
     rows = q.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * q_len, size)
     products = lax.dot_general(rows, k.swapaxes(1, 2), (((3,), (3,)), _BATCH), preferred_element_type=jnp.float32)
     return products.reshape(batch, kv_heads, group, q_len, -1)
+
+
+def _scores(q: Array, k: Array, *, result_dtype: DTypeLike | None) -> Array:
+    return jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=result_dtype)
 
 
 def averages(

@@ -1,7 +1,8 @@
 """Stacks of identical layers, scanned or unrolled.
 
 A scanned stack is one layer whose parameters have a leading dimension `layers`. Its compile time does not grow with the
-number of layers, which matters on accelerators. An unrolled stack is an `nnx.List` and runs 20 to 25 % faster on CPU.
+number of layers, which matters on accelerators. An unrolled stack is an `nnx.List` and runs 20 to 25 % faster on CPU
+and, by the plan, on GPUs.
 Both have the same initial values and the same dropout.
 """
 
