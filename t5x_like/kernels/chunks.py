@@ -26,8 +26,10 @@ LOGITS_BUDGET_BYTES = 256 * 2**20
 # gathers 2 bytes per element. A product has 2 FLOP per element and position. It takes as long as the addition if the
 # positions are four times the peak of a chip divided by the bandwidth of its memory (664 on a v5p, 962 on a v5e, by
 # `planning.tpus`), and as long as the gather if they are the peak divided by the bandwidth of its links (765, 985).
-# On a v6e, both numbers are above 2,200, but chunks of this size would need twice the memory.
+# On a v6e, both numbers are above 2,200, but chunks of this size would need twice the memory. On an H100, the first one
+# is 1,180. GPUs have more memory than TPUs of the same rate, so their chunks are larger.
 MIN_POSITIONS = 1024
+MIN_POSITIONS_ON_GPU = 4096
 
 Scalar = Float[Array, ""]
 Logits = Float[Array, "batch chunk vocab"]
@@ -180,6 +182,7 @@ def _sum_with_gradient(network: Readout, loss: PositionLoss, chunks: "Chunks") -
     with contextlib.nullcontext() if device is None else device.bound():
         chunk = jax.ShapeDtypeStruct((rows, *hidden.shape[2:]), hidden.dtype)
         unembed, parameters = jax.closure_convert(network.logits, chunk)
+        dtypes = _dtypes_of_use(unembed, chunk, parameters)
 
     def compare_chunk(hidden, parameters, rest):
         return _compare(loss, unembed(hidden, *parameters), *rest)
@@ -188,13 +191,16 @@ def _sum_with_gradient(network: Readout, loss: PositionLoss, chunks: "Chunks") -
         return _scan(lambda hidden, rest: (compare_chunk(hidden, parameters, rest), None), *chunks)
 
     def with_gradient(parameters, chunks):
+        cast = [x.astype(dtype) for x, dtype in zip(parameters, dtypes, strict=True)]
+
         def trained(hidden, parameters, rest):
             sums = compare_chunk(hidden, parameters, rest)
             return loss.trained(sums), sums
 
         def differentiate(hidden, rest):
-            gradients, sums = jax.grad(trained, argnums=(0, 1), has_aux=True)(hidden, parameters, rest)
-            return (sums, gradients[1]), gradients[0]
+            gradients, sums = jax.grad(trained, argnums=(0, 1), has_aux=True)(hidden, cast, rest)
+            parameter_gradients = [x.astype(each.dtype) for x, each in zip(gradients[1], parameters, strict=True)]
+            return (sums, parameter_gradients), gradients[0]
 
         return _scan(differentiate, *chunks)
 
@@ -220,6 +226,36 @@ def _sum_with_gradient(network: Readout, loss: PositionLoss, chunks: "Chunks") -
     return summed(hidden, parameters, rest)
 
 
+def _dtypes_of_use(unembed: Callable[..., Logits], chunk: jax.ShapeDtypeStruct, parameters: Sequence[Array]) -> list:
+    """Returns the dtypes to cast the parameters to before the loop over chunks.
+
+    It is the dtype to which `unembed` converts a parameter before it computes with it, and the parameter's own for
+    others. The sums of gradients keep the dtype of the parameter. XLA for TPUs moves the conversion out of the loop
+    itself; XLA for GPUs repeats it for each chunk.
+    """
+    if partitioning.bound_platform() != "gpu" or not parameters:
+        return [each.dtype for each in parameters]
+    jaxpr = jax.make_jaxpr(unembed)(chunk, *parameters).jaxpr
+    variables = jaxpr.invars[-len(parameters) :]
+    return [_dtype_of_use(jaxpr, variable) or variable.aval.dtype for variable in variables]
+
+
+def _dtype_of_use(jaxpr: Any, variable: Any) -> Any:
+    """Returns the dtype to which all uses of a variable convert it, or its transposes; None for other uses."""
+    same, found = [variable], []
+    for equation in jaxpr.eqns:
+        if not any(operand is each for operand in equation.invars for each in same):
+            continue
+        if equation.primitive.name == "transpose":
+            same.append(equation.outvars[0])
+        elif equation.primitive.name == "convert_element_type":
+            found.append(equation.params["new_dtype"])
+        else:
+            return None
+    is_result = any(output is each for output in jaxpr.outvars for each in same)
+    return found[0] if len(set(found)) == 1 and not is_result else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Chunks:
     """How `length` is split into chunks within each of its shards.
@@ -243,7 +279,7 @@ class Chunks:
         Args:
           readouts: The networks.
           budget_bytes: Bytes of float32 logits; None for `LOGITS_BUDGET_BYTES`, or for the logits of `MIN_POSITIONS`
-            if they are more.
+            (on GPUs `MIN_POSITIONS_ON_GPU`) if they are more.
         """
         batch, length = readouts[0].hidden.shape[:2]
         shards = partitioning.axis_size("length", length)
@@ -252,7 +288,8 @@ class Chunks:
         rows = batch / partitioning.batch_shards()
         bytes_per_position = 4 * vocab * rows / partitioning.axis_size("vocab")
         if budget_bytes is None:
-            budget_bytes = max(LOGITS_BUDGET_BYTES, MIN_POSITIONS * bytes_per_position / rows)
+            positions = MIN_POSITIONS_ON_GPU if partitioning.bound_platform() == "gpu" else MIN_POSITIONS
+            budget_bytes = max(LOGITS_BUDGET_BYTES, positions * bytes_per_position / rows)
         number = min(local_length, math.ceil(bytes_per_position * local_length / budget_bytes))
         return cls(number, -(-local_length // number), shards, length)
 

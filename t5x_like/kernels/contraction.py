@@ -56,8 +56,7 @@ def contract(
     # Rows and positions cannot become one dimension where both are sharded.
     if (platform or partitioning.bound_platform()) == "cpu" and partitioning.axis_size("length") == 1:
         return checkpoint_name(_cpu_product(x, kernel, num_inputs, result_dtype), PRODUCT)
-    plain = functools.partial(_plain_product, num_inputs=num_inputs)
-    return checkpoint_name(widened(plain, x, kernel, result_dtype, platform=platform), PRODUCT)
+    return widened(functools.partial(_plain_product, num_inputs=num_inputs), x, kernel, result_dtype, platform=platform)
 
 
 def widened(
@@ -110,9 +109,10 @@ def project(
     therefore join heads and their features to one dimension. The forward pass with a bias does not, because XLA then
     copies the result instead of adding the bias and saving the sum in one fusion with the product. On several devices
     the gradient is also reduced as a matrix. The gradient of the bias is a product with ones, because a sum over
-    positions reads its operand at a lower rate. This is done on TPUs, on GPUs and on several devices of any platform.
-    On a single CPU, without a bound partitioner, and where a mesh shards the second of several inputs or outputs, the
-    product equals `contract`'s.
+    positions reads its operand at a lower rate. This is done on TPUs, and on several devices of any platform. On a
+    single CPU or GPU, without a bound partitioner, and where a mesh shards the second of several inputs or outputs, the
+    product equals `contract`'s. On a GPU, XLA would merge the products with ones of all layers, and copy the gradients
+    of all activations into one array for it.
     With kernels as matrices, it has a custom VJP and does not support forward-mode differentiation.
 
     Args:
@@ -136,7 +136,7 @@ def project(
 def _matrix_sharding(kernel: Array, num_inputs: int, axes: Sequence[str]) -> NamedSharding | None:
     """Returns the sharding of a kernel as a matrix, or None where `project` uses `contract`."""
     partitioner = partitioning.bound_partitioner()
-    if partitioner is None or (partitioner.mesh.size == 1 and partitioner.platform == "cpu"):
+    if partitioner is None or (partitioner.mesh.size == 1 and partitioner.platform != "tpu"):
         return None
     spec = partitioner.spec(axes, kernel.shape, "kernel")
     (inputs, *other_inputs), (outputs, *other_outputs) = spec[:num_inputs], spec[num_inputs:]

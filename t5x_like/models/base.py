@@ -315,8 +315,8 @@ class BaseModel(nnx.Module):
         return outputs.replace(hidden=model_adapters.remove(self.config, outputs.hidden))
 
 
-# Defaults of model configurations per platform. Stacks are unrolled on CPU, where a scan over layers costs 20 to 25 %, and
-# on GPUs, where XLA copies each activation to and from an array of all layers (docs/performance.md).
+# Defaults of model configurations per platform. Stacks are unrolled on CPU, where a scan over layers costs 20 to 25 %,
+# and on GPUs, where XLA copies each activation to and from an array of all layers (docs/performance.md).
 _PLATFORM_DEFAULTS = {
     "cpu": {"dtype": "float32", "scan_layers": False},
     "gpu": {"dtype": "bfloat16", "scan_layers": False},

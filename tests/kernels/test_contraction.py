@@ -185,7 +185,7 @@ def test_remat_policies_see_products_off_cpu(policy, recomputed):
     assert primitives(jaxpr).count("dot_general") == 5 + recomputed
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "gpu"])
 def test_sums_in_the_dtype_of_the_result(platform):
     x, kernel = (jnp.asarray(array, jnp.bfloat16) for array in make_inputs((2, 3, 4), (4, 5)))
     y, pullback = jax.vjp(lambda *given: contract(*given, 1, result_dtype=jnp.float32, platform=platform), x, kernel)
@@ -193,3 +193,20 @@ def test_sums_in_the_dtype_of_the_result(platform):
     expected = np.tensordot(np.asarray(x, np.float32), np.asarray(kernel, np.float32), 1)
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
     assert [gradient.dtype for gradient in pullback(y)] == [jnp.bfloat16, jnp.bfloat16]
+
+
+@pytest.mark.parametrize(("platform", "dtypes"), [("gpu", {"bf16"}), ("tpu", {"bf16", "f32"})])
+def test_gradients_of_wide_products_on_gpus_are_products_of_narrow_operands(platform, dtypes):
+    x, kernel = (jnp.asarray(array, jnp.bfloat16) for array in make_inputs((2, 3, 4), (4, 5)))
+
+    def loss(x, kernel):
+        return jnp.sum(jnp.sin(contract(x, kernel, 1, result_dtype=jnp.float32, platform=platform)))
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
+    operands = re.findall(r"dot_general[^\n]*\((tensor<[^>]*>), (tensor<[^>]*>)\)", gradient.lower(x, kernel).as_text())
+    assert {tensor.rpartition("x")[2].strip(">") for pair in operands for tensor in pair} == dtypes
+    # The gradient of the result is rounded to bfloat16 first, with 8 bits.
+    y = jnp.cos(contract(x, kernel, 1, result_dtype=jnp.float32, platform="tpu"))
+    expected = jnp.einsum("bln,kn->blk", y, kernel.astype(jnp.float32)), jnp.einsum("blk,bln->kn", x, y)
+    for found, exact in zip(gradient(x, kernel), expected, strict=True):
+        np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=0.02, atol=0.02)

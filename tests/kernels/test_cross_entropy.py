@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t5x_like.kernels import chunks
 from t5x_like.kernels.chunks import Chunks, Readout
 from t5x_like.kernels.cross_entropy import cross_entropy, from_logits
 from t5x_like.layers import embeddings
@@ -270,3 +271,39 @@ def test_chunks_have_1024_positions_of_a_large_vocabulary(vocab, chunks):
     # Two rows per device: 256 MiB of logits, or 1,024 positions.
     with Partitioner(rules="fsdp", ici={"fsdp": 8}).bound():
         assert Chunks.of([readout], None).number == chunks
+
+
+def test_chunks_on_gpus_cast_the_kernel_once_and_sum_its_gradient_in_float32(monkeypatch):
+    hidden, kernel, targets, weights = make_inputs()
+    hidden = jnp.asarray(hidden, jnp.bfloat16)
+
+    def loss(kernel, hidden):
+        # Transposed and cast, as the table of tied embeddings.
+        unembed = functools.partial(embeddings.logits, kernel=kernel.T)
+        return cross_entropy(hidden, unembed, targets, weights, budget_bytes=4 * VOCAB * len(hidden)).total
+
+    def compute(platform):
+        monkeypatch.setattr(Partitioner, "platform", platform)
+        with Partitioner(devices=jax.devices()[:1]).bound():
+            jaxpr = str(jax.make_jaxpr(jax.grad(loss))(kernel.T, hidden))
+            return jax.value_and_grad(loss)(kernel.T, hidden), jaxpr
+
+    (value, gradient), cast_once = compute("gpu")
+    (expected, expected_gradient), cast_per_chunk = compute("tpu")
+    assert value == expected
+    assert gradient.dtype == jnp.float32
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=0.02, atol=0.02)  # of logits' gradients in bfloat16
+    table = f"bf16[{VOCAB},{EMBED}] = convert_element_type"
+    assert cast_once.index(table) < cast_once.index("scan[") < cast_per_chunk.index(table)
+
+
+def test_function_that_computes_with_the_kernel_itself_gets_it_as_it_is():
+    hidden, kernel, *_ = make_inputs()
+    chunk = jax.ShapeDtypeStruct(hidden.shape, jnp.bfloat16)
+
+    def dtype_of(unembed):
+        jaxpr = jax.make_jaxpr(unembed)(chunk, kernel).jaxpr
+        return chunks._dtype_of_use(jaxpr, jaxpr.invars[-1])
+
+    assert dtype_of(lambda hidden, kernel: hidden @ kernel.astype(hidden.dtype)) == jnp.bfloat16
+    assert dtype_of(lambda hidden, kernel: hidden @ kernel.astype(hidden.dtype) + jnp.sum(kernel)) is None
