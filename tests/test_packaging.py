@@ -77,6 +77,7 @@ def test_wheel_declares_entry_point_and_python_versions(wheel):
             "tpu",
             "cuda",
             "plan",
+            "plan-gpu",
             "cache",
             "dask",
             "corpora",

@@ -299,8 +299,8 @@ def test_for_platform_replaces_only_none():
         scan_layers: bool | None = None
 
     assert for_platform(Config(), "cpu") == Config("float32", False)
+    assert for_platform(Config(), "gpu") == for_platform(Config(), "cuda") == Config("bfloat16", False)
     assert for_platform(Config(dtype="float32"), "tpu") == Config("float32", True)
-    assert for_platform(Config(), "cuda") == Config("bfloat16", True)
 
 
 # ---- captures, FLOPs, initial loss -----------------------------------------------------------------------------------
