@@ -109,16 +109,6 @@ def test_norms_and_optimizer_do_not_know_ranges(tmp_path):
 
 
 @pytest.mark.full
-def test_resumed_run_has_the_same_ranges(tmp_path):
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    copying_run.run(whole, model=QUANTIZED)
-    copying_run.run(resumed, model=QUANTIZED, total=3)
-    copying_run.run(resumed, model=QUANTIZED)
-    assert copying_run.losses(whole)[3:] == copying_run.losses(resumed)[3:]
-    assert copying_run.losses(whole)[-1] != copying_run.losses(whole)[0]
-
-
-@pytest.mark.full
 def test_calibration_changes_ranges_alone(tmp_path):
     """`compression/calibrate.gin` freezes everything else, and starts from a dense run."""
     dense, calibrated = tmp_path / "dense", tmp_path / "calibrated"

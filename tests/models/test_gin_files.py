@@ -68,7 +68,12 @@ def test_every_model_file_has_expected_counts():
     assert files - shared == {*PARAMETERS}
 
 
-@pytest.mark.parametrize("name", sorted(PARAMETERS))
+# The tests below count the parameters of these with their heads.
+WITH_HEADS = BERT | ALBERT | UNILM | BIGBIRD | ERNIE | ROBERTA | DISTILBERT | ETC | SPANBERT
+WITH_HEADS |= DEBERTA | DEBERTA_V3 | ELECTRA | MOBILEBERT
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - WITH_HEADS))
 def test_model_file_has_published_parameter_count(load, name):
     assert parameters.count(abstract(load(name))) == PARAMETERS[name]
     assert f"{PARAMETERS[name]:,} parameters" in header(name)
