@@ -31,16 +31,26 @@ SUPPRESSING = """
 """
 
 
-def start(code):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "ready\n"
-    return process
+@pytest.fixture
+def start():
+    """Returns a function that runs code in a process, which is killed after the test, and waits until it is ready."""
+    environment, processes = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, []
+
+    def run(code):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        processes.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
-def test_second_ctrl_c_ends_a_blocked_process():
+def test_second_ctrl_c_ends_a_blocked_process(start):
     process = start(
         "from t5x_like.runtime import stop_signals\n"
         f"with stop_signals.watched() as signals:\n    signals.defer(); {STUCK}"
@@ -55,7 +65,7 @@ def test_second_ctrl_c_ends_a_blocked_process():
 
 
 @pytest.mark.parametrize("number", stop_signals.SIGNALS)
-def test_process_that_suppresses_signals_ends_after_the_grace_period(number):
+def test_process_that_suppresses_signals_ends_after_the_grace_period(start, number):
     process = start(
         "from t5x_like.runtime import stop_signals; stop_signals.GRACE_SECONDS = 0.2\n"
         f"with stop_signals.watched():{SUPPRESSING}"
@@ -66,7 +76,7 @@ def test_process_that_suppresses_signals_ends_after_the_grace_period(number):
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 143), (75, 75)])
-def test_signal_during_an_import_raises_no_exception_in_the_module(tmp_path, given, expected):
+def test_signal_during_an_import_raises_no_exception_in_the_module(start, tmp_path, given, expected):
     (tmp_path / "slow.py").write_text(
         "import time\ntry:\n    print('ready', flush=True); time.sleep(60)\n"
         "except BaseException:\n    print('raised')\n"
