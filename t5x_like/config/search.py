@@ -1,9 +1,10 @@
 """Finds gin files: given paths, includes, and shipped files that set a macro."""
 
 import difflib
+import functools
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from t5x_like import paths
 from t5x_like.config.values import ConfigError, nearest
@@ -99,9 +100,15 @@ def _nearest_file(path: str, search_paths: Sequence[str]) -> str:
     return f"; did you mean {max(same_name, key=lambda name: difflib.SequenceMatcher(None, path, name).ratio())}?"
 
 
+@functools.cache
+def _texts(root: pathlib.Path) -> Mapping[str, str]:
+    """Returns the gin files of a directory: relative path -> text, in order. A process reads them once."""
+    return {str(file.relative_to(root)): file.read_text("utf-8") for file in sorted(root.rglob("*.gin"))}
+
+
 def shipped_setters(macro: str) -> str:
     """Returns a hint with a shipped gin file that sets a macro, directly or by an include, or an empty string."""
-    texts = {str(file.relative_to(SHIPPED_ROOT)): file.read_text("utf-8") for file in SHIPPED_ROOT.rglob("*.gin")}
+    texts = _texts(SHIPPED_ROOT)
     includes = {
         name: {file for path in _INCLUDE.findall(text) for file in matching(path)} for name, text in texts.items()
     }
@@ -119,8 +126,7 @@ def shipped_setters(macro: str) -> str:
 def shipped_users(macro: str) -> str:
     """Returns a hint with a shipped gin file that uses a macro, or an empty string."""
     use = re.compile(rf"[=:,(\[] *%{re.escape(macro)}\b")
-    using = [file for file in SHIPPED_ROOT.rglob("*.gin") if use.search(file.read_text("utf-8"))]
-    found = sorted(str(file.relative_to(SHIPPED_ROOT)) for file in using)
+    found = [file for file, text in _texts(SHIPPED_ROOT).items() if use.search(text)]
     return f" by the files of this run. Shipped files that use it: {', '.join(found[:3])}" if found else ""
 
 
@@ -139,11 +145,7 @@ def comment_of(where: str) -> str:
 def shipped_references(macro: str) -> dict[str, str]:
     """Returns shipped gin file -> reference, such as `@optimizers.adamw()`, for files that set the macro to one."""
     setting = re.compile(rf"^{re.escape(macro)} *= *(@\S+)", re.MULTILINE)
-    found = {}
-    for file in sorted(SHIPPED_ROOT.rglob("*.gin")):
-        if match := setting.search(file.read_text("utf-8")):
-            found[str(file.relative_to(SHIPPED_ROOT))] = match[1]
-    return found
+    return {file: match[1] for file, text in _texts(SHIPPED_ROOT).items() if (match := setting.search(text))}
 
 
 def _is_shipped(path: str) -> bool:

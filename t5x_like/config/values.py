@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import io
 import pprint
 import re
@@ -179,8 +180,9 @@ def explain(error: SyntaxError | tokenize.TokenError, file: str) -> ConfigError:
     return ConfigError(f"{where}: {message}" + (f"\n    {source}" if source else ""))
 
 
-def parse(text: str, shown: str) -> list[Any]:
-    """Parses gin text.
+@functools.lru_cache(maxsize=1024)
+def parse(text: str, shown: str) -> tuple[Any, ...]:
+    """Parses gin text. The statements are kept, because an ablation reads the same files for each of its cells.
 
     Args:
       text: The text.
@@ -195,7 +197,7 @@ def parse(text: str, shown: str) -> list[Any]:
     source = io.StringIO(moved_modules.renamed(text))
     source.name = shown
     try:
-        return list(config_parser.ConfigParser(source, Delegate()))
+        return tuple(config_parser.ConfigParser(source, Delegate()))
     except (SyntaxError, tokenize.TokenError) as error:
         raise explain(error, shown) from error
     except (RecursionError, MemoryError) as error:  # the parser of Python raises the latter for many brackets

@@ -39,11 +39,13 @@ def _joined(text):
     return re.sub(r"\\\n\s*", " ", text).splitlines()
 
 
-SHOWN = [
-    pytest.param(words, id=f"{path.relative_to(ROOT)}:{number}")
-    for path in [*DOCUMENTS, *GIN_FILES]
-    for number, words in enumerate(shown_in(path), 1)
-]
+# Page, or folder of gin files -> the commands that it shows, each once.
+SHOWN = {}
+for _path in [*DOCUMENTS, *GIN_FILES]:
+    _of = _path if _path.suffix == ".md" else next(each for each in _path.parents if each.parent.name == "gin_configs")
+    _commands = SHOWN.setdefault(str(_of.relative_to(ROOT)), {})
+    _commands |= {tuple(words): _path for words in shown_in(_path)}
+SHOWN = {name: commands for name, commands in SHOWN.items() if commands}
 
 
 @pytest.fixture(scope="module")
@@ -109,33 +111,47 @@ def modules(tmp_path_factory):
 
 
 def test_documentation_shows_every_command():
-    assert len(SHOWN) > 90
-    assert {words.values[0][0] for words in SHOWN} == set(cli.COMMANDS)
+    commands = [words for of_page in SHOWN.values() for words in of_page]
+    assert len(commands) > 700
+    assert {words[0] for words in commands} == set(cli.COMMANDS)
 
 
-@pytest.mark.parametrize("words", SHOWN)
-def test_shown_command_resolves(words, run_directory, huggingface, own_run, modules, monkeypatch, tmp_path):
-    if "…" in words:  # stands for the gin files and settings of a run
-        words = [word for word in words if word != "…"] + RUN.split()
+@pytest.fixture
+def resolve_shown(run_directory, huggingface, own_run, modules, monkeypatch, tmp_path):
+    """Returns a function that resolves a command, and the commands that read its run."""
     names = re.compile(f"--gin.HF_PATH=({'|'.join(MODELS)}).*")
-    words = [names.sub(lambda match: f"--gin.HF_PATH={huggingface / match[1]}", word) for word in words]
-    words = own_run(words)
     own_files = {f"--gin_file={path.name}": f"--gin_file={path}" for path in modules.glob("*.gin")}
-    words = [own_files.get(word, word) for word in words]
     monkeypatch.syspath_prepend(str(modules))
     monkeypatch.setenv("T5X_LIKE_TRUSTED_MODULES", ",".join(path.stem for path in modules.glob("*.py")))
     monkeypatch.setattr(epochs, "_rows", lambda settings: 1000)  # the data of the commands is not here
     # The buckets are empty. Without access to the network, each request for them would be repeated for half a minute.
     monkeypatch.setattr(stores, "open_store", lambda path: (fsspec.filesystem("memory"), path.partition("://")[2]))
-    arguments = cli.parse(words)
-    given = dict(arguments.bindings)
-    uses_run = resolution.reads_run(cli.COMMANDS[arguments.command], arguments) and "HF_PATH" not in given
-    uses_run = uses_run and (not arguments.gin_files or bool({"MODEL_DIR", "CHECKPOINT_PATH"} & given.keys()))
-    resolved = resolution.resolve(arguments, run_directory if uses_run else None)
-    assert isinstance(resolved, config.Resolved)
-    if arguments.command in ("train", "distill"):
-        module = dict(arguments.bindings).get("MIXTURE_OR_TASK_MODULE")
-        check_stored(resolved, tmp_path, [f"--gin.MIXTURE_OR_TASK_MODULE={module}"] if module else [])
+
+    def resolve(words):
+        if "…" in words:  # stands for the gin files and settings of a run
+            words = [word for word in words if word != "…"] + RUN.split()
+        words = own_run([names.sub(lambda match: f"--gin.HF_PATH={huggingface / match[1]}", word) for word in words])
+        arguments = cli.parse([own_files.get(word, word) for word in words])
+        given = dict(arguments.bindings)
+        uses_run = resolution.reads_run(cli.COMMANDS[arguments.command], arguments) and "HF_PATH" not in given
+        uses_run = uses_run and (not arguments.gin_files or bool({"MODEL_DIR", "CHECKPOINT_PATH"} & given.keys()))
+        resolved = resolution.resolve(arguments, run_directory if uses_run else None)
+        assert isinstance(resolved, config.Resolved)
+        if arguments.command in ("train", "distill"):
+            module = given.get("MIXTURE_OR_TASK_MODULE")
+            check_stored(resolved, tmp_path, [f"--gin.MIXTURE_OR_TASK_MODULE={module}"] if module else [])
+
+    return resolve
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_shown_commands_resolve(page, resolve_shown):
+    for words, path in SHOWN[page].items():
+        try:
+            resolve_shown(words)
+        except Exception as error:
+            error.add_note(f"{path}: t5x_like {shlex.join(words)}")
+            raise
 
 
 def check_stored(resolved, directory, words=()):
@@ -219,8 +235,10 @@ _FOLDERS_OF_PARTS = (
 )
 
 
-@pytest.mark.parametrize("path", [path for path in GIN_FILES if path.parts[-3] != "models"], ids=lambda path: path.name)
-def test_header_of_every_gin_file_shows_its_command(path):
-    assert path.read_text(encoding="utf-8").startswith("# ")
-    name = str(path.relative_to(ROOT / "gin_configs"))
-    assert name in PARTS or name.startswith(_FOLDERS_OF_PARTS) or shown_in(path)
+def test_header_of_every_gin_file_shows_its_command():
+    for path in GIN_FILES:
+        if path.parts[-3] == "models":
+            continue
+        assert path.read_text(encoding="utf-8").startswith("# "), path
+        name = str(path.relative_to(ROOT / "gin_configs"))
+        assert name in PARTS or name.startswith(_FOLDERS_OF_PARTS) or shown_in(path), path

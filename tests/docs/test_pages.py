@@ -35,9 +35,9 @@ def anchors(path):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_resolve(path):
-    for link in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+def test_links_resolve():
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)\s]+)\)", prose(page))]
+    for path, link in links:
         if re.match(r"https?://", link):
             continue
         target, _, anchor = link.partition("#")
@@ -48,25 +48,23 @@ def test_links_resolve(path):
             assert anchor in anchors(file), f"{path.name}: {link}: heading not found"
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_lines_of_prose_fit(path):
+def test_lines_of_prose_fit():
     # Tables and lines of badges cannot be wrapped.
-    long = [line for line in prose(path).splitlines() if len(line) > MAX_LINE and not re.match(r"\||\[!\[", line)]
-    assert long == []
+    lines = [(path.name, line) for path in PAGES for line in prose(path).splitlines()]
+    assert [each for each in lines if len(each[1]) > MAX_LINE and not re.match(r"\||\[!\[", each[1])] == []
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_named_files_exist(path):
-    text = prose(path)
-    files = re.findall(r"`((?:t5x_like|tests|gin_configs|launch|benchmarks|data_tasks)/[\w/.*]+)`", text)
-    files += re.findall(
-        r"`(gin_configs/)?((?:commands|data|hardware|models|objectives|optimizers|runs|studies)/[\w/]+\.gin)`", text
-    )
-    names = [name if isinstance(name, str) else f"gin_configs/{name[1]}" for name in files]
-    # Capitals stand for names that the reader chooses, such as tests/models/test_FAMILY.py.
-    missing = [name for name in names if not re.search(r"[A-Z]{3}", name) and not any(ROOT.glob(name.rstrip("/")))]
-    # A stored configuration is in a run directory.
-    assert [name for name in missing if not name.endswith("/config.gin")] == []
+def test_named_files_exist():
+    for path in PAGES:
+        text = prose(path)
+        files = re.findall(r"`((?:t5x_like|tests|gin_configs|launch|benchmarks|data_tasks)/[\w/.*]+)`", text)
+        folders = "commands|data|hardware|models|objectives|optimizers|runs|studies"
+        gin_files = re.findall(rf"`(?:gin_configs/)?((?:{folders})/[\w/]+\.gin)`", text)
+        # Capitals stand for names that the reader chooses, such as tests/models/test_FAMILY.py. A stored configuration
+        # is in a run directory.
+        for name in (*files, *(f"gin_configs/{each}" for each in gin_files)):
+            if not re.search(r"[A-Z]{3}", name) and not name.endswith("/config.gin"):
+                assert any(ROOT.glob(name.rstrip("/"))), f"{path.name}: {name} not found"
 
 
 def test_every_page_is_in_the_navigation():
