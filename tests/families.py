@@ -59,12 +59,18 @@ def scanned(config: ModelConfig, **changes: Any) -> ModelConfig:
 
 
 @functools.cache
+def shapes(config: ModelConfig) -> Model:
+    """Returns the model of a configuration with shapes as parameters."""
+    return jax.eval_shape(config.make, jax.random.key(0))
+
+
+@functools.cache
 def random_model(config: ModelConfig) -> Model:
     """Returns a model with random parameters, which do not depend on the layout.
 
     They are drawn by NumPy because compiling an initialization takes longer than a test.
     """
-    stack = jax.eval_shape(scanned(config).make, jax.random.key(0))
+    stack = shapes(scanned(config))
     rng = np.random.default_rng(0)
 
     def draw(name, leaf):
@@ -74,7 +80,7 @@ def random_model(config: ModelConfig) -> Model:
         return (0.3 if name.endswith("kernel") else 0.6) * rng.normal(size=leaf.shape)
 
     drawn = {name: draw(name, leaf).astype(np.float32) for name, leaf in parameters.named_leaves(stack).items()}
-    return parameters.unstack(drawn, jax.eval_shape(config.make, jax.random.key(0)))
+    return parameters.unstack(drawn, shapes(config))
 
 
 def tokens(*shape: int, seed: int = 0) -> np.ndarray:

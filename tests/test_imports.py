@@ -1,6 +1,7 @@
 """Imports follow the levels of the packages, and heavy packages are imported lazily (docs/architecture.md)."""
 
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -75,6 +76,13 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def nodes(*directories: str, containing: str) -> Iterator[tuple[Path, ast.AST]]:
+    """Yields the nodes of the files whose text has a match of a regular expression."""
+    for path in python_files(*directories):
+        if re.search(containing, text := path.read_text(encoding="utf-8")):
+            yield from ((path, node) for node in ast.walk(ast.parse(text)))
+
+
 MODULES = {module_name(path): path for path in python_files("t5x_like", "data_tasks")}
 
 
@@ -110,6 +118,7 @@ def imports_of(name: str, source: str, path: str, *, is_package: bool = False, t
     yield from walk(ast.parse(source), lazy=False)
 
 
+@functools.cache
 def all_imports(*, types: bool = False) -> list[Import]:
     return [
         found
@@ -191,8 +200,7 @@ def test_models_and_layers_do_not_name_mesh_axes():
     packages = [f"t5x_like/{package}" for package in ("models", "layers", "kernels", "objectives", "decoding")]
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
-        for path in python_files(*packages)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, node in nodes(*packages, containing="['\"](fsdp|tensor|sequence)['\"]")
         if isinstance(node, ast.Constant) and node.value in ("fsdp", "tensor", "sequence")
     ]
     assert found == []
@@ -286,8 +294,7 @@ def test_the_library_names_no_module_of_the_shipped_tasks():
     """Names in strings are imports that the levels do not see. The exception is the documented default of tasks."""
     found = {
         (path.relative_to(ROOT).as_posix(), node.value)
-        for path in python_files("t5x_like")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, node in nodes("t5x_like", containing="data_tasks")
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and re.fullmatch(r"data_tasks(\.\w+)+", node.value)
@@ -295,8 +302,7 @@ def test_the_library_names_no_module_of_the_shipped_tasks():
     assert found == {("t5x_like/data/seqio_feed/registry.py", "data_tasks.shipped_tasks")}
     named = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in python_files("t5x_like", "data_tasks")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, node in nodes("t5x_like", "data_tasks", containing="import_module")
         if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "import_module"
         if node.args and isinstance(node.args[0], ast.Constant)
     ]

@@ -49,7 +49,7 @@ def _imported(node):
             yield from (alias.name.split(".")[0] for alias in child.names)
         elif isinstance(child, ast.ImportFrom) and not child.level:
             yield child.module.split(".")[0]
-        elif isinstance(child, ast.Call) and ast.unparse(child.func).endswith("importorskip"):
+        elif isinstance(child, ast.Call) and "importorskip" in (getattr(child.func, key, "") for key in ("attr", "id")):
             yield child.args[0].value.split(".")[0]
 
 

@@ -100,7 +100,11 @@ def test_epochs_differ_in_order_and_corruption():
 
 @pytest.mark.parametrize(
     ("name", "shuffle", "pack"),
-    [("feed_one", True, True), ("feed_one", False, False), ("feed_mixture", True, True)],
+    [
+        pytest.param("feed_one", True, True, marks=pytest.mark.full),
+        pytest.param("feed_one", False, False, marks=pytest.mark.full),
+        ("feed_mixture", True, True),
+    ],
 )
 def test_restored_iterator_continues_bit_exactly(name, shuffle, pack):
     # Enough batches to reach the second epoch.
@@ -149,8 +153,8 @@ def test_unsaveable_pipeline_warns_and_is_read_again(caplog, monkeypatch):
     ("change", "message"),
     [
         ({"seed": 6}, "seed was 5, is 6"),
-        ({"batch_size": 8}, "batch_size was 4, is 8"),
-        ({"mixture_or_task_name": "feed_two"}, "task was feed_one, is feed_two"),
+        pytest.param({"batch_size": 8}, "batch_size was 4, is 8", marks=pytest.mark.full),
+        pytest.param({"mixture_or_task_name": "feed_two"}, "task was feed_one, is feed_two", marks=pytest.mark.full),
     ],
 )
 def test_restoring_in_another_pipeline_raises(change, message):

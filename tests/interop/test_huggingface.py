@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from families import FAMILIES, random_model, scanned
+from families import FAMILIES, random_model, scanned, shapes
 
 from t5x_like import interop, parameters
 from t5x_like.config import description
@@ -93,14 +93,14 @@ def test_model_and_heads_round_trip(name, directory):
         expected = dataclasses.replace(config_of(name), scan_layers=scan)
         assert dataclasses.replace(config, special_tokens=None) == expected
         assert_equal(leaves(model), leaves(params["model"]))
-        like = jax.eval_shape(expected.make, jax.random.key(0))
+        like = shapes(expected)
         assert parameters.logical_axes(model) == parameters.logical_axes(like)
 
 
 @EVERY
 def test_scanned_model_writes_same_file(name, directory, tmp_path):
     params = params_of(name)
-    like = jax.eval_shape(scanned(config_of(name)).make, jax.random.key(0))
+    like = shapes(scanned(config_of(name)))
     stack = {"model": parameters.unstack(leaves(params["model"]), like)}
     again = tmp_path / "again"
     interop.to_huggingface(params | stack, scanned(config_of(name)), str(again))

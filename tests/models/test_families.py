@@ -22,13 +22,13 @@ from families import (
     parametrize_families,
     random_model,
     scanned,
+    shapes,
     tokens,
 )
 from numerics import assert_close
 
 from t5x_like import parameters
 from t5x_like.layers.captures import Edit
-from t5x_like.models import build
 from t5x_like.models.base import (
     BaseConfig,
     GenerativeDecoder,
@@ -70,7 +70,7 @@ def test_families_implement_the_model_interface(name):
     protocols = [Model]
     if "decoder" in family.stacks:
         protocols.append(GenerativeEncoderDecoder if family.is_encoder_decoder else GenerativeDecoder)
-    model = jax.eval_shape(config.make, jax.random.key(0))
+    model = shapes(config)
     for protocol in protocols:
         assert isinstance(model, protocol)
         assert_same_parameters(type(model), protocol, ignored=("carry",) if config.initial_carry(1) else ())
@@ -93,11 +93,11 @@ def test_stacks_are_known_before_the_parameters(name):
     assert tuple(infos) == family.stacks and {info.embed_dim for info in infos.values()} == {family.config.embed_dim}
     names = tuple(f"{stack}/layers/{info.num_layers - 1}/attention/query" for stack, info in infos.items())
     batch = example_batch(family)
-    captured = jax.eval_shape(lambda model: model(batch, capture=names).captured, build.shapes(family.config))
+    captured = jax.eval_shape(lambda model: model(batch, capture=names).captured, shapes(family.config))
     queries = [captured[name].shape[2:] for name in names]
     assert queries == [(info.num_heads, info.head_dim) for info in infos.values()]
     keys = [name.replace("/query", "/key") for name in names]
-    captured = jax.eval_shape(lambda model: model(batch, capture=tuple(keys)).captured, build.shapes(family.config))
+    captured = jax.eval_shape(lambda model: model(batch, capture=tuple(keys)).captured, shapes(family.config))
     assert [captured[key].shape[2:] for key in keys] == [(info.num_kv_heads, info.head_dim) for info in infos.values()]
 
 
@@ -118,7 +118,7 @@ def test_features_that_a_model_reads_are_those_of_its_configuration(name):
     for stack in family.stacks:
         ones = np.ones_like(batch[f"{stack}_input_tokens"])
         batch |= {f"{stack}_segment_ids": ones, f"{stack}_positions": ones, "token_types": ones}
-    jax.eval_shape(lambda model: model(Recorded(batch)), build.shapes(family.config))
+    jax.eval_shape(lambda model: model(Recorded(batch)), shapes(family.config))
     assert read == set(family.config.reads)
 
 
@@ -216,7 +216,7 @@ def test_dropout_depends_on_key_and_not_on_layout(name):
         return model(batch, dropout_key=key).hidden
 
     def traced(changes, *key):
-        return str(jax.make_jaxpr(run)(build.shapes(dataclasses.replace(config, **changes)), *key))
+        return str(jax.make_jaxpr(run)(shapes(dataclasses.replace(config, **changes)), *key))
 
     keys = jax.random.split(jax.random.key(1, impl="rbg"))  # compiles faster than the default
     assert rates and traced(rates) == traced({})
@@ -373,25 +373,25 @@ def test_flop_formula_matches_xla(name):
     family = FAMILIES[name]
     config = dataclasses.replace(family.config, **family.flops_sizes, **WITHOUT_WINDOWS.get(name, {}))
     batch = example_batch(family, rows=4, encoder=96, decoder=40 if family.is_encoder_decoder else 96)
-    shapes = {key: rows.shape for key, rows in batch.items()}
+    sizes = {key: rows.shape for key, rows in batch.items()}
     if family.stacks == ("encoder",):
-        shapes["masked_positions"] = (4, 20)
+        sizes["masked_positions"] = (4, 20)
     else:
-        shapes["decoder_target_tokens"] = shapes["decoder_input_tokens"]
-        without_logits = {key: shape for key, shape in shapes.items() if key != "decoder_target_tokens"}
-        logits = 3 * 2 * np.prod(shapes["decoder_target_tokens"]) * config.embed_dim * config.vocab_size
-        assert config.train_flops(shapes) - config.train_flops(without_logits) == logits
-    model = jax.eval_shape(config.make, jax.random.key(0))
+        sizes["decoder_target_tokens"] = sizes["decoder_input_tokens"]
+        without_logits = {key: shape for key, shape in sizes.items() if key != "decoder_target_tokens"}
+        logits = 3 * 2 * np.prod(sizes["decoder_target_tokens"]) * config.embed_dim * config.vocab_size
+        assert config.train_flops(sizes) - config.train_flops(without_logits) == logits
+    model = shapes(config)
 
     def forward(model, batch):
         states = model(batch).hidden
-        return model.unembed(states[:, :20] if "masked_positions" in shapes else states)
+        return model.unembed(states[:, :20] if "masked_positions" in sizes else states)
 
     counted = jax.jit(forward).lower(model, batch).cost_analysis()["flops"]
-    assert 1 <= counted / (config.train_flops(shapes) / 3) < 1.08
+    assert 1 <= counted / (config.train_flops(sizes) / 3) < 1.08
     if "decoder" in family.stacks:  # the loss of an encoder uses masked positions only
         counted = jax.jit(jax.value_and_grad(loss)).lower(model, batch).cost_analysis()["flops"]
-        assert 1 <= counted / config.train_flops(shapes) < 1.08
+        assert 1 <= counted / config.train_flops(sizes) < 1.08
 
 
 # XLA also computes the scores outside of a window, which the formula does not count.
@@ -412,7 +412,7 @@ def test_initial_loss_is_close_to_uniform_prediction(name):
 def test_parameter_names_are_common_to_families():
     """Partitioning rules and parameter groups match these names."""
     for family in FAMILIES.values():
-        axes = parameters.logical_axes(jax.eval_shape(scanned(family.config).make, jax.random.key(0)))
+        axes = parameters.logical_axes(shapes(scanned(family.config)))
         (table,) = (axes[name] for name in axes if re.search("(^|/)token_embedder/embedding$", name))
         assert table == ("vocab", "embed")
         stack = family.stacks[-1]
