@@ -121,6 +121,7 @@ def test_eval_batches_have_the_segments_of_the_live_source(written):
         np.testing.assert_array_equal(one["decoder_segment_ids"], other["decoder_segment_ids"])
 
 
+@pytest.mark.full
 def test_mixture_is_written_as_one_cache_per_task(tmp_path):
     evaluated = make("cache_mixture", split=["validation"], seed=42)
     written = write(tmp_path, "cache_mixture", eval_data=evaluated, shards=1)
@@ -151,6 +152,7 @@ def test_mixture_is_limited_to_examples(tmp_path):
 # ---- resuming, and errors --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_interrupted_command_resumes(tmp_path, monkeypatch):
     (whole,) = write(tmp_path / "whole").values()
     written, write_shard = [], writer.write_shard
@@ -179,6 +181,7 @@ def test_interrupted_command_resumes(tmp_path, monkeypatch):
     assert files == uninterrupted
 
 
+@pytest.mark.full
 def test_full_disk_leaves_complete_shards_only(tmp_path, monkeypatch):
     store = shard_files.store
 
@@ -285,6 +288,7 @@ def test_processes_start_only_for_data_that_take_longer_than_their_start(monkeyp
     assert command._choose_processes(plan, 4) == 4
 
 
+@pytest.mark.full
 def test_small_data_are_written_in_this_process(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(command, "_with_processes", None)

@@ -152,6 +152,7 @@ def test_all_predictions_and_labels_are_stored(tmp_path):
     np.testing.assert_array_equal(np.abs(values).sum(axis=-1) > 0, weights > 0)
 
 
+@pytest.mark.full
 def test_rows_are_aligned_in_a_mixture_on_several_processes_and_after_a_restart(tmp_path):
     case = CASES["causal_lm"]
     for task, seed in (("first", 1), ("second", 2)):
@@ -224,6 +225,7 @@ command.cache_logits(cache_dir=sys.argv[1], teacher=Teacher("a/teacher"), k=5, d
 """
 
 
+@pytest.mark.full
 def test_killed_command_resumes_to_the_same_bytes(causal, tmp_path, monkeypatch):
     case = CASES["causal_lm"]
     for name in ("whole", "cut"):

@@ -148,6 +148,7 @@ def test_a_training_run_has_its_own_evaluation_and_no_optimizer_in_its_size(tmp_
     assert weight_sizes.stored_bytes(str(directory)) == own + weight_sizes.stored_bytes(str(tmp_path / "base"))
 
 
+@pytest.mark.full
 def test_evaluations_have_the_hashes_of_their_data(tmp_path):
     directory = tmp_path / "trained"
     copying_run.run(directory, total=2, evaluate=1, save=2)

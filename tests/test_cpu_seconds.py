@@ -44,6 +44,7 @@ def test_reports_without_cpu_seconds_fail(check, tmp_path):
     assert code == 1 and "no CPU seconds found" in output
 
 
+@pytest.mark.full
 def test_reports_have_the_cpu_seconds_of_tests(tmp_path):
     words = ["tests/test_markers.py", "-q", "-n", "1", "-k", "missing_extras", f"--junitxml={tmp_path}/report.xml"]
     subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, capture_output=True, check=True)

@@ -82,12 +82,14 @@ def resume(settings, run_directory, monkeypatch):
     return read
 
 
+@pytest.mark.full
 def test_resumed_run(resume, run_directory, tmp_path):
     # A changed value in metrics.jsonl is a warning: training does not depend on it.
     texts = ("config.gin", "metrics.jsonl", "log.txt", "model_info.txt")
     check(Artefact(run_directory, resume, texts), cases("resume"), SEED, tmp_path)
 
 
+@pytest.mark.full
 def test_loaded_run(run_directory, tmp_path):
     original = (run_directory / "config.gin").read_text()
     partitioner = Partitioner(devices=jax.devices()[:1], ici={"data": 1})

@@ -177,6 +177,7 @@ def test_a_pruned_teacher_predicts_with_what_is_left_of_it(kind, tmp_path):
         assert kernel.shape == (24, 2, 4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_a_teacher_in_integers_predicts_as_its_run(dtype, teacher, tmp_path):
     pytest.importorskip("qwix", reason="needs the extra `quantization`")

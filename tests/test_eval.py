@@ -73,6 +73,7 @@ def test_predictions_of_eval_end_before_stop_strings(letters_run):
     assert results[f"{TASK}/exact"] == pytest.approx(4 / 6)
 
 
+@pytest.mark.full
 def test_decoder_generates_the_continuation_of_the_inputs(tmp_path):
     result = train(
         recipes.make(
@@ -116,6 +117,7 @@ def test_log_names_step_and_split(letters_run, caplog):
     assert f"step 60 of {letters_run}, {TASK}, split validation:" in caplog.text
 
 
+@pytest.mark.full
 def test_evaluations_equal_those_of_eval_and_are_prepared_once(letters_run, monkeypatch):
     traced, read = [], []
 
@@ -259,6 +261,7 @@ def test_all_checkpoints_are_evaluated_once_per_setting(letters_run, tmp_path, m
     assert "| 30 | EVAL_STEPS=2 |" in table
 
 
+@pytest.mark.full
 def test_partial_evaluation_depends_on_the_number_of_rows_and_says_so(letters_run, caplog):
     def loss(steps, batch_size):
         with caplog.at_level("INFO", logger="absl"):

@@ -147,6 +147,7 @@ def test_task(extension, run_command):
     assert len(losses()) == 2
 
 
+@pytest.mark.full
 def test_data_source(extension, run_command):
     extension("counting.gin", "counting.py")
     train = [*CAUSAL_LM, *TINY, "--gin_file=counting.gin"]

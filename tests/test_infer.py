@@ -277,6 +277,7 @@ def same(rows, others):
         np.testing.assert_allclose(row["log_probabilities"], other["log_probabilities"], rtol=1e-4)
 
 
+@pytest.mark.full
 def test_samples_do_not_depend_on_batches_and_devices(gpt, tmp_path, samples):
     same(run(gpt, tmp_path, PROMPTS, decoding=SAMPLED, batch_size=8, partitioner=Partitioner(), **SHORT), samples)
     assert len({tuple(text) for row in samples for text in row["predictions"]}) > 10

@@ -90,6 +90,7 @@ def test_default_lengths_suit_the_task(register):
     assert "lengths inputs 128, targets 128," in output and found.problems == []
 
 
+@pytest.mark.full
 def test_skipped_documents_are_counted_by_reason(register):
     register("shown_dirty", source([b"", b"\xff\xff", TEXT.encode() * 3, b" "]))
     found, output = run("shown_dirty", task_feature_lengths={"inputs": 64, "targets": 20})
@@ -205,6 +206,7 @@ def test_rows_of_a_decoder_have_the_separator(tmp_path, separator, row, longest)
     assert "inputs → encoder_input_tokens\na </s>  [padding" in output
 
 
+@pytest.mark.full
 def test_sentence_pairs_are_not_packed(register):
     def preprocess(ds):
         pair = {"inputs": [9] * 8 + [8] * 8, "targets": [7] * 4, "masked_positions": [0, 1, 2, 3]}
@@ -340,6 +342,7 @@ def test_continuous_rows_continue_one_another_with_marks_where_documents_begin(r
     assert found.trimmed == {"targets": 0} and found.problems == []  # documents are not trimmed
 
 
+@pytest.mark.full
 def test_characters_of_words_are_shown_as_words():
     found, output = run("python_docs_word_characters", split="validation", continuous=True, batch_size=2)
     shown = output.split("characters → decoder_input_characters")[1]

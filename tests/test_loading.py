@@ -55,6 +55,7 @@ def test_predictions_of_text_are_those_of_infer(gpt2, tmp_path):
     assert isinstance(of_ids["prediction"], list) and model.predict(TEXTS, batch_size=2) == expected
 
 
+@pytest.mark.full
 def test_predictions_of_a_head_are_those_of_infer(tmp_path):
     small_models.write_bert(tmp_path / "bert", labels=("negative", "positive"))
     data = SeqIOSource(

@@ -49,6 +49,7 @@ def metadata(wheel: zipfile.ZipFile, name: str) -> str:
     return wheel.read(member).decode()
 
 
+@pytest.mark.full
 def test_wheel_contains_only_the_three_packages(wheel):
     top = {name.split("/")[0] for name in wheel.namelist()}
     (information,) = [name for name in top if name.endswith(".dist-info")]

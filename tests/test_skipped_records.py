@@ -100,6 +100,7 @@ def test_counts_of_singular_and_plural():
     assert describe({"bad_records": 1, "damaged_files": 2_000}) == "1 bad record, 2,000 damaged files"
 
 
+@pytest.mark.full
 def test_metrics_do_not_decrease_in_the_middle_of_the_second_pass(files, monkeypatch):
     monkeypatch.setattr(file_source, "_SHUFFLED_BYTES", 200)  # a few lines per block
     monkeypatch.setattr(documents_of_files, "_KEPT_BYTES", 0)  # blocks are read again in each pass

@@ -68,6 +68,7 @@ def test_run_writes_metrics_status_description_and_checkpoints(tmp_path):
     assert "command line: " + start["command"] in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.full
 def test_rows_of_metrics_have_the_epochs_of_each_cache(tmp_path, write_cache):
     rows = {"large": 30, "small": 15}
     for task, number in rows.items():
@@ -95,6 +96,7 @@ def test_first_loss_is_the_plain_loss_of_the_first_batch(tmp_path):
     np.testing.assert_allclose(losses(tmp_path)[0], -(chosen * weights).sum() / weights.sum(), rtol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "rules, ici",
     [
@@ -186,6 +188,7 @@ def test_finished_run_is_reported(tmp_path, caplog):
     assert (tmp_path / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.full
 def test_frozen_parameters_are_unchanged_and_saved(tmp_path):
     group = optimizers.ParameterGroup("token_embedder", freeze=True)
     optimizer = optimizers.adamw(learning_rate=0.01, groups=(group,))

@@ -132,6 +132,7 @@ def test_full_disk_during_a_checkpoint_raises_run_failed(tmp_path):
         run(tmp_path, checkpoints=Full)
 
 
+@pytest.mark.full
 def test_failed_save_ends_the_run_before_the_next_one(tmp_path, monkeypatch):
     write_part = checksums.write_part
 
@@ -190,6 +191,7 @@ class Renaming(Copying):
         return super().__next__()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("total_steps", [5, 20], ids=["before the last save", "before a step"])
 def test_renamed_run_directory_ends_the_run_without_another(tmp_path, total_steps):
     directory = tmp_path / "run"

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from families import FAMILIES, example_batch, others_are_slow, scanned
+from lanes import others_are_full
 from masked_rows import MaskedRows
 from numerics import assert_close
 
@@ -61,6 +62,7 @@ def test_a_dropped_layer_returns_its_input(family):
     assert 0 < kept < len(found)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["etc", "ernie", "xlnet", "bigbird"])
 def test_families_with_layers_of_their_own_drop_them(family):
     batch, stacks = example_batch(FAMILIES[family]), ("encoder", "knowledge") if family == "ernie" else ("encoder",)
@@ -94,7 +96,7 @@ def test_a_run_drops_layers(tmp_path, family):
     assert all(each != other for each, other in zip(dropping, without, strict=True))
 
 
-@BOTH
+@pytest.mark.parametrize("family", others_are_full(OBJECTIVES, ["bert"]))
 def test_each_microbatch_trains_the_layers_that_it_keeps(family):
     """The gradient of a microbatch is that of a model with these layers alone."""
     objective, batch, dropping = OBJECTIVES[family], DATA[family].make(1), model(family, 0.5)

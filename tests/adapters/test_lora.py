@@ -36,7 +36,7 @@ WITHOUT_KEY = {
     "ib_bert": "^(logits|embedding_projection)$",
     "character_lstm": "^(logits|character_encoder/.*)$",
 }
-BY_DEFAULT = ("bert", "mobilebert", "deberta", "gpt2", "bart", "character_lstm")
+BY_DEFAULT = ("mobilebert", "gpt2")
 EVERYTHING = LoRA(rank=2, pattern=".")
 FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
 

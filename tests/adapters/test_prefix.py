@@ -109,6 +109,7 @@ def test_prefill_and_decode_steps_match_whole_rows(name):
         np.testing.assert_allclose(model.unembed(state)[:, 0], wanted, atol=2e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "beams"), [("t5_1_1", 3), ("bart", 1)])
 def test_scores_of_generated_texts_are_those_of_whole_rows(name, beams):
     model, inputs = randomized(prefixed(name, MLP)), example_batch(FAMILIES[name])
@@ -125,6 +126,7 @@ def test_scores_of_generated_texts_are_those_of_whole_rows(name, beams):
             np.testing.assert_array_equal(generated, np.argmax(probabilities, axis=-1))
 
 
+@pytest.mark.full
 def test_generation_ends_at_the_last_position_after_the_prefix():
     model = randomized(dataclasses.replace(prefixed("gpt2"), max_length=12))
     found = generate(model, example_batch(FAMILIES["gpt2"]), Decoding(max_length=9, eos_ids=(), bos_id=0))

@@ -49,6 +49,7 @@ def test_new_run_starts_from_the_keys_and_values_of_words(settings):
     assert any(np.any(leaf != old[name]) for name, leaf in found.items())
 
 
+@pytest.mark.full
 def test_program_starts_parameters_and_averages_together(tmp_path):
     prefix = Prefix(length=3, token_ids=(5, 6))
     recipe = copying_run.recipe(
@@ -75,6 +76,7 @@ def test_prefix_of_another_network_does_not_change_the_model():
     assert Lifecycle.of([config]).starts(FAMILIES["gpt2"].config, DATA) == []
 
 
+@pytest.mark.full
 def test_random_prefix_stays_and_a_text_without_tokens_raises():
     assert fill(Prefix(length=3))[-1] is None
     with pytest.raises(UserError, match="Prefix.text='': has no tokens"):

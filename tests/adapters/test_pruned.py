@@ -147,6 +147,7 @@ def test_starts_from_the_thresholds_of_pretrained_weights(tmp_path):
     assert after == 0.5 and losses(tmp_path / "pruned")[0] != losses(tmp_path / "dense")[0]
 
 
+@pytest.mark.full
 def test_all_networks_of_a_run_start_from_their_thresholds():
     generator = randomized(adapted("bert", "magnitude", initial_density=0.5))
     params = {"model": randomized(FAMILIES["bert"].config), "objective": {"generator": generator}}
@@ -171,6 +172,7 @@ def test_gradients_are_straight_through(method):
         np.testing.assert_allclose(found.adapter.score[...], of_product * kernel, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", METHODS)
 def test_decoding_in_bfloat16_has_the_same_masks(method):
     config = dataclasses.replace(adapted("llama", method), dtype="bfloat16")

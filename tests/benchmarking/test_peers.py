@@ -53,6 +53,7 @@ def test_python_without_levanter_is_named():
         levanter_step.versions("/nonexistent/python")
 
 
+@pytest.mark.full
 def test_this_library_counts_and_measures_its_products():
     found = peers.measure_here(OURS, peers.MODELS["gpt"].tiny(), steps=1, clock="cpu")
     assert len(found["seconds"]) == 1 and found["flops"] > 0

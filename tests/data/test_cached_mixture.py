@@ -55,6 +55,7 @@ def fraction_of_examples(rows):
 # ---- rates -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("rates", "large"),
     [

@@ -208,6 +208,7 @@ with concurrent.futures.ProcessPoolExecutor(1, context, _start_worker, (None, Fa
 """
 
 
+@pytest.mark.full
 def test_workers_exit_when_the_command_is_killed():
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT],

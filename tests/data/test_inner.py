@@ -115,6 +115,7 @@ def test_items_whose_values_are_all_padding_end_an_example():
     assert not spec.is_token_ids("characters")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("settings", [{"pack": False}, {"pack": True}, {"continuous": True}], ids=str)
 def test_cached_rows_equal_the_live_rows(settings, tmp_path):
     source = make(**settings, batch_size=1)

@@ -31,6 +31,7 @@ def source_of(task, lengths=LENGTHS, **settings):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("task", ["text_files_sentence_pairs", "text_files_replaced_tokens"])
 def test_lines_of_records_as_sentences_lose_text(task, files):
     """A document of one line is a single sentence, of which a row has the beginning."""

@@ -163,6 +163,7 @@ def test_restoring_in_another_pipeline_raises(change, message):
         make(**change).host_iterator(ENCODER_DECODER).restore(state)
 
 
+@pytest.mark.full
 def test_restoring_with_other_preprocessors_raises(monkeypatch):
     iterator, changed = (make(shuffle=each).host_iterator(ENCODER_DECODER) for each in (False, True))
     take(iterator, 2)
@@ -219,6 +220,7 @@ def test_eval_batches_are_one_deterministic_pass():
     assert_same(list(source.eval_batches(ENCODER_DECODER, 2)), first[:2])
 
 
+@pytest.mark.full
 def test_eval_batches_do_not_depend_on_the_number_of_processes():
     source = make(split="validation")
     shares = [list(source.eval_batches(ENCODER_DECODER, process_index=index, process_count=2)) for index in range(2)]

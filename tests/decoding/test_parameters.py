@@ -103,6 +103,7 @@ def test_parameters_that_do_not_fit_stay_sharded(monkeypatch, caplog):
         assert ("gathered for every token" in caplog.text) != replicated
 
 
+@pytest.mark.full
 def test_shards_of_heads_with_a_copy_of_a_head_of_keys_generate_the_same():
     partitioner = Partitioner(rules="fsdp_tp", ici={"fsdp": 2, "tensor": 4})  # LLAMA has two key/value heads
     model = random_model(LLAMA)

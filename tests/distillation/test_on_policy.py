@@ -108,6 +108,7 @@ def prompted(rows, seed=0):
     return spec, batches.from_arrays(spec, arrays)
 
 
+@pytest.mark.full
 def test_samples_do_not_depend_on_devices():
     model, (spec, batch) = model_of(GPT), prompted(16)
     sampler = OnPolicy(rate=0.5, max_length=TARGETS, eos_id=EOS)

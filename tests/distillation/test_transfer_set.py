@@ -65,6 +65,7 @@ def batch(tmp_path):
     seqio.TaskRegistry.remove("unlabelled")
 
 
+@pytest.mark.full
 def test_student_learns_the_probabilities_of_a_teacher_without_labels(batch):
     losses, coefficients = {"soft": SoftCrossEntropy(prediction=NAME)}, {"task": 0.0}
     objective = Distillation(OBJECTIVE, losses, coefficients=coefficients, teachers={"teacher": Teacher()})

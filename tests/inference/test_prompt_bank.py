@@ -47,6 +47,7 @@ def test_each_record_reads_the_prompt_of_its_task(runs):
         np.testing.assert_allclose(found[index]["log_probability"], expected["log_probability"], rtol=1e-5)
 
 
+@pytest.mark.full
 def test_infer_reads_prompts_by_name(runs, tmp_path, run_command):
     base, prompts, _ = runs
     lines = [{"inputs": [3, 4], "task": "other"}, {"inputs": [3, 4], "task": "one"}]

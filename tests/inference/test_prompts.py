@@ -80,6 +80,7 @@ def test_score_is_the_sum_of_the_log_probabilities_of_the_target_after_the_promp
     assert run(objective)[0] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "objective",
     [PromptedLM(bos_id=BOS), PrefixLM(), PrefixLM(separator=" = ")],

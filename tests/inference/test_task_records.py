@@ -60,6 +60,7 @@ def test_only_objectives_whose_decoder_predicts_the_targets_predict_text():
     assert all(predicts_text(objective.features) for objective in (SequenceToSequence(), CausalLM(), PrefixLM()))
 
 
+@pytest.mark.full
 def test_classifier_labels_rows_in_any_format(classifier, tmp_path):
     arguments, params = classifier
     vocabulary = arguments["data"].vocabularies()["inputs"]

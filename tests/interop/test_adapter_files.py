@@ -120,6 +120,7 @@ def test_convert_reads_updates_of_loralib_and_an_array(tmp_path, run_command):
         assert f"{shown.__name__}()" in (output / "config.gin").read_text()
 
 
+@pytest.mark.full
 def test_heads_of_the_base_model_are_kept(tmp_path, caplog):
     config = base_of("bert")
     adapted = dataclasses.replace(config, adapters=(BottleneckAdapter(size=3),))

@@ -86,6 +86,7 @@ def test_transformers_has_the_same_logits(tmp_path, family, dtype, activations):
     assert activations is None or np.any(logits[0] != logits[1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype, bits", [("int8", 8), ("int4", 4)])
 def test_file_has_words_of_integers_and_says_how(tmp_path, dtype, bits):
     _export(tmp_path, "bert", dtype, None)

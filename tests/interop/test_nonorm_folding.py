@@ -51,6 +51,7 @@ def test_norms_that_cannot_be_folded_raise():
             interop.fold_norms(config, {})
 
 
+@pytest.mark.full
 def test_convert_folds_norms(tmp_path):
     interop.to_huggingface({"model": random_model(CONFIG)}, CONFIG, str(tmp_path / "original"))
     folded, again = str(tmp_path / "folded"), str(tmp_path / "again")

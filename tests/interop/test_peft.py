@@ -146,6 +146,7 @@ def test_ten_training_steps_equal_those_of_peft(tmp_path, family, method):
     assert_close({"output": found}, {"output": expected}, 5e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", METHODS | PREFIX)
 def test_convert_reads_and_writes_adapters_with_the_head_of_a_task(tmp_path, run_command, method):
     config = base_of("bert")

@@ -259,6 +259,7 @@ SHARDINGS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_eight_devices_split_flops_evenly_and_agree_with_one(sharding, stored):

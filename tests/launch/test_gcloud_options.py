@@ -16,6 +16,7 @@ finally:
     sys.path.pop(0)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not shutil.which("gcloud"), reason="needs gcloud")
 def test_gcloud_accepts_all_options(capsys, tmp_path):
     run = "gs://my-bucket/runs/first"

@@ -1,4 +1,4 @@
-"""T5's relative position buckets and biases against the published formula."""
+"""T5's relative position buckets and biases, and rotations by positions, against the published formulas."""
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from t5x_like.layers.positions import RelativePositionBias, relative_position_bucket
+from t5x_like.layers.rotary import Rotary
 
 
 def test_bidirectional_buckets():
@@ -58,3 +59,13 @@ def test_initial_table_has_the_distribution_of_t5x():
     limit = np.sqrt(3 * 2 / (64 + 256))  # uniform with variance 1 / fan_avg
     assert limit * 0.99 < np.abs(table).max() <= limit
     assert abs(table.std() / (limit / np.sqrt(3)) - 1) < 0.02
+
+
+def test_rotation_multiplies_complex_numbers():
+    """Entry i and entry i + 3 are the real and the imaginary part of a number that is multiplied by e^(i · angle)."""
+    x = np.random.default_rng(0).normal(size=(1, 4, 2, 6)).astype(np.float32)
+    positions = np.array([[0, 1, 5, 2]])
+    angles = positions[:, :, None, None] * 100.0 ** (-2 * np.arange(3) / 6)
+    rotated = (x[..., :3] + 1j * x[..., 3:]) * np.exp(1j * angles)
+    expected = np.concatenate([rotated.real, rotated.imag], axis=-1)
+    np.testing.assert_allclose(Rotary(theta=100.0)(x, positions), expected, rtol=1e-5, atol=1e-6)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from lanes import others_are_full
 from numerics import assert_close
 
 from t5x_like import parameters
@@ -123,7 +124,10 @@ ORDERS = {
 
 @pytest.mark.parametrize(
     ("order", "period", "remat"),
-    [*((name, 2, "full") for name in ORDERS), ("cycles", 1, "none"), ("odd part", 2, "none")],
+    others_are_full(
+        [*((name, 2, "full") for name in ORDERS), ("cycles", 1, "none"), ("odd part", 2, "none")],
+        [("groups", 2, "full"), ("odd part", 2, "full"), ("cycles", 1, "none")],
+    ),
 )
 def test_order_of_layers(order, period, remat):
     """Layers in any order equal a loop: values, outputs, and gradients that sum over the applications of a layer."""

@@ -102,6 +102,7 @@ def test_invalid_config_raises(changes, message):
         dataclasses.replace(BART.config, **changes)
 
 
+@pytest.mark.full
 def test_initial_values_match_released_code():
     config = BartConfig(vocab_size=512, embed_dim=64, mlp_dim=128, num_heads=4, head_dim=16)
     config = dataclasses.replace(config, encoder_layers=1, decoder_layers=1)

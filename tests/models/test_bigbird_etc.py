@@ -87,6 +87,7 @@ def test_scanned_layers_and_recomputation_have_the_same_gradients():
 SEPARATE = dataclasses.replace(CONFIG, shared_projections=False)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("config", [CONFIG, SEPARATE], ids=["shared", "separate"])
 def test_captured_probabilities_are_those_of_seen_keys(config):
     """A text of three blocks and more is divided into blocks unless arrays are captured."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from families import FAMILIES, others_are_slow, random_model, tokens
+from lanes import others_are_full
 from numerics import TOLERANCE, assert_close
 from objective_case import ROWS
 from objective_cases import CASES, terms_of
@@ -30,6 +31,7 @@ from t5x_like.partitioning import Partitioner
 
 # One case for each way in which objectives run the model.
 RUNS = {type(case.objective).run: name for name, case in reversed(CASES.items())}.values()
+EACH = pytest.mark.parametrize("name", others_are_full(CASES, set(RUNS)))
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES)
@@ -97,7 +99,7 @@ def of_the_batch(name):
     return run(case.params(), case.batch())
 
 
-@pytest.mark.parametrize("name", CASES)
+@EACH
 def test_rows_of_padding_have_no_weight_and_one_pass_gives_all_terms(name):
     case = CASES[name]
     batch = case.batch()
@@ -124,7 +126,7 @@ def test_rows_of_padding_have_no_weight_and_one_pass_gives_all_terms(name):
         np.testing.assert_allclose(in_one_pass.sums[term], value, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", CASES)
+@EACH
 def test_predictions_have_one_entry_per_row_and_agree_with_the_metrics(name):
     case, (_, metrics, predicted) = CASES[name], of_the_batch(name)
     assert {array.shape[0] for array in predicted.values()} == {ROWS}

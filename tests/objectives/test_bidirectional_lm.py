@@ -124,6 +124,7 @@ def check_samples(sampler, probabilities):
     assert all(len(set(ids)) == number for ids in np.asarray(found[0])[:50])
 
 
+@pytest.mark.full
 def test_training_samples_and_estimates_the_loss(params):
     """The sampled loss with nearly all words is close to the full one, and each direction has a sample of its own."""
     rows = batch()

@@ -120,6 +120,7 @@ def test_logical_axes_of_the_head():
     }
 
 
+@pytest.mark.full
 def test_gradient_is_equal_when_length_and_vocabulary_are_sharded():
     objective = MaskedLM()
     params, rng = make_params(objective), np.random.default_rng(2)

@@ -26,6 +26,7 @@ def params():
     return {"model": drawn, "objective": {}}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [RecurrentLM, PromptedLM])
 def test_sampled_softmax_estimates_the_loss(kind, params, tmp_path):
     """With nearly all tokens as samples, the loss of training is close to the full one; evaluation has the full one."""

@@ -80,6 +80,7 @@ def test_greedy_generation_equals_full_forward_passes(scan):
         np.testing.assert_allclose(found.log_probability[row, 0], log_probability, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_beam_search_finds_more_probable_texts_and_scores_them_exactly():
     params, batch = random_params(), examples()
     greedy, beams = generated(params, batch), generated(params, batch, beams=5, alpha=0.0)
@@ -90,6 +91,7 @@ def test_beam_search_finds_more_probable_texts_and_scores_them_exactly():
         np.testing.assert_allclose(beams.log_probability[row, 0], sum(steps), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_evaluation_scores_targets_as_generation_does():
     params, batch = random_params(), examples()
     scored = score(OBJECTIVE.generator(params), batch)

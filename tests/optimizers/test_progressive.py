@@ -17,6 +17,7 @@ CONFIG = dataclasses.replace(FAMILIES["mobilebert"].config, num_layers=3)
 KERNEL = "encoder/layers/mlp/wi/kernel"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
 def test_one_layer_trains_per_phase_and_earlier_layers_slowly(scan):
     model = random_model(scanned(CONFIG) if scan else CONFIG)

@@ -128,6 +128,7 @@ def test_row_cost_of_a_frozen_model_has_no_gradients(planned):
     assert found.flops < 0.8 * row_cost(planned, "none").flops
 
 
+@pytest.mark.full
 def test_candidates_divide_evenly_and_are_sorted_by_speed(candidates):
     found = candidates("v5e:2x4")
     assert found == sorted(found, key=lambda one: (round(one.seconds, 6), one.serial_seconds, one.bytes))

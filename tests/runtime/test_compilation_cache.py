@@ -177,6 +177,7 @@ def test_commands_that_compile_read_the_macro_and_do_not_store_it(tmp_path, monk
     assert compiling == writing | {"eval", "infer", "embed", "analyze", "augment", "plan", "prune"}
 
 
+@pytest.mark.full
 def test_processes_share_a_cache(tmp_path, recwarn):
     """Tests the lock of the cache with two processes that store and read the same programs."""
     code = (

@@ -164,12 +164,14 @@ def test_rounded_parameters_are_reported_and_trained_ones_refused(base, tmp_path
         train(tmp_path / "trained", base, frozen_dtype="float16")
 
 
+@pytest.mark.full
 def test_fresh_frozen_parameters_are_stored(base, tmp_path):
     result = train(tmp_path, base, total=1, mapping=((".*token_embedder.*", ""),))
     assert "model/token_embedder/embedding" in stored(tmp_path, 1)
     assert_equal(opened(tmp_path).read(), result.params)
 
 
+@pytest.mark.full
 def test_everything_is_stored_without_a_base_and_on_demand(base, tmp_path):
     for name, changes in {"random": {"base": None}, "stored": {"base": base, "store_base": True}}.items():
         result = train(tmp_path / name, total=1, **changes)

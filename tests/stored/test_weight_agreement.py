@@ -42,6 +42,7 @@ def test_sample_has_each_tensor_of_a_hugging_face_directory(tmp_path):
     assert weight_agreement.sample(str(tmp_path)) == expected
 
 
+@pytest.mark.full
 def test_sample_of_other_formats(tmp_path):
     directory = tmp_path / "run"
     copying_run.run(directory, model=MODEL, total=1)

@@ -74,6 +74,7 @@ def test_whatever_reads_the_run_reads_the_averages(directory, averaged, tmp_path
         assert_equal(stacked(warm.params), read(directory, averaged=choice))
 
 
+@pytest.mark.full
 def test_evaluations_are_those_of_the_averages(directory, averaged, tmp_path):
     # A run that starts from the averages, and does not change them.
     still = optimizers.adafactor(learning_rate=lambda step: 0.0)

@@ -89,6 +89,7 @@ def test_count_is_that_of_xla():
     assert made.flops < 0.8 * config.train_flops(rows)
 
 
+@pytest.mark.full
 def test_recurrent_model_with_state_and_frozen_layers():
     class Continuous(ShapesOnly):
         continuous = True

@@ -20,7 +20,7 @@ from t5x_like.models.outputs import Outputs
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives import gathering, gradients
 from t5x_like.objectives.base import Objective, Pass
-from t5x_like.objectives.keys import NO_KEYS
+from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.passes import total_weights
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.objectives.variables import Frozen
@@ -104,6 +104,24 @@ def test_gradient_is_equal_on_any_microbatches_and_devices(microbatches, devices
     assert float(weight) == make_batch()["mask"].sum()
 
 
+def test_each_microbatch_has_the_key_of_its_number():
+    class Noisy(TwoTerms):
+        def run(self, params, rows, options):
+            return Outputs(params["model"](rows["x"]) * 0 + jax.random.normal(options.keys.dropout))
+
+        def read(self, params, outputs, rows, **options):
+            found = super().read(params, outputs, rows)
+            return dataclasses.replace(found, metrics={"loss": (jnp.mean(outputs.hidden), 1.0)})
+
+    params, key = {"model": Net(jax.random.key(0)), "objective": {}}, jax.random.key(1)
+    normalize = gradients.normalizers(Noisy(), make_batch(), "NUM_REAL_TARGET_TOKENS")
+    options = {"keys": Keys(dropout=key), "microbatches": 4, "normalize": normalize}
+    frozen = Frozen(optimizers.split(params, ())[1])
+    _, metrics, _ = gradients.compute(Noisy(), params, frozen, make_batch(), **options)
+    expected = sum(jax.random.normal(jax.random.fold_in(key, index)) for index in range(4))
+    np.testing.assert_allclose(metrics["loss"][0], expected, rtol=1e-5)
+
+
 def make_state(optimizer=None, **options):
     optimizer = optimizer or optimizers.adamw(learning_rate=schedules.constant(0.1))
     params = {"model": Net(jax.random.key(0)), "objective": {}}
@@ -121,6 +139,17 @@ def test_loss_decreases_and_step_is_incremented():
         state, metrics = train_step(state, frozen, make_batch())
         losses.append(float(metrics["loss"][0] / metrics["loss"][1]))
     assert losses[-1] < losses[0] and int(state.step) == 5 and int(state.skipped) == 0
+
+
+def test_an_update_has_the_learning_rate_of_its_step():
+    state, frozen, train_step = make_state(optimizers.adamw(learning_rate=lambda step: 0.1 * step, weight_decay=0.0))
+    kernels = [state.params["model"].kernel[...]]
+    for step_number in range(2):
+        state, metrics = train_step(state, frozen, make_batch())
+        kernels.append(state.params["model"].kernel[...])
+        assert float(metrics["learning_rate"][0]) == pytest.approx(0.1 * step_number)
+    np.testing.assert_array_equal(kernels[1], kernels[0])  # the rate of step 0 is 0
+    assert np.any(kernels[2] != kernels[1])
 
 
 def test_non_finite_update_is_skipped_and_counted():
@@ -266,6 +295,7 @@ def test_parameters_gathered_once_need_whole_rows():
         make_program_of_t5("sometimes")
 
 
+@pytest.mark.full
 def test_moments_are_updated_in_place():
     made, arrays = make_program_of_t5("per_use", optimizer=optimizers.adamw(learning_rate=0.1))
     state, frozen = made.init(jax.random.key(0))

@@ -203,6 +203,7 @@ def c4_source(**task_arguments):
     )
 
 
+@pytest.mark.full
 def test_c4_from_tfds_with_public_vocabulary(test_data):
     source = c4_source(
         tfds_name="c4/en:2.3.0",
@@ -223,6 +224,7 @@ def test_c4_from_tfds_with_public_vocabulary(test_data):
     assert "c4/en:2.3.0: documents 10 train, 10 validation" in source.describe()[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("recipe", "has_sentinels"), [(c4.RECIPE, True), ("prefix_lm", False)])
 def test_unsupervised_c4_uses_the_named_recipe(test_data, recipe, has_sentinels):
     source = SeqIOSource(
@@ -259,6 +261,7 @@ def test_c4_missing_files_raise_without_download(tmp_path):
         source.check_vocabulary(32128)
 
 
+@pytest.mark.full
 def test_importing_data_tasks_reads_no_files():
     code = (
         "import sys, fsspec, jaxtyping, sentencepiece, seqio, tensorflow\n"

@@ -114,6 +114,7 @@ def live(pattern, **attributes):
     )
 
 
+@pytest.mark.full
 def test_bad_record_ends_a_run_with_its_place_or_is_skipped(pattern, tmp_path):
     with open(tmp_path / "3.jsonl", "a") as file:
         file.write('\n{"text": "b\0d"}\n')

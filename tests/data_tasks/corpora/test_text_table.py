@@ -36,6 +36,7 @@ def table(split="train", **arguments):
     )
 
 
+@pytest.mark.full
 def test_student_reads_the_texts_of_a_teacher(tmp_path, monkeypatch):
     sizes = dict(vocab_size=1200, embed_dim=8, mlp_dim=8, num_heads=2, head_dim=4, encoder_layers=1, decoder_layers=1)
     teacher = T5Config(**sizes, relpos_buckets=4, relpos_max_distance=8)
@@ -67,6 +68,7 @@ def test_student_reads_the_texts_of_a_teacher(tmp_path, monkeypatch):
     assert np.count_nonzero(batches[1]["decoder_loss_weights"][1]) == 0  # padding
 
 
+@pytest.mark.full
 def test_texts_of_bart_have_its_special_tokens_in_training_and_inference(tmp_path):
     small_models.write_bart(tmp_path / "bart")
     record = {"inputs": "ab", "targets": "c"}

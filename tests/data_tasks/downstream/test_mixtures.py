@@ -89,6 +89,7 @@ def test_task_without_a_training_split_is_only_evaluated(test_data):
     assert mixtures.examples(task) == 0
 
 
+@pytest.mark.full
 def test_tasks_of_cotraining_share_features(test_data):
     rates = {"c4_v020_unsupervised": 1, "glue_rte_v002": 1}
     arguments = {

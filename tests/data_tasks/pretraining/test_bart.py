@@ -206,6 +206,7 @@ def test_targets_are_document_chunks_and_special_tokens_do_not_move():
             assert real[0] == 2 and real[-1] == 1 and not set(real[1:-1].tolist()) & {1, 2}
 
 
+@pytest.mark.full
 def test_special_tokens_are_those_of_the_vocabulary(tmp_path):
     small_models.write_bart(tmp_path / "bart")
     feature = seqio.Feature(from_folder(tmp_path / "bart"))
@@ -218,6 +219,7 @@ def test_special_tokens_are_those_of_the_vocabulary(tmp_path):
     assert inputs[0] == 0 and inputs[-1] == 2 and inputs.count(feature.vocabulary.mask_id) == math.ceil(0.3 * len(TEXT))
 
 
+@pytest.mark.full
 def test_each_noise_alone():
     def inputs(**rates):
         return text_of(noised([TEXT], LENGTHS, BartNoise(**(NO_NOISE | rates)))[0]["inputs"])

@@ -187,6 +187,7 @@ def test_full_sentences_fills_rows_and_masks_15_percent():
         )
 
 
+@pytest.mark.full
 def test_text_files_masked_lm_restores_text(test_data):
     pattern = str(test_data / "text/bert_sample_text/sample_text.txt")
     source = make("text_files_masked_lm", task_arguments={"pattern": pattern}, split="train")

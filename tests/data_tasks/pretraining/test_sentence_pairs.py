@@ -347,6 +347,7 @@ def test_text_files_task_on_sample_text_of_bert(sample, test_data):
     assert min(labels.values()) > 20
 
 
+@pytest.mark.full
 def test_mask_rate_0_gives_plain_text_without_weights(sample):
     task = "text_files_sentence_pairs"
     source = source_of(task, 128, 20, batch_size=4, task_arguments=sample | {"mask_rate": 0.0})

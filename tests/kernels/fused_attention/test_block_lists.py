@@ -133,6 +133,7 @@ def test_queries_without_visible_keys_are_zero():
     assert not any(np.any(x) for x in (output, *pull(q)))
 
 
+@pytest.mark.full
 def test_sharded_rows_and_heads_give_the_same_results():
     case = Case(256, heads=4, lists=4, segments=True)
     options = {"dropout": Dropout(0.1), "dropout_key": jax.random.key(0)}
