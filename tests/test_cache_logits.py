@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lanes import others_are_full
 from logits_cases import CASES, LENGTHS, PACKED, opened, teacher_of, with_attached, write_cache
 from logits_cases import write_logits as write
 
@@ -96,7 +97,7 @@ def test_command_accepts_the_recipe_of_the_student(tmp_path):
 # ---- contents and alignment ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", others_are_full(PACKED, [*PACKED][:2]))
 def test_all_logits_in_float32_equal_the_teacher_online(tmp_path, name):
     case = PACKED[name]
     write_cache(tmp_path / "train", case)

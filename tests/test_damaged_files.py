@@ -141,6 +141,7 @@ def test_cache(write_cache, tmp_path, verify_checksums):
 # ---- published models ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", HUGGING_FACE)
 def test_hugging_face(family, tmp_path):
     getattr(small_models, f"write_{family}")(tmp_path / family)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import recipes
 import seqio
+from lanes import others_are_full
 from letters import CONFIG, TASK, exact, partitioner, source
 from opened import call
 
@@ -175,8 +176,13 @@ def of_the_user():
     import package_of_no_one  # noqa: F401
 
 
-@pytest.mark.parametrize("imports", [of_an_extra, of_the_user])
-@pytest.mark.parametrize("command", [train, evaluate])
+@pytest.mark.parametrize(
+    ("command", "imports"),
+    others_are_full(
+        [(command, imports) for command in (train, evaluate) for imports in (of_an_extra, of_the_user)],
+        [(evaluate, of_an_extra), (train, of_the_user)],
+    ),
+)
 def test_metric_without_its_package_stops_the_command_before_anything_is_computed(
     command, imports, letters_run, tmp_path, monkeypatch
 ):

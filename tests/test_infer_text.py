@@ -37,6 +37,7 @@ def infer_lines(letters_run, tmp_path, lines, suffix="txt", **changes):
     return [json.loads(line) for line in open(output)]
 
 
+@pytest.mark.full
 def test_infer_predicts_text(letters_run, tmp_path):
     rows = infer_lines(letters_run, tmp_path, ["a", "d", "c", "b", "a"])
     assert [(row["index"], row["inputs"], row["prediction"]) for row in rows] == [

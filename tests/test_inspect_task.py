@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import seqio
 import tensorflow as tf
+from lanes import others_are_full
 from rich.console import Console
 
 from data_tasks import preprocessors  # noqa: F401  registers the tasks
@@ -192,7 +193,10 @@ def test_spec_can_be_given():
 
 
 @pytest.mark.parametrize(
-    ("separator", "row", "longest"), [(None, "a </s> b </s>", 2), ("", "a b </s>", 1), ("\n> ", "a↵>  b </s>", 4)]
+    ("separator", "row", "longest"),
+    others_are_full(
+        [(None, "a </s> b </s>", 2), ("", "a b </s>", 1), ("\n> ", "a↵>  b </s>", 4)], [("\n> ", "a↵>  b </s>", 4)]
+    ),
 )
 def test_rows_of_a_decoder_have_the_separator(tmp_path, separator, row, longest):
     (tmp_path / "train.jsonl").write_text(json.dumps({"inputs": "a", "targets": "b"}) + "\n")

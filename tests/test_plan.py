@@ -244,12 +244,14 @@ def command(*arguments, cwd, **environment):
     )
 
 
+@pytest.mark.full
 def test_invalid_topology_is_a_user_error(tmp_path):
     result = command("--topology=v5e-8", cwd=tmp_path)
     assert result.returncode == 2
     assert "t5x_like plan: --topology='v5e-8' is not a topology. Give a chip and the sides" in result.stderr
 
 
+@pytest.mark.full
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed")
 def test_missing_compiler_error_names_the_extra(tmp_path):
     result = command("--topology=v5e:2x4", cwd=tmp_path)

@@ -112,7 +112,13 @@ def test_every_rule_set_has_the_losses_of_one_device(tmp_path, rules, ici):
     np.testing.assert_allclose(losses(tmp_path / "eight"), losses(tmp_path / "one"), rtol=2e-5)
 
 
-@pytest.mark.parametrize("changes", [{"microbatches": 4}, {"model": dataclasses.replace(CONFIG, scan_layers=True)}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"microbatches": 4},
+        pytest.param({"model": dataclasses.replace(CONFIG, scan_layers=True)}, marks=pytest.mark.full),
+    ],
+)
 def test_microbatches_and_scanned_layers_keep_the_losses(tmp_path, changes):
     run(tmp_path / "plain", total=4)
     run(tmp_path / "other", total=4, **changes)
@@ -332,6 +338,7 @@ def test_mapping_of_initial_weights_selects_the_restored_tensors(tmp_path, caplo
     assert "decoder/" in fresh and "encoder/" not in fresh
 
 
+@pytest.mark.full
 def test_checkpoint_stores_the_environment(tmp_path):
     run(tmp_path, total=3)
     about = Checkpoints(str(tmp_path / "checkpoints"), read_only=True).about(3)

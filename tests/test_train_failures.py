@@ -103,6 +103,7 @@ def test_indivisible_batch_size_raises_before_any_file_is_written(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_full_disk_ends_the_run_and_it_resumes_afterwards(tmp_path, monkeypatch):
     append = metrics.line_files.AppendedFile.append
 

@@ -77,7 +77,7 @@ def test_merging_blocks_that_are_not_linear_raises():
             construct.merge(randomized(adapted("bert", method)))
 
 
-@pytest.mark.parametrize("method", METHODS | PREFIXES)
+@pytest.mark.parametrize("method", others_are_full(METHODS | PREFIXES, ("dora", "adapters", "prefix_mlp")))
 def test_gradients_are_equal_on_devices_and_only_added_parameters_train(method):
     model, batch, key = randomized(adapted("bert", method)), eight_rows(FAMILIES["bert"]), jax.random.key(3)
     trainable, frozen = optimizers.split({"model": model, "objective": {}}, FROZEN)

@@ -179,6 +179,7 @@ def test_collapsed_model_has_the_same_outputs(name):
     assert construct.collapse(plain) is plain
 
 
+@pytest.mark.full
 def test_gradients_with_rematerialization_and_dropout_are_equal():
     """The MLPs compute keys and values before the layers, which are recomputed."""
     gradients = []

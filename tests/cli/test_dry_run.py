@@ -163,6 +163,7 @@ def test_weights_that_a_store_does_not_have_are_an_error(capsys):
     assert "memory://bucket/none" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_mesh_for_another_machine_is_reported_as_not_checked(capsys):
     line = [*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--gin.ICI={'fsdp': 4096}"]
     assert cli.main(line) == protocol.NOT_CHECKED
@@ -200,6 +201,7 @@ def test_data_is_not_checked_without_tensorflow(capsys, monkeypatch):
     assert f"not checked: the data {TASK}: 'seqio' is not installed" in shown and "steps: 7" in shown
 
 
+@pytest.mark.full
 def test_devices_of_another_machine_are_not_checked(capsys):
     words = [*TRAIN, f"--gin.MIXTURE_OR_TASK_NAME={TASK}", "--dry_run=elsewhere"]
     assert cli.main(words) == protocol.NOT_CHECKED

@@ -43,6 +43,7 @@ def register(tmp_path):
         seqio.TaskRegistry.remove(name)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrong", [1, 4, 5])
 def test_malformed_line_is_reported(register, wrong):
     lines = [f"country{number}\tcapital{number}" for number in range(1, 6)]

@@ -177,6 +177,7 @@ def test_transformers_computes_with_static_ranges(tmp_path, family):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
+@pytest.mark.full
 def test_quantizing_an_export_again_gives_the_same_integers(tmp_path):
     exported, _ = _export(tmp_path, "llama", "int4", None)
     convert(Source(exported), Target(str(tmp_path / "again")), Changes(quantization="int4"))

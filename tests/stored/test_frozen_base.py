@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from copying_run import CONFIG, losses, run
+from lanes import others_are_full
 
 from t5x_like import interop, optimizers, parameters
 from t5x_like.adapters.lora import LoRA
@@ -73,7 +74,7 @@ def trained(base, tmp_path_factory):
     return directory, train(directory, base)
 
 
-@pytest.mark.parametrize("kind", ["run", "Hugging Face"])
+@pytest.mark.parametrize("kind", others_are_full(["run", "Hugging Face"], ["Hugging Face"]))
 def test_checkpoints_store_what_the_base_does_not_have(bases, kind, tmp_path):
     base, directory = bases[kind], tmp_path / "lora"
     result = train(directory, base)

@@ -98,6 +98,7 @@ def test_base_records_which_parameters_it_has(directory, tmp_path):
         np.testing.assert_array_equal(read(tmp_path / f"{choice}")[name], first[name])
 
 
+@pytest.mark.full
 def test_run_without_averages_raises(tmp_path):
     train(tmp_path, total=1, ema_decay=None)
     with pytest.raises(UserError, match="EMA_DECAY: checkpoint 1 has no averages"):

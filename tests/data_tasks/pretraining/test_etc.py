@@ -1,6 +1,7 @@
 """Tests of ETC's data: whole sentences with the position of each, and their positions in packed rows."""
 
 import numpy as np
+import pytest
 import seqio
 import tensorflow as tf
 
@@ -44,6 +45,7 @@ def test_sentences_beyond_the_number_of_global_tokens_belong_to_the_last_one():
     assert examples([[1, 1, 1, 1]], length=8, most=2) == [([CLS, 10, 11, 12, 13, SEP, 0, 0], [1, 2])]
 
 
+@pytest.mark.full
 def test_packed_rows_shift_the_positions_of_sentences():
     source = SeqIOSource(
         mixture_or_task_name="python_docs_etc",

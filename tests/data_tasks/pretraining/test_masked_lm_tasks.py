@@ -136,7 +136,9 @@ def test_dynamic_masks_differ_in_every_epoch():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.full] if name in ("masked_static", "masked_whole_words") else [])
+        pytest.param(
+            name, marks=[pytest.mark.full] if name in ("masked_static", "masked_whole_words", "masked_dynamic") else []
+        )
         for name in TINY
     ],
 )
