@@ -166,7 +166,7 @@ fi
 # ---- Command ---------------------------------------------------------------------------------------------------------
 if [[ $command == test ]]; then
   cd "$root"
-  (($#)) || log "running the default tests (up to 30 minutes on 2 cores); \`test -m smoke\` runs a few of each part"
+  (($#)) || log "running the default tests (up to 20 minutes on 2 cores); \`test -m smoke\` runs a few of each part"
   # One worker per core. The tests of a file run in one worker, so that they share fixtures. `-n 0` uses one process.
   set -- "$venv/bin/python" -m pytest -n auto --dist loadfile --no-loadscope-reorder "$@"
 else

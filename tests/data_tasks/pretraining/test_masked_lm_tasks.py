@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from lanes import others_are_full
 import seqio
 import tensorflow as tf
 
@@ -133,15 +134,7 @@ def test_dynamic_masks_differ_in_every_epoch():
     assert len(set(found)) > 90  # a few may repeat by chance
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=[pytest.mark.full] if name in ("masked_static", "masked_whole_words", "masked_dynamic") else []
-        )
-        for name in TINY
-    ],
-)
+@pytest.mark.parametrize("name", others_are_full(TINY, ["masked_full"]))
 def test_restored_iterator_resumes_bit_exactly(name):
     iterator = make(name).host_iterator(specs.MASKED_LM)
     for _ in range(30):
