@@ -4,9 +4,9 @@ import functools
 
 import numpy as np
 import pytest
-from lanes import others_are_full
 import seqio
 import tensorflow as tf
+from lanes import others_are_full
 
 from data_tasks.corpora.documents import Corpus, DocumentSource
 from data_tasks.pretraining import masked_lm_inputs
