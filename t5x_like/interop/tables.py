@@ -50,7 +50,8 @@ def read(
         elif layers is None:
             leaves[mapping.name] = source.read(mapping, mapping.hf_name, shape)
         else:
-            per_layer = [source.read(mapping, mapping.hf_name.format(i=i), shape) for i in range(layers)]
+            numbers = range(mapping.first_layer, mapping.first_layer + layers)
+            per_layer = [source.read(mapping, mapping.hf_name.format(i=i), shape) for i in numbers]
             leaves[mapping.name] = np.stack(per_layer)
     source.check_unread(config)
     return leaves
@@ -71,7 +72,7 @@ def check(
     source = StoredTensors(directory, family, {} if head_class is not None else omitted)
     for mapping, shape, layers in _expected(source, family, config, head_class):
         if head_class is None or mapping.name != LOGITS or source.has(mapping.hf_name):
-            for i in range(layers or 1):
+            for i in range(mapping.first_layer, mapping.first_layer + (layers or 1)):
                 source.take(mapping, mapping.hf_name.format(i=i), shape)
     source.check_names(config)
 
@@ -164,7 +165,7 @@ def _mapped(
         if head_class is not None and name == LOGITS and not head_class.has_logits:
             continue
         mapping = table[name]
-        layers = enumerate(leaf) if "{i}" in mapping.hf_name else [(0, leaf)]
+        layers = enumerate(leaf, mapping.first_layer) if "{i}" in mapping.hf_name else [(0, leaf)]
         for i, array in layers:
             hf_name = mapping.hf_name.format(i=i)
             if head_class is not None and name.startswith(MODEL):

@@ -32,6 +32,7 @@ class TensorMapping:
         `outputs_first`.
       part: (k, n): the parameter is the k-th of n equal parts of the Hugging Face tensor along its outputs.
       groups: number of equal groups of the outputs, such as heads, each of which has the n parts one after another.
+      first_layer: index `i` in `hf_name` of the first layer that has the parameter.
     """
 
     name: str
@@ -40,6 +41,7 @@ class TensorMapping:
     input_dims: int = 1
     part: tuple[int, int] = (0, 1)
     groups: int = 1
+    first_layer: int = 0
 
     def hf_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of the Hugging Face tensor.

@@ -64,6 +64,8 @@ def unsupported_reason(
     largest = HOPPER_HEAD_DIM if capability[0] == HOPPER else HEAD_DIM
     if head_dim % 8 or head_dim > largest:
         return f"the size of its heads, {head_dim}, is not a multiple of 8 up to {largest}"
+    if scoring.softcap is not None:
+        return "cuDNN does not limit scores"
     if scoring.bias is not None:
         return f"cuDNN would round the bias to {q.dtype} and read it as a matrix per head"
     if scoring.dropout.rate:

@@ -133,7 +133,7 @@ def _gathered(q, k, v, gather: "_Gather", scoring: Scoring) -> Array:
     rows = gather.query_blocks(q).reshape(batch, kv_heads, group, number, size, head_dim)
     rows = jnp.swapaxes(rows, 2, 3).reshape(batch, kv_heads, number, group * size, head_dim)
     scores = lax.dot_general(rows, gather.keys(k), (((4,), (4,)), _BATCH), preferred_element_type=jnp.float32)
-    scores = scores if scoring.scale == 1.0 else scores * scoring.scale
+    scores = scoring.scaled(scores)
     hidden = jnp.where(gather.visible(), 0.0, MASK_VALUE)
     scores = scores.reshape(batch, kv_heads, number, group, size, -1) + hidden[:, :, :, None]
     weights = softmax(scores.reshape(batch, kv_heads, number, group * size, -1))

@@ -57,8 +57,7 @@ def reference(
     # Each key head serves `heads / kv_heads` consecutive query heads (grouped-query attention, Ainslie et al. 2023).
     grouped = q.reshape(batch, q_len, kv_heads, heads // kv_heads, q.shape[-1])
     scores = score_products.scores(grouped, k) if prefix is None else prefix.scores(grouped, k)
-    if scoring.scale != 1.0:
-        scores = scores * scoring.scale
+    scores = scoring.scaled(scores)
     if scoring.bias is not None:
         added = materialize(q, k, scoring)
         added = _grouped(added.astype(jnp.float32), kv_heads)
@@ -140,7 +139,8 @@ def by_blocks(q, k, v, scoring: Scoring) -> Array:
         end = min(start + size, length)
         queries, keys = slice(start, end), slice(0, end)
         bias = None if scoring.bias is None else DenseBias(added[:, :, queries, : before + end])
-        of_block = Scoring(Mask(dense=visible[:, queries, keys]), bias, scoring.scale, prefix=scoring.prefix)
+        mask = Mask(dense=visible[:, queries, keys])
+        of_block = Scoring(mask, bias, scoring.scale, scoring.softcap, prefix=scoring.prefix)
         blocks.append(reference(q[:, queries], k[:, keys], v[:, keys], of_block))
     return jnp.concatenate([block.output for block in blocks], axis=1)
 

@@ -3,7 +3,8 @@
 import dataclasses
 
 import jax
-from jaxtyping import Array, Int
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.kernels.masks import Mask
@@ -19,6 +20,8 @@ class Scoring:
       mask: The keys that each query may attend to.
       bias: Added to the scaled scores.
       scale: Factor of the scores. It is 1 in T5, whose query initialization includes the scale.
+      softcap: Limit c of the scaled scores s, which become c · tanh(s / c) before the mask (Gemma Team 2024,
+        arXiv:2408.00118, section 2); None for no limit. There is no bias with a limit.
       query_positions: Positions that the bias reads, of `batch` rows or 1; None for 0, 1, 2 … along each row.
       key_positions: Positions of the keys, in the same form.
       dropout: Dropout of the attention weights `[batch, kv_heads, group, q_len, kv_len]`.
@@ -30,11 +33,21 @@ class Scoring:
     mask: Mask = Mask()
     bias: ScoreBias | None = None
     scale: float = 1.0
+    softcap: float | None = None
     query_positions: Int[Array, "rows q_len"] | None = None
     key_positions: Int[Array, "rows kv_len"] | None = None
     dropout: Dropout = NO_DROPOUT
     dropout_key: jax.Array | None = None
     prefix: Prefix | None = None
+
+    def __post_init__(self):
+        if self.softcap is not None and self.bias is not None:
+            raise ValueError(f"softcap={self.softcap} with a bias: no published model limits scores that have a bias")
+
+    def scaled(self, products: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Returns products of queries and keys, times the scale and within the limit."""
+        scores = products if self.scale == 1.0 else products * self.scale
+        return scores if self.softcap is None else self.softcap * jnp.tanh(scores / self.softcap)
 
     @property
     def dropout_rate(self) -> float:

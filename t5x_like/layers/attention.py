@@ -1,6 +1,7 @@
 """Multi-head attention with projections, and its decoding steps over a cache."""
 
 import dataclasses
+from collections.abc import Collection
 from typing import Protocol
 
 import jax
@@ -56,6 +57,8 @@ class Sizes:
 class MultiHeadAttention(nnx.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with optional grouped queries and rotary positions.
 
+    Calls get the rotation and the mask, so that layers with the same parameters may have others.
+
     Args:
       sizes: Sizes of inputs and outputs.
       heads: Number of query heads.
@@ -65,9 +68,10 @@ class MultiHeadAttention(nnx.Module):
       init: Initializer of all kernels.
       query_init: Initializer of the query kernel; None for `init`.
       out_init: Initializer of the output kernel; None for `init`.
-      bias: Whether all projections add a bias.
+      bias: Whether all projections add a bias, or the names of those that do, such as `query`.
+      norms: Applied to the queries and to the keys before they are rotated; None for no norms.
       scale: Factor of the scores.
-      rotary: Rotates queries and keys by their positions; None for no rotation.
+      softcap: Limit of the scores; see `Scoring`.
       dropout: Dropout of the attention weights; see `kernels.attention`.
       embed_axis: Logical axis of inputs and outputs in the kernels; None replicates it.
       dtype: Dtype of the computation.
@@ -78,6 +82,8 @@ class MultiHeadAttention(nnx.Module):
       key: Projection with kernel `[embed, kv_heads, kv]`.
       value: Projection with kernel `[embed, kv_heads, kv]`.
       out: Projection with kernel `[heads, kv, embed]`.
+      query_norm: Norm of the queries; only if there are norms.
+      key_norm: Norm of the keys; only if there are norms.
       adapter: None, or keys and values before all others; see `PrefixModule`.
     """
 
@@ -94,9 +100,10 @@ class MultiHeadAttention(nnx.Module):
         init: Initializer,
         query_init: Initializer | None = None,
         out_init: Initializer | None = None,
-        bias: bool = False,
+        bias: bool | Collection[str] = False,
+        norms: tuple[nnx.Module, nnx.Module] | None = None,
         scale: float = 1.0,
-        rotary: Rotary | None = None,
+        softcap: float | None = None,
         dropout: Dropout = NO_DROPOUT,
         embed_axis: str | None = "embed",
         dtype: str = "float32",
@@ -104,24 +111,31 @@ class MultiHeadAttention(nnx.Module):
     ):
         query_key, key_key, value_key, out_key = jax.random.split(key, 4)
 
-        def project_to_heads(key, size, num_heads, init, axis):
-            axes = (embed_axis, axis, "kv")
-            return Projection((size,), (num_heads, head_dim), axes=axes, key=key, init=init, bias=bias, dtype=dtype)
+        def has_bias(name):
+            return bias if isinstance(bias, bool) else name in bias
+
+        def project_to_heads(name, key, size, num_heads, init):
+            options = {"init": init, "bias": has_bias(name), "dtype": dtype}
+            axes = (embed_axis, "heads" if name == "query" else "kv_heads", "kv")
+            return Projection((size,), (num_heads, head_dim), axes=axes, key=key, **options)
 
         self.kv_heads = kv_heads or heads
-        self.query = project_to_heads(query_key, sizes.inputs, heads, query_init or init, "heads")
-        self.key = project_to_heads(key_key, sizes.inputs, self.kv_heads, init, "kv_heads")
-        self.value = project_to_heads(value_key, sizes.values or sizes.inputs, self.kv_heads, init, "kv_heads")
+        self.query = project_to_heads("query", query_key, sizes.inputs, heads, query_init or init)
+        self.key = project_to_heads("key", key_key, sizes.inputs, self.kv_heads, init)
+        self.value = project_to_heads("value", value_key, sizes.values or sizes.inputs, self.kv_heads, init)
         self.out = Projection(
             (heads, head_dim),
             (sizes.outputs or sizes.inputs,),
             axes=("heads", "kv", embed_axis),
             key=out_key,
             init=out_init or init,
-            bias=bias,
+            bias=has_bias("out"),
             dtype=dtype,
         )
-        self.scale, self.rotary, self.dropout = scale, rotary, dropout
+        if norms is not None:
+            self.query_norm, self.key_norm = norms
+        self.has_norms = norms is not None
+        self.scale, self.softcap, self.dropout = scale, softcap, dropout
         self.adapter: PrefixModule | None = None
 
     def keys_values(
@@ -129,6 +143,7 @@ class MultiHeadAttention(nnx.Module):
         x: Float[Array, "batch length embed"],
         positions: Int[Array, "batch length"] | None = None,
         *,
+        rotary: Rotary | None = None,
         value_source: Float[Array, "batch length value_embed"] | None = None,
         cross: bool = False,
         dropout_key: jax.Array | None = None,
@@ -138,6 +153,7 @@ class MultiHeadAttention(nnx.Module):
         Args:
           x: Activations that queries attend to.
           positions: Positions for the rotation of the keys; None for 0, 1, 2 … along each row.
+          rotary: Rotates the keys by their positions; None for no rotation.
           value_source: Activations that the values are computed from; None for `x`.
           cross: Whether `x` is the output of another stack. The projections are then saved for the backward pass as
             `[batch, 1, length, …]`: XLA clears the saved arrays of two scanned stacks if they have the same shape.
@@ -153,7 +169,8 @@ class MultiHeadAttention(nnx.Module):
             y = projection(x[:, None] if cross else x, copies=copies, dropout_key=dropout_key)
             return y[:, 0] if cross else y
 
-        key = self._apply_rope(project(self.key, x), positions)
+        key = project(self.key, x)
+        key = self._apply_rope(rotary, self.key_norm(key) if self.has_norms else key, positions)
         value = project(self.value, x if value_source is None else value_source)
         return shard_activation(key, "kv_heads", "kv"), shard_activation(value, "kv_heads", "kv")
 
@@ -190,6 +207,7 @@ class MultiHeadAttention(nnx.Module):
         bias: ScoreBias | None = None,
         positions: Int[Array, "batch q_len"] | None = None,
         key_positions: Int[Array, "batch kv_len"] | None = None,
+        rotary: Rotary | None = None,
         dropout_key: jax.Array | None = None,
         capture: frozenset[str] = frozenset(),
         edits: LayerEdits = NO_EDITS,
@@ -208,6 +226,7 @@ class MultiHeadAttention(nnx.Module):
           positions: Positions of `x` for rotations and biases; None for 0, 1, 2 … along each row.
           key_positions: Positions of the keys for biases; None for `positions` in self-attention, otherwise for 0, 1, 2
             … along each row.
+          rotary: Rotates queries, and keys of `x`, by their positions; None for no rotation.
           dropout_key: Random key for dropout of weights and of adapters; None disables dropout.
           capture: Names from `CAPTURABLE`. Capturing scores or probabilities selects the reference implementation.
           edits: Edits of arrays in `CAPTURABLE`. Those of scores or probabilities select it as well.
@@ -216,11 +235,13 @@ class MultiHeadAttention(nnx.Module):
           The averages, and the captured arrays by name.
         """
         if query is None:
-            query = self._apply_rope(self.query(x, dropout_key=dropout_key), positions)
+            query = self.query(x, dropout_key=dropout_key)
+            query = self._apply_rope(rotary, self.query_norm(query) if self.has_norms else query, positions)
         query = shard_activation(query, "heads", "kv")
         if keys_values is None:
             if source is None:
-                keys_values = self.keys_values(x, positions, value_source=value_source, dropout_key=dropout_key)
+                options = {"rotary": rotary, "value_source": value_source, "dropout_key": dropout_key}
+                keys_values = self.keys_values(x, positions, **options)
                 key_positions = positions if key_positions is None else key_positions
             else:
                 keys_values = self.keys_values(source, cross=True, dropout_key=dropout_key)
@@ -230,6 +251,7 @@ class MultiHeadAttention(nnx.Module):
             mask=mask,
             bias=bias,
             scale=self.scale,
+            softcap=self.softcap,
             query_positions=None if positions is None else jnp.reshape(positions, query.shape[:2]),
             key_positions=key_positions,
             dropout=self.weights_dropout(mask),
@@ -266,6 +288,7 @@ class MultiHeadAttention(nnx.Module):
         bias: ScoreBias | None = None,
         positions: Int[Array, "batch steps"] | None = None,
         key_positions: Int[Array, "batch kv_len"] | None = None,
+        rotary: Rotary | None = None,
     ) -> tuple[Float[Array, "batch steps embed"], KeyValueCache]:
         """Computes self-attention of new positions and writes their keys and values to the cache.
 
@@ -278,17 +301,18 @@ class MultiHeadAttention(nnx.Module):
           bias: Added to the scores.
           positions: Positions of `x` for rotations and biases; None for 0, 1, 2 …
           key_positions: Positions of the slots for biases; see `__call__`.
+          rotary: See `attend`.
 
         Returns:
           The output and the updated cache.
         """
-        cache = cache.write(layer, index, *self.keys_values(x, positions))
-        options = {"bias": bias, "positions": positions, "key_positions": key_positions}
+        cache = cache.write(layer, index, *self.keys_values(x, positions, rotary=rotary))
+        options = {"bias": bias, "positions": positions, "key_positions": key_positions, "rotary": rotary}
         output, _ = self(x, mask=mask, keys_values=cache.at(layer), **options)
         return output, cache
 
-    def _apply_rope(self, x, positions):
-        if self.rotary is None:
+    def _apply_rope(self, rotary, x, positions):
+        if rotary is None:
             return x
         positions = position_ids(*x.shape[:2], positions)
-        return self.rotary(x, positions if self.adapter is None else positions + self.adapter.length)
+        return rotary(x, positions if self.adapter is None else positions + self.adapter.length)

@@ -1,7 +1,7 @@
 """A transformer layer: a sequence of blocks, each with a residual connection and a norm."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import jax
 from flax import nnx
@@ -16,6 +16,7 @@ from t5x_like.layers.projections import gather_residual, scatter_residual, shard
 Hidden = Float[Array, "batch length embed"]
 # Block name -> keyword arguments of the block. A block whose value is None is skipped.
 Inputs = Mapping[str, Mapping[str, Any] | None]
+NormPosition = Literal["pre", "post", "output", "both", "none"]
 
 
 class Block(Protocol):
@@ -44,16 +45,22 @@ class Block(Protocol):
 
 
 class TransformerLayer(nnx.Module):
-    """Named blocks, each with a residual connection and a norm.
+    """Named blocks, each with a residual connection and its norms.
 
-    With `norm_position="pre"` a block computes x + block(norm(x)), as in GPT-2, T5 and Llama. With `"post"` it computes
-    norm(x + block(x)), as in Vaswani et al. 2017, GPT-1, BERT and BART. A block and its norm are the attributes `NAME`
-    and `NAME_norm`.
+    The position of the norm of a block decides what it computes:
+
+    * `"pre"`: x + block(norm(x)), as in GPT-2, T5 and Llama;
+    * `"post"`: norm(x + block(x)), as in Vaswani et al. 2017, GPT-1, BERT and BART;
+    * `"output"`: x + norm(block(x)), as in OLMo 2;
+    * `"both"`: x + output_norm(block(norm(x))), as in Gemma 2;
+    * `"none"`: x + block(x), for a block that normalizes its own input.
+
+    A block and its norm are the attributes `NAME` and `NAME_norm`, and with `"both"`, `NAME_output_norm`.
 
     Args:
       blocks: Block name -> block, in order. Self-attention comes first.
       make_norm: Returns the norm of a block.
-      norm_position: `"pre"` or `"post"`.
+      norm_position: Position of the norms, or of the norm of each block.
       dropout: Dropout of each block's output before the residual sum.
 
     Attributes:
@@ -69,15 +76,20 @@ class TransformerLayer(nnx.Module):
         blocks: Mapping[str, Block],
         make_norm: Callable[[], nnx.Module],
         *,
-        norm_position: Literal["pre", "post"],
+        norm_position: NormPosition | Mapping[str, NormPosition],
         dropout: Dropout,
     ):
-        if norm_position not in ("pre", "post"):
-            raise UserError(f"norm_position={norm_position!r} is unknown. Give 'pre' or 'post'.")
+        positions = dict.fromkeys(blocks, norm_position) if isinstance(norm_position, str) else dict(norm_position)
         for name, block in blocks.items():
+            if positions[name] not in get_args(NormPosition):
+                known = ", ".join(map(repr, get_args(NormPosition)))
+                raise UserError(f"norm_position={positions[name]!r} is unknown. Give one of {known}.")
             setattr(self, name, block)
-            setattr(self, f"{name}_norm", make_norm())
-        self.names, self.norm_position, self.dropout = tuple(blocks), norm_position, dropout
+            if positions[name] != "none":
+                setattr(self, f"{name}_norm", make_norm())
+            if positions[name] == "both":
+                setattr(self, f"{name}_output_norm", make_norm())
+        self.names, self.norm_positions, self.dropout = tuple(blocks), positions, dropout
         self.adapter: nnx.Module | None = None
 
     @property
@@ -154,10 +166,10 @@ class TransformerLayer(nnx.Module):
     def residual(
         self, name: str, block: Callable[[Hidden], tuple[Hidden, Any]], x: Hidden, key: jax.Array | None = None
     ) -> tuple[Hidden, Any]:
-        """Applies a block with dropout, residual and norm.
+        """Applies a block with dropout, residual and norms.
 
         Args:
-          name: Name of the block, whose norm is applied.
+          name: Name of the block, whose norms are applied.
           block: Computes the update of `x`, and another output.
           x: Input activations.
           key: Random key of the dropout of the update; None disables it.
@@ -165,9 +177,12 @@ class TransformerLayer(nnx.Module):
         Returns:
           The output, and the other output of the block.
         """
-        norm = getattr(self, f"{name}_norm")
-        update, other = block(gather_residual(norm(x) if self.norm_position == "pre" else x))
-        x = x + self.dropout(scatter_residual(update), key)
+        position, norm = self.norm_positions[name], getattr(self, f"{name}_norm", None)
+        update, other = block(gather_residual(norm(x) if position in ("pre", "both") else x))
+        update = scatter_residual(update)
+        if position in ("output", "both"):
+            update = (norm if position == "output" else getattr(self, f"{name}_output_norm"))(update)
+        x = x + self.dropout(update, key)
         if self.adapter is not None and name == self.names[-1]:
-            x = self.adapter(x, norm if self.norm_position == "post" else None)
-        return (norm(x) if self.norm_position == "post" else x), other
+            x = self.adapter(x, norm if position == "post" else None)
+        return (norm(x) if position == "post" else x), other

@@ -16,18 +16,57 @@ class RMSNorm(nnx.Module):
     Args:
       size: Size of the last dimension.
       epsilon: Added to the mean square.
+      axis: Logical axis of the last dimension.
 
     Attributes:
       scale: float32 `[embed]`, initially 1.
     """
 
-    def __init__(self, size: int, *, epsilon: float = 1e-6):
-        self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=(EMBED_VECTOR,))
+    # Value of `scale` in a new norm, and what is added to it when it is applied.
+    INITIAL, OFFSET = 1.0, 0.0
+
+    def __init__(self, size: int, *, epsilon: float = 1e-6, axis: str = EMBED_VECTOR):
+        self.scale = nnx.Param(jnp.full((size,), self.INITIAL, jnp.float32), axes=(axis,))
         self.epsilon = epsilon
 
-    def __call__(self, x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
+    def __call__(self, x: Float[Array, "batch length ..."]) -> Float[Array, "batch length ..."]:
         """Normalizes `x` in float32 and returns the result in the dtype of `x`."""
-        return _rms_norm(x, self.scale[...], self.epsilon)
+        scale = self.scale[...]
+        return _rms_norm(x, scale + self.OFFSET if self.OFFSET else scale, self.epsilon)
+
+
+class UnitOffsetRMSNorm(RMSNorm):
+    """RMSNorm that multiplies by 1 + scale, as in Gemma (Gemma Team 2024, arXiv:2403.08295), so that decay leads to 1.
+
+    Attributes:
+      scale: float32 `[embed]`, initially 0.
+    """
+
+    INITIAL, OFFSET = 0.0, 1.0
+
+
+class ProjectionNorm(nnx.Module):
+    """RMSNorm of the queries or keys of all heads together, as in OLMo 2 (OLMo Team 2024, arXiv:2501.00656).
+
+    Args:
+      heads: Number of heads.
+      head_dim: Size of the queries or keys of a head.
+      epsilon: Added to the mean square.
+      axis: Logical axis of the heads.
+
+    Attributes:
+      scale: float32 `[heads, kv]`, initially 1.
+    """
+
+    def __init__(self, heads: int, head_dim: int, *, epsilon: float, axis: str):
+        self.scale = nnx.Param(jnp.ones((heads, head_dim), jnp.float32), axes=(axis, "kv"))
+        self.epsilon = epsilon
+
+    def __call__(self, x: Float[Array, "batch length heads kv"]) -> Float[Array, "batch length heads kv"]:
+        """Normalizes `x` in float32, in which each head may be repeated (`head_exchange.kv_head_copies`)."""
+        scale = self.scale[...]
+        scale = jnp.repeat(scale, x.shape[-2] // len(scale), axis=0)
+        return _rms_norm(x.reshape(*x.shape[:-2], -1), scale.reshape(-1), self.epsilon).reshape(x.shape)
 
 
 class LayerNorm(nnx.Module):
@@ -36,20 +75,23 @@ class LayerNorm(nnx.Module):
     Args:
       size: Size of the last dimension.
       epsilon: Added to the variance.
+      bias: Whether a bias is added.
 
     Attributes:
       scale: float32 `[embed]`, initially 1.
-      bias: float32 `[embed]`, initially 0.
+      bias: float32 `[embed]`, initially 0; only if the norm has a bias.
     """
 
-    def __init__(self, size: int, *, epsilon: float = 1e-5):
+    def __init__(self, size: int, *, epsilon: float = 1e-5, bias: bool = True):
         self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=(EMBED_VECTOR,))
-        self.bias = nnx.Param(jnp.zeros((size,), jnp.float32), axes=(EMBED_VECTOR,))
-        self.epsilon = epsilon
+        if bias:
+            self.bias = nnx.Param(jnp.zeros((size,), jnp.float32), axes=(EMBED_VECTOR,))
+        self.epsilon, self.has_bias = epsilon, bias
 
     def __call__(self, x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
         """Normalizes `x` in float32 and returns the result in the dtype of `x`."""
-        return _layer_norm(x, self.scale[...], self.bias[...], self.epsilon)
+        scale = self.scale[...]
+        return _layer_norm(x, scale, self.bias[...] if self.has_bias else jnp.zeros_like(scale), self.epsilon)
 
 
 class NoNorm(nnx.Module):

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t5x_like.errors import UserError
 from t5x_like.kernels.contraction import PRODUCT
 from t5x_like.kernels.cudnn_attention import FORWARD_PRIMITIVE
 from t5x_like.kernels.fused_outputs import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
@@ -95,11 +94,11 @@ def apply_layers(
     Args:
       layers: From `make_layers`.
       functions: A `LayerFunction`, or a sequence of p functions that alternate: the first is called in applications 0,
-        p, 2p …, the second in 1, p + 1 …. A scan then runs over groups of p applications. A function has the index
-        of the application.
+        p, 2p …, the second in 1, p + 1 …. A scan then runs over groups of p applications, and the applications after
+        the last group follow one by one. A function has the index of the application.
       carry: Input of the first application.
-      order: The stored layer of each application; their number is a multiple of the number of functions. A scan runs
-        over each part whose stored layers are consecutive or the same.
+      order: The stored layer of each application. A scan runs over each part whose stored layers are consecutive or the
+        same.
       dropout_key: Random key, split into one key per application; None disables dropout.
       remat: A name in `REMAT_POLICIES`.
       keep: Name -> the applications whose output of this name is returned, in order; the output of each application is
@@ -109,16 +108,9 @@ def apply_layers(
       The last carry and the outputs of all applications. Outputs have a leading dimension `layers` for a scanned stack
       and are a tuple for an unrolled stack. With `keep`, they are a mapping from names to the
       outputs that are kept, stacked or a list.
-
-    Raises:
-      UserError: The number of applications is not a multiple of the number of functions.
     """
     functions = [functions] if callable(functions) else list(functions)
     period, number = len(functions), len(order)
-    if number % period:
-        raise UserError(
-            f"{number} layers cannot follow a pattern of {period} layers. Give a multiple of {period} layers."
-        )
     keys = None if dropout_key is None else jax.random.split(dropout_key, number)
 
     def bind(function, **options):

@@ -175,6 +175,21 @@ class StackInfo:
         object.__setattr__(self, "stored_layers", self.stored_layers or self.num_layers)
 
 
+@dataclasses.dataclass(frozen=True)
+class PredictionHead:
+    """The parts of the masked-LM head of a family, before and after the product with the token embeddings.
+
+    Attributes:
+      transform: Whether a dense layer, an activation and a norm come before.
+      transform_bias: Whether the dense layer and the norm have biases.
+      output_bias: Whether a bias per token is added to the logits.
+    """
+
+    transform: bool = True
+    transform_bias: bool = True
+    output_bias: bool = True
+
+
 @runtime_checkable
 class ModelConfig(Protocol):
     """A model's configuration: a frozen dataclass, see `BaseConfig`.
@@ -288,6 +303,11 @@ class BaseConfig:
     def unembed_dim(self) -> int:
         """Size of the vectors that `unembed` reads, if a head transforms hidden states before."""
         return self.embed_dim
+
+    @property
+    def prediction_head(self) -> PredictionHead:
+        """Parts of the masked-LM head, by default BERT's."""
+        return PredictionHead()
 
     @property
     def untied_dim(self) -> int:

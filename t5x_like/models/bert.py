@@ -34,7 +34,7 @@ from t5x_like.models.base import BaseConfig, BaseModel, Batch, StackInfo
 from t5x_like.models.outputs import Outputs
 
 # Features with a position per distribution over the vocabulary that an objective computes.
-_PREDICTED = ("masked_positions", "next_tokens", "target_tokens")
+PREDICTED = ("masked_positions", "next_tokens", "target_tokens")
 # Size of a head of the compact models of Turc et al. (2019).
 COMPACT_HEAD_DIM = 64
 
@@ -120,7 +120,7 @@ class BertConfig(BaseConfig):
     def train_flops(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
         """Returns the floating-point operations of one training step; see `forward_flops`."""
         batch, length = shapes["encoder_input_tokens"]
-        predictions = next((shapes[name][1] for name in _PREDICTED if name in shapes), 0)
+        predictions = next((shapes[name][1] for name in PREDICTED if name in shapes), 0)
         # The backward pass computes two matrix products of the same size per product of the forward pass.
         return 3.0 * forward_flops(self, batch, length, predictions)
 

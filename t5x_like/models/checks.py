@@ -74,6 +74,16 @@ def divides(config: object, divisor: str, dividend: str) -> None:
         raise UserError(f"{_field(config, divisor)}: must divide {dividend}={getattr(config, dividend)}")
 
 
+def at_least(config: object, name: str, least: int) -> None:
+    """Checks that a field is an integer of at least `least`.
+
+    Raises:
+      UserError: The field is smaller, or not an integer.
+    """
+    if not _is_integer(getattr(config, name), at_least=least):
+        raise UserError(f"{_field(config, name)}: must be an integer of at least {least}")
+
+
 def at_most(config: object, name: str, limit: str) -> None:
     """Checks that the field `name` is not larger than the field `limit`.
 

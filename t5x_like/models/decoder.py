@@ -17,6 +17,7 @@ from t5x_like.layers import stacks
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.cache import KeyValueCache, held_positions, step_mask
 from t5x_like.layers.embeddings import position_ids
+from t5x_like.layers.layer_kinds import LayerKind, over_layers
 from t5x_like.models import checks
 from t5x_like.models.base import BaseModel, Batch, ModelConfig
 from t5x_like.models.outputs import Outputs
@@ -90,9 +91,18 @@ class Decoder(BaseModel):
     embedding_dropout: Dropout = NO_DROPOUT
 
     @property
-    def attention_windows(self) -> tuple[int | None, ...]:
-        """Attention window of each layer, in positions, repeated over the layers; None: no window."""
-        return self.config.attention_windows
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kinds of the layers, repeated over the layers."""
+        return tuple(map(LayerKind, self.config.attention_windows))
+
+    def layer_inputs(self, kind: LayerKind, attention: dict[str, Any]) -> Any:
+        """Returns the inputs of the layers of a kind, or a function from their index to them; see `Stack`.
+
+        Args:
+          kind: The kind.
+          attention: The inputs of the self-attention.
+        """
+        return {"attention": attention}
 
     def step_inputs(self, index: Int[Array, ""], cache_length: int, num_positions: int) -> dict[str, Any]:
         """Returns the inputs of the attention in a decoding step, apart from its mask and positions.
@@ -149,19 +159,20 @@ class Decoder(BaseModel):
         embedding_key, layers_key = split_key(dropout_key, 2)
         segments, prefix = batch.get("decoder_segment_ids"), batch.get("decoder_prefix")
 
-        def inputs(window):
+        def inputs(kind):
             mask = Mask(
                 causal=True,
-                window=window,
+                window=kind.window,
                 query_segments=segments,
                 key_segments=segments,
                 prefix=None if prefix is None else prefix > 0,
             )
-            return {"attention": {"mask": mask, "positions": batch.get("decoder_positions")}}
+            positions = batch.get("decoder_positions")
+            return self.layer_inputs(kind, {"mask": mask, "positions": positions, "rotary": kind.rotary})
 
         hidden, captured = self.decoder(
             self.embedding_dropout(embedded["decoder"], embedding_key),
-            *map(inputs, self.attention_windows),
+            *map(inputs, self.layer_kinds),
             dropout_key=layers_key,
             captures=captures,
         )
@@ -187,13 +198,14 @@ class Decoder(BaseModel):
         batch = model_adapters.extend(self.config, batch, padding=first_slot)
         outputs = self.trunk(self.embed(batch), batch, capture=(_KEYS, _VALUES))
         captured = outputs.captured
-        windows, cache_length = self.attention_windows, cache_length + model_adapters.count_tokens(self.config)
+        cache_length += model_adapters.count_tokens(self.config)
+        windows = [kind.window for kind in over_layers(self.layer_kinds, self.decoder.num_layers)]
         lengths = [min(window + num_positions - 1 if window else cache_length, cache_length) for window in windows]
         cache = Cache(
             self_attention=KeyValueCache.from_prompts(
                 captured[_KEYS],
                 captured[_VALUES],
-                lengths=lengths * (self.decoder.num_layers // len(windows)),
+                lengths=lengths,
                 stacked=stacks.is_scanned(self.decoder.layers),
             ),
             first_slot=first_slot,
@@ -219,26 +231,26 @@ class Decoder(BaseModel):
         slots = index + jnp.arange(tokens.shape[1])
         positions = slots - first_slot
 
-        def inputs(layer, window):
+        def inputs(layer, kind):
             length = cache.self_attention.length_of(layer)
             held = held_positions(length, slots[-1])
             visible = (held >= first_slot)[:, None] & (held <= slots[:, None])
-            if window is not None:
-                visible &= held > slots[:, None] - window
-            return {
-                "attention": {
-                    "mask": step_mask(visible),
-                    "positions": positions,
-                    "key_positions": held - first_slot,
-                    **self.step_inputs(index, length, tokens.shape[1]),
-                }
+            if kind.window is not None:
+                visible &= held > slots[:, None] - kind.window
+            attention = {
+                "mask": step_mask(visible),
+                "positions": positions,
+                "key_positions": held - first_slot,
+                "rotary": kind.rotary,
+                **self.step_inputs(index, length, tokens.shape[1]),
             }
+            return self.layer_inputs(kind, attention)
 
         x, self_attention = self.decoder.step(
             self.embed_tokens(tokens, positions),
             cache.self_attention,
             index,
-            *(inputs(layer, window) for layer, window in enumerate(self.attention_windows)),
+            *(inputs(layer, kind) for layer, kind in enumerate(self.layer_kinds[: self.decoder.num_layers])),
         )
         return x, cache.replace(self_attention=self_attention)
 
@@ -247,7 +259,7 @@ def check_attention_windows(config: DecoderConfig) -> None:
     """Checks the attention windows, and converts the list that gin passes to a tuple.
 
     Raises:
-      UserError: A window is neither None nor a positive integer, or the number of windows does not divide `num_layers`.
+      UserError: There is no window, or one is neither None nor a positive integer.
     """
     object.__setattr__(config, "attention_windows", tuple(config.attention_windows))
     windows, name = config.attention_windows, type(config).__name__
@@ -257,11 +269,8 @@ def check_attention_windows(config: DecoderConfig) -> None:
                 f"{name}.attention_windows={windows}: {window!r} is not a positive integer. Give a number of "
                 "positions, or None for no window."
             )
-    if not windows or config.num_layers % len(windows):
-        raise UserError(
-            f"{name}.attention_windows={windows}: the number of windows must divide num_layers={config.num_layers}. "
-            "The windows repeat over the layers."
-        )
+    if not windows:
+        raise UserError(f"{name}.attention_windows=(): empty. Give (None,) for no windows.")
 
 
 def forward_flops(config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> float:
@@ -287,6 +296,6 @@ def forward_flops(config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]]) 
     _, predictions = shapes.get("decoder_target_tokens", (batch, 0))
     d, f, m = config.embed_dim, config.mlp_dim, len(config.activations) + 1
     a, k = config.num_heads * config.head_dim, config.kv_heads * config.head_dim
-    windows = [min(window or length, length) for window in config.attention_windows]
-    layers = config.num_layers * (2 * d * a + 2 * d * k + m * d * f + 2 * a * sum(windows) / len(windows))
+    windows = [min(window or length, length) for window in over_layers(config.attention_windows, config.num_layers)]
+    layers = config.num_layers * (2 * d * a + 2 * d * k + m * d * f) + 2 * a * sum(windows)
     return 2.0 * batch * (length * layers + predictions * d * config.vocab_size)

@@ -16,6 +16,7 @@ from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.score_bias import ScoreBias
 from t5x_like.layers import captures as capturing
 from t5x_like.layers.blocks import Hidden
+from t5x_like.layers.layer_kinds import LayerKind
 from t5x_like.models.base import Batch, StackInfo
 from t5x_like.models.decoder import Decoder
 from t5x_like.models.outputs import Outputs
@@ -132,9 +133,9 @@ class T5Decoder(Vocabulary, Decoder):
         self.make_vocabulary(config, embedder_key=embedder_key, logits_key=logits_key)
 
     @property
-    def attention_windows(self) -> tuple[int | None, ...]:
-        """No layer has an attention window."""
-        return (None,)
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """All layers see all earlier tokens."""
+        return (LayerKind(),)
 
     def embed_tokens(self, tokens: Int[Array, "batch length"], positions: Int[Array, "batch length"]) -> Hidden:
         """Returns the token embeddings; positions enter through the biases."""

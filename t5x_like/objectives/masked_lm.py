@@ -14,7 +14,7 @@ from t5x_like.layers import embeddings, initializers
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.norms import LayerNorm
 from t5x_like.layers.projections import Projection
-from t5x_like.models.base import Model
+from t5x_like.models.base import Model, PredictionHead
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, HeadConfig, Objective, Params, Pass
 from t5x_like.objectives.keys import NO_KEYS, Keys
@@ -50,6 +50,10 @@ class MaskedLMConfig(HeadConfig, Protocol):
     def untied_dim(self) -> int:
         """Number of features that the head unembeds."""
 
+    @property
+    def prediction_head(self) -> PredictionHead:
+        """Parts of the head."""
+
 
 class MaskedLMHead(nnx.Module):
     """Transforms the hidden states of masked positions before the product with the token embeddings.
@@ -59,6 +63,8 @@ class MaskedLMHead(nnx.Module):
       key: Random key for the initial values.
       init: Initializer of the kernels.
 
+    A family may lack some of the parts; see `PredictionHead`.
+
     Attributes:
       dense: Projection with kernel `[embed, unembed_dim]` and bias.
       norm: Layer norm after the activation.
@@ -67,17 +73,14 @@ class MaskedLMHead(nnx.Module):
     """
 
     def __init__(self, config: MaskedLMConfig, *, key: jax.Array, init: initializers.Initializer = initializers.BERT):
-        self.dense = Projection(
-            (config.embed_dim,),
-            (config.unembed_dim,),
-            axes=("embed", "mlp"),
-            key=key,
-            init=init,
-            bias=True,
-            dtype=config.compute_dtype,
-        )
-        self.norm = LayerNorm(config.unembed_dim, epsilon=config.norm_epsilon)
-        self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32), axes=("vocab",))
+        self.parts = config.prediction_head
+        if self.parts.transform:
+            bias = self.parts.transform_bias
+            sizes, axes = ((config.embed_dim,), (config.unembed_dim,)), ("embed", "mlp")
+            self.dense = Projection(*sizes, axes=axes, key=key, init=init, bias=bias, dtype=config.compute_dtype)
+            self.norm = LayerNorm(config.unembed_dim, epsilon=config.norm_epsilon, bias=bias)
+        if self.parts.output_bias:
+            self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32), axes=("vocab",))
         if config.untied_dim:
             shape = (config.untied_dim, config.vocab_size)
             self.untied = nnx.Param(init(jax.random.fold_in(key, 1), shape, 1), axes=("embed", "vocab"))
@@ -85,7 +88,7 @@ class MaskedLMHead(nnx.Module):
 
     def __call__(self, hidden: Float[Array, "batch predictions embed"]) -> Float[Array, "batch predictions embed"]:
         """Returns the vectors that are multiplied with the token embeddings."""
-        return self.norm(ACTIVATIONS[self.activation](self.dense(hidden)))
+        return self.norm(ACTIVATIONS[self.activation](self.dense(hidden))) if self.parts.transform else hidden
 
     def logits(
         self, model: Model, transformed: Float[Array, "batch predictions embed"]
@@ -96,7 +99,9 @@ class MaskedLMHead(nnx.Module):
           model: The model with the token embeddings.
           transformed: Result of a call.
         """
-        logits = model.unembed(transformed) + self.bias[...]
+        logits = model.unembed(transformed)
+        if self.parts.output_bias:
+            logits += self.bias[...]
         if self.untied_dim:
             logits += embeddings.logits(transformed[..., -self.untied_dim :], self.untied[...])
         return logits

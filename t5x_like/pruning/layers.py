@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.errors import UserError
+from t5x_like.layers.layer_kinds import shortest
 from t5x_like.models.base import ModelConfig
 from t5x_like.parameters import LAYERS
 from t5x_like.pruning import structures
@@ -43,17 +44,10 @@ def keep(
             )
         changes[field] = len(indices)
         if windows := getattr(config, "attention_windows", ()):
-            changes["attention_windows"] = _shortest([windows[index % len(windows)] for index in indices])
+            changes["attention_windows"] = shortest([windows[index % len(windows)] for index in indices])
         if isinstance(config, structures.LayerIndexed):
             changes |= config.keep_layers(indices)
     return dataclasses.replace(config, **changes), found
-
-
-def _shortest(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns the shortest sequence whose repetition is a given one."""
-    number = len(values)
-    periods = (period for period in range(1, number + 1) if number % period == 0)
-    return next(tuple(values[:each]) for each in periods if list(values[:each]) * (number // each) == list(values))
 
 
 def _chosen(config: ModelConfig, layers: Any) -> dict[str, tuple[int, ...]]:

@@ -42,6 +42,10 @@ NONE = captures.Captures()
     [
         ("pre", (1 + (2 * 0.5 + 10)) + 3 * (12 / 2)),
         ("post", ((1 + 2 + 10) / 2 * 4) / 2),
+        ("output", (1 + (2 + 10) / 2) + 3 * 7 / 2),
+        ("both", (1 + (2 * 0.5 + 10) / 2) + 3 * (6.5 / 2) / 2),
+        ("none", (1 + 2 + 10) * 4),
+        ({"attention": "none", "mlp": "pre"}, 13 + 3 * (13 / 2)),
     ],
 )
 def test_norm_positions(norm_position, expected):
@@ -50,7 +54,7 @@ def test_norm_positions(norm_position, expected):
 
 
 def test_invalid_norm_position_raises():
-    with pytest.raises(ValueError, match="norm_position='middle' is unknown. Give 'pre' or 'post'"):
+    with pytest.raises(ValueError, match="norm_position='middle' is unknown. Give one of 'pre', 'post', 'output'"):
         layer("middle")
 
 

@@ -108,8 +108,12 @@ def test_alternating_layer_functions(scan):
     # 5 -> 5 + 0 -> -5 + 1 -> -4 + 2 -> 2 + 3
     assert float(x) == 5.0
     np.testing.assert_array_equal(stack_outputs(layers, outs), [5, 5, -4, -2])
-    with pytest.raises(ValueError, match="3 layers cannot follow a pattern of 2 layers"):
-        stacks.apply_layers(layers, functions, jnp.asarray(5.0), order=range(3))
+    # The last repetition of a pattern may be incomplete, and a pattern longer than the layers.
+    x, outs = stacks.apply_layers(layers, functions, jnp.asarray(5.0), order=range(3))
+    assert float(x) == -4.0 + 2.0
+    np.testing.assert_array_equal(stack_outputs(layers, outs), [5, 5, -4])
+    x, _ = stacks.apply_layers(layers, functions, jnp.asarray(5.0), order=range(1))
+    assert float(x) == 5.0
 
 
 ORDERS = {
