@@ -1,10 +1,60 @@
 """Comparisons of a decoder with transformers, given a pair of both models and a batch with padding on both sides."""
 
+import dataclasses
+
 import jax
 import numpy as np
 
 from t5x_like import interop
 from t5x_like.kernels.cross_entropy import cross_entropy
+
+LENGTH = 23
+
+
+@dataclasses.dataclass
+class Pair:
+    """The same model in transformers and here, and a batch of rows with padding before and after the tokens."""
+
+    reference: object
+    config: object
+    model: object
+    tokens: np.ndarray
+    valid: np.ndarray
+    positions: np.ndarray
+
+    @property
+    def batch(self):
+        return {
+            "decoder_input_tokens": self.tokens,
+            "decoder_segment_ids": self.valid.astype(np.int32),
+            "decoder_positions": self.positions,
+        }
+
+    @property
+    def predicted(self):
+        """Positions whose token and next token are not padding."""
+        return np.pad(self.valid[:, :-1] & self.valid[:, 1:], ((0, 0), (0, 1)))
+
+
+def random_rows(rng, config):
+    """Returns tokens `[3 LENGTH]`, whether they are not padding, and positions with an arbitrary start."""
+    tokens = rng.integers(0, config.vocab_size, (3, LENGTH)).astype(np.int32)
+    slots = np.arange(LENGTH)
+    starts, ends = np.array([0, 4, 7])[:, None], np.array([LENGTH, LENGTH, LENGTH - 5])[:, None]
+    offsets = rng.integers(0, config.max_length - LENGTH, (3, 1))
+    valid = (slots >= starts) & (slots < ends)
+    positions = np.where(valid, slots - starts + offsets, 0).astype(np.int32)
+    return tokens, valid, positions
+
+
+def draw(model, seed=0):
+    """Draws all parameters, norms included, from a normal distribution with standard deviation 0.3."""
+    import torch
+
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn_like(parameter))
 
 
 def reference_outputs(pair):

@@ -30,6 +30,9 @@ class Family:
       pretraining: objective whose heads transformers stores with the model; None: none.
       other_heads: heads that transformers stores with the model in other classes than those of `pretraining`.
       huggingface_sizes: fields of `config` to replace where transformers requires other sizes.
+      default_tokens: special token ids that an exported config.json has if none were imported; a padding id outside
+        of the vocabulary is None. With them, the padding id of a config.json without one is that of published models.
+      refused: setting of `prune` -> the reason why a model of the family cannot lose these parts.
       initial_loss_margin: nats per token by which the initial loss may exceed the loss of a uniform prediction.
     """
 
@@ -46,6 +49,8 @@ class Family:
     pretraining: Objective | None = None
     other_heads: tuple[str, ...] = ()
     huggingface_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    default_tokens: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
     initial_loss_margin: float = 0.2
 
     @property

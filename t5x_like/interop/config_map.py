@@ -134,7 +134,10 @@ class ConfigMap:
           config: The configuration.
         """
         if "pad_token_id" not in self.defaults:
-            return special_token_fields.to_json(config.special_tokens, self.tokens)
+            tokens = dict(self.tokens)
+            if tokens.get("pad_token_id", 0) >= config.vocab_size:
+                tokens["pad_token_id"] = None  # transformers requires a row of the embeddings
+            return special_token_fields.to_json(config.special_tokens, tokens)
         found = special_token_fields.to_json(config.special_tokens, {"pad_token_id": config.padding_id, **self.tokens})
         stored = found.get("pad_token_id")
         if config.padding_id != (self.defaults["pad_token_id"] if stored is None else stored):

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.interop import fields, rope
+from t5x_like.interop import fields, rope, rotary_decoders
 from t5x_like.interop.config_map import ConfigMap
 from t5x_like.interop.head_classes import SEQUENCE, TOKENS, question_answering, tagging_form
 from t5x_like.interop.tables import OBJECTIVE
-from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense, norm
+from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense
 from t5x_like.models.llama import LlamaConfig
 from t5x_like.objectives import heads
 
@@ -19,30 +19,18 @@ _LLAMA = ConfigMap(
     config_class=LlamaConfig,
     model="Llama",
     model_type="llama",
-    keys={
+    keys=rotary_decoders.KEYS
+    | {
         "vocab_size": ("vocab_size", 32000),
         "embed_dim": ("hidden_size", 4096),
         "mlp_dim": ("intermediate_size", 11008),
         "num_heads": ("num_attention_heads", 32),
-        "num_kv_heads": "num_key_value_heads",
-        "head_dim": "head_dim",
         "num_layers": ("num_hidden_layers", 32),
-        "attention_dropout_rate": ("attention_dropout", 0.0),
-        "norm_epsilon": ("rms_norm_eps", 1e-6),
         **_BIASES,
-        "tied_embeddings": ("tie_word_embeddings", False),
     },
     defaults={"hidden_act": "silu", "rope_theta": 10000.0, "max_position_embeddings": 2048},
     required={"attention_windows": (None,)},
-    # Activation in transformers -> activations of the gate and of its factor.
-    activations={
-        "silu": ("silu", "linear"),
-        "swish": ("silu", "linear"),
-        "gelu": ("gelu_exact", "linear"),
-        "gelu_new": ("gelu", "linear"),
-        "gelu_pytorch_tanh": ("gelu", "linear"),
-        "relu": ("relu", "linear"),
-    },
+    activations=rotary_decoders.ACTIVATIONS,
     classes={(): "LlamaForCausalLM"},
 )
 _MISTRAL = dataclasses.replace(
@@ -106,23 +94,8 @@ def config_to_huggingface(config: LlamaConfig, heads: Iterable[str] = ()) -> dic
 
 def table(config: LlamaConfig) -> list[TensorMapping]:
     """Returns the mapping of every tensor."""
-    layers, hf_layers = "model/decoder/layers", "model.layers.{i}"
-    mappings = [
-        TensorMapping("model/token_embedder/embedding", "model.embed_tokens.weight"),
-        *norm("model/decoder/norm", "model.norm", bias=False),
-        *norm(f"{layers}/attention_norm", f"{hf_layers}.input_layernorm", bias=False),
-        *norm(f"{layers}/mlp_norm", f"{hf_layers}.post_attention_layernorm", bias=False),
-    ]
-    for name, hf_name in {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}.items():
-        mappings += dense(
-            f"{layers}/attention/{name}",
-            f"{hf_layers}.self_attn.{hf_name}",
-            bias=config.attention_bias,
-            input_dims=2 if name == "out" else 1,
-        )
-    for name, hf_name in {"wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}.items():
-        mappings += dense(f"{layers}/mlp/{name}", f"{hf_layers}.mlp.{hf_name}", bias=config.mlp_bias)
-    return mappings if config.tied_embeddings else [*mappings, *dense("model/logits", "lm_head", bias=False)]
+    attention = rotary_decoders.PROJECTIONS if config.attention_bias else ()
+    return rotary_decoders.table(config, biases=(*attention, *(rotary_decoders.KERNELS if config.mlp_bias else ())))
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
@@ -130,16 +103,13 @@ def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     name = "Mistral" if hf_config["model_type"] == "mistral" else "Llama"
     score = tuple(dense(f"{OBJECTIVE}{SEQUENCE}/classifier", "score", bias=False))
     tagging = tuple(dense(f"{OBJECTIVE}{TOKENS}/classifier", "score"))
-    prefixes = {"model_prefix": _ANSWERING_PREFIX, "replaced_prefix": "model."} if name == "Llama" else {}
+    answering = {"model_prefix": rotary_decoders.ANSWERING_PREFIX, "replaced_prefix": "model."}
+    prefixes = answering if name == "Llama" else {}
     return (
         HeadClass(f"{name}ForSequenceClassification", SEQUENCE, score, lambda hf_config: heads.LastToken()),
         HeadClass(f"{name}ForTokenClassification", TOKENS, tagging, tagging_form),
         question_answering(f"{name}ForQuestionAnswering", heads.EachDecoderToken(dropout_rate=0.0), **prefixes),
     )
-
-
-# Prefix of the names of the model's tensors in `LlamaForQuestionAnswering`.
-_ANSWERING_PREFIX = "transformer."
 
 
 # Frequencies of the rotations, which old versions of transformers wrote.
@@ -155,7 +125,7 @@ FAMILY = Family(
     head_classes=head_classes,
     prefix="model.",
     free_fields=("max_length", "model_type"),  # parameters do not depend on them
-    name_substitutions=((rf"^{re.escape(_ANSWERING_PREFIX)}", "model."),),
+    name_substitutions=((rf"^{re.escape(rotary_decoders.ANSWERING_PREFIX)}", "model."),),
     ignored=_IGNORED,
-    tied=lambda config: {"lm_head.weight": "model.embed_tokens.weight"} if config.tied_embeddings else {},
+    tied=rotary_decoders.tied,
 )

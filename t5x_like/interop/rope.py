@@ -56,6 +56,17 @@ def from_json(hf_config: Mapping[str, Any]) -> tuple[float, Scaling | None, int]
     return theta, scaling, length
 
 
+def of_layers(hf_config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Returns config.json with the `rope_parameters` of a kind of layers, if it has them by kind.
+
+    Args:
+      hf_config: contents of config.json.
+      kind: `full_attention` or `sliding_attention`.
+    """
+    by_kind = fields.mapping(hf_config, "rope_parameters")
+    return {**hf_config, "rope_parameters": fields.mapping(by_kind, kind)} if kind in by_kind else dict(hf_config)
+
+
 def _scaling(field: Mapping[str, Any], length: int) -> Scaling | None:
     if any(isinstance(value, dict) for value in field.values()):
         raise UserError("not supported. All layers must have the same rotary positions.")

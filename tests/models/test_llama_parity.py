@@ -8,7 +8,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from decoder_parity import check_logits_loss_and_gradients, reference_outputs
+from decoder_parity import LENGTH, Pair, check_logits_loss_and_gradients, random_rows, reference_outputs
 
 from t5x_like import interop, parameters
 from t5x_like.decoding.generate import generate
@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers", reason="compares with torch a
 pytestmark = pytest.mark.parity
 
 KINDS = ("llama", "mistral")
-LENGTH, NEW = 23, 12
+NEW = 12
 
 
 def reduced_config(number):
@@ -133,42 +133,6 @@ def test_greedy_generation_with_scaled_rotary_positions(kind, longest, tmp_path)
     decoding = Decoding(max_length=50, eos_ids=(1,), bos_id=0)
     found = jax.jit(lambda model: generate(model, batch, decoding).tokens[:, 0])(model)
     np.testing.assert_array_equal(found, expected)
-
-
-@dataclasses.dataclass
-class Pair:
-    """The same model in transformers and here, and a batch of rows with padding before and after the tokens."""
-
-    reference: object
-    config: object
-    model: object
-    tokens: np.ndarray
-    valid: np.ndarray
-    positions: np.ndarray
-
-    @property
-    def batch(self):
-        return {
-            "decoder_input_tokens": self.tokens,
-            "decoder_segment_ids": self.valid.astype(np.int32),
-            "decoder_positions": self.positions,
-        }
-
-    @property
-    def predicted(self):
-        """Positions whose token and next token are not padding."""
-        return np.pad(self.valid[:, :-1] & self.valid[:, 1:], ((0, 0), (0, 1)))
-
-
-def random_rows(rng, config):
-    """Returns tokens `[3 LENGTH]`, whether they are not padding, and positions with an arbitrary start."""
-    tokens = rng.integers(0, config.vocab_size, (3, LENGTH)).astype(np.int32)
-    slots = np.arange(LENGTH)
-    starts, ends = np.array([0, 4, 7])[:, None], np.array([LENGTH, LENGTH, LENGTH - 5])[:, None]
-    offsets = rng.integers(0, config.max_length - LENGTH, (3, 1))
-    valid = (slots >= starts) & (slots < ends)
-    positions = np.where(valid, slots - starts + offsets, 0).astype(np.int32)
-    return tokens, valid, positions
 
 
 @pytest.fixture(scope="module", params=range(8), ids=lambda n: f"{KINDS[n % 2]}-{n}")

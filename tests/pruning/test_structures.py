@@ -87,7 +87,8 @@ def hidden(model, batch):
 
 def refuses(name, setting):
     """Returns a context in which the error of a family is expected, or None for a family that can lose the parts."""
-    reason = REFUSED.get(name, {}).get(setting)
+    known = FAMILIES[name].refused if name in FAMILIES else {}
+    reason = (REFUSED.get(name) or known).get(setting)
     return reason and pytest.raises(UserError, match=f"{setting}.*: {reason}")
 
 
