@@ -29,6 +29,8 @@ state which published number includes them.
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MODELS = ROOT / "gin_configs" / "models"
+# Page of the families of 2024 and later.
+SHARED_PAGE = "today"
 
 
 def pages() -> dict[str, str]:
@@ -38,11 +40,14 @@ def pages() -> dict[str, str]:
 
 
 def page_of(directory: str, config: Any) -> str:
-    """Returns the name of the page that describes the models of a directory: `t5` for `t5x_like.models.t5_variants`."""
+    """Returns the name of the page that describes the models of a directory: `t5` for `t5x_like.models.t5_variants`.
+
+    The families without a page of their own share a page.
+    """
     if directory in pages():
         return directory
     module = type(config).__module__.rpartition(".")[2]
-    return max((name for name in pages() if name in module.split("_")), key=len)
+    return max((name for name in pages() if name in module.split("_")), key=len, default=SHARED_PAGE)
 
 
 def sizes() -> dict[str, list[tuple[str, int]]]:

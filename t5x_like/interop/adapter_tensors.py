@@ -47,8 +47,10 @@ class AdapterTensors:
         parts = [name.split(".") for name in self.shapes]
         stored = {".".join(each[:end]) for each in parts for end in range(1, len(each))}
 
-        def count(naming: Naming) -> int:
-            return sum(any(before + naming(name) in stored for before in self._prefixes) for name in names)
+        def count(naming: Naming) -> tuple[int, ...]:
+            """Counts modules with any prefix, then with each: `base_model.model.` may end with a family's `model.`."""
+            modules = [[before + naming(name) in stored for before in self._prefixes] for name in names]
+            return sum(map(any, modules)), *map(sum, zip(*modules, strict=True))
 
         return max(found, key=count)
 

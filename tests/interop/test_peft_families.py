@@ -60,10 +60,12 @@ def test_outputs_equal_those_of_peft_in_each_direction(tmp_path, name, method):
     leaves, base = stacked(model), str(tmp_path / "base")
     write_base(config, leaves, base)
     architecture = json.loads((tmp_path / "base/config.json").read_text())["architectures"][0]
+    if not hasattr(transformers, architecture):
+        pytest.skip(f"this version of transformers does not have {architecture}")
     expected = outputs_of_class(model, batch, architecture)
 
     def load():
-        return getattr(transformers, architecture).from_pretrained(base)
+        return getattr(transformers, architecture).from_pretrained(base, attn_implementation="eager")
 
     # What is written has the same outputs there.
     peft.write(model.config, leaves, str(tmp_path / "ours"), base=base)
@@ -112,7 +114,12 @@ def test_prompts_have_the_same_outputs_in_each_direction(tmp_path, name):
     leaves, base = stacked(model), str(tmp_path / "base")
     write_base(config, leaves, base)
     architecture = json.loads((tmp_path / "base/config.json").read_text())["architectures"][0]
-    load = getattr(transformers, architecture).from_pretrained
+    if not hasattr(transformers, architecture):
+        pytest.skip(f"this version of transformers does not have {architecture}")
+
+    def load(directory):  # other implementations do not limit the scores of Gemma 2
+        return getattr(transformers, architecture).from_pretrained(directory, attn_implementation="eager")
+
     peft.write(model.config, leaves, str(tmp_path / "ours"), base=base)
     theirs = library.PeftModel.from_pretrained(load(base), tmp_path / "ours")
     expected = outputs_of_class(model, batch, architecture)

@@ -1,0 +1,41 @@
+"""Writes what transformers computes from directories that this package wrote; runs with the packages of version 5.
+
+    python tests/transformers_5_outputs.py CASES.json OUTPUTS.npz
+
+CASES.json has a list of (name, directory, name of the class, arguments of the call, greedy tokens to generate).
+"""
+
+import json
+import sys
+
+import numpy as np
+import torch
+import transformers
+
+
+def outputs(directory, kind, given, new_tokens):
+    """Returns the logits, and the tokens after the inputs of the call if some are to be generated."""
+    model, report = getattr(transformers, kind).from_pretrained(
+        directory, output_loading_info=True, attn_implementation="eager"
+    )
+    problems = {name: list(found) for name, found in report.items() if found}
+    assert not problems, f"{directory}: {problems}"
+    given = {name: torch.tensor(values) for name, values in given.items()}
+    with torch.no_grad():
+        found = {"logits": model.eval()(**given).logits.float().numpy()}
+        if new_tokens:
+            inputs = {name: given[name] for name in ("input_ids", "attention_mask")}
+            options = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
+            found["tokens"] = model.generate(**inputs, **options).numpy()[:, given["input_ids"].shape[1] :]
+    return found
+
+
+if __name__ == "__main__":
+    cases, file = sys.argv[1:]
+    with open(cases) as opened:
+        found = {
+            f"{name}/{key}": array
+            for name, directory, kind, given, new_tokens in json.load(opened)
+            for key, array in outputs(directory, kind, given, new_tokens).items()
+        }
+    np.savez(file, version=transformers.__version__, **found)
