@@ -207,7 +207,13 @@ def test_remat_policies_do_not_change_gradients(name):
         assert_trees_close(other, gradient)
 
 
-@pytest.mark.parametrize("name", others_are_slow(ALL, ["albert", "t5_1_1"]))
+LAYOUTS = ["bert", "albert", "xlnet", "t5_1_1", "gpt3"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    others_are_full(LAYOUTS, ["albert", "t5_1_1"]) + others_are_slow((name for name in ALL if name not in LAYOUTS), ()),
+)
 def test_initial_values_do_not_depend_on_layout(name):
     config = FAMILIES[name].config
     unrolled, stacked = (jax.jit(each.make)(jax.random.key(0)) for each in (config, scanned(config)))
