@@ -50,7 +50,8 @@ EUROBERT = EuroBertFiles(
             "num_layers": ("num_hidden_layers", 12),
             "norm_epsilon": ("rms_norm_eps", 1e-5),
         },
-        defaults={"max_position_embeddings": 8192, "pad_token_id": 128001},
+        # The base of the released code, which every published file states.
+        defaults={"max_position_embeddings": 8192, "pad_token_id": 128001, "rope_theta": 250000.0},
         fixed={"attention_bias": False, "mlp_bias": False},
         required={"attention_windows": (None,)},
         tokens={"bos_token_id": 128000, "eos_token_id": 128001, "mask_token_id": 128002},

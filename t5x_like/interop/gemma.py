@@ -30,4 +30,4 @@ GEMMA = DecoderFiles(
     heads="Gemma",
     answers=False,
 )
-FAMILY = GEMMA.family(default_tokens=TOKENS)
+FAMILY = GEMMA.family()

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from t5x_like.interop.gemma import GEMMA, TOKENS
+from t5x_like.interop.gemma import GEMMA
 from t5x_like.interop.rotary_decoders import ACTIVATIONS, BOTH_NORMS, Windows, every
 from t5x_like.models.gemma import Gemma2Config
 
@@ -37,4 +37,4 @@ GEMMA2 = dataclasses.replace(
     tensors={"norms": BOTH_NORMS},
     heads="Gemma2",
 )
-FAMILY = GEMMA2.family(default_tokens=TOKENS)
+FAMILY = GEMMA2.family()

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_like.interop import fields
-from t5x_like.interop.gemma import TOKENS
 from t5x_like.interop.gemma2 import GEMMA2
 from t5x_like.interop.rotary_decoders import BOTH_NORMS, Windows, every
 from t5x_like.models.gemma import Gemma3Config
@@ -27,17 +26,15 @@ GEMMA3 = dataclasses.replace(
         keys=GEMMA2.entries.keys | {"vocab_size": ("vocab_size", 262208)},
         defaults=GEMMA2.entries.defaults
         | {"max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 10000.0},
-        refused={"use_bidirectional_attention": False},
+        refused={"attn_logit_softcapping": None},  # transformers stores it without using it
+        required={"attention_softcap": None},
         classes={(): "Gemma3ForCausalLM"},
     ),
     windows=Windows(default=4096, types=layer_types),
     local_theta="rope_local_base_freq",
-    optional={
-        "attention_softcap": ("attn_logit_softcapping", None),
-        "final_softcap": ("final_logit_softcapping", None),
-    },
+    optional={"final_softcap": ("final_logit_softcapping", None)},
     tensors={"norms": BOTH_NORMS, "head_norms": True},
     heads="Gemma3Text",
     tags=False,
 )
-FAMILY = GEMMA3.family(default_tokens=TOKENS)
+FAMILY = GEMMA3.family()

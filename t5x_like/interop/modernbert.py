@@ -39,12 +39,8 @@ FIXED = {
     },
 }
 DEFAULTS = {"hidden_activation": "gelu", "global_rope_theta": 160000.0, "pad_token_id": 50283, "local_attention": 128}
-ACTIVATIONS = {
-    "gelu": ("gelu_exact", "linear"),
-    "gelu_pytorch_tanh": ("gelu", "linear"),
-    "silu": ("silu", "linear"),
-    "relu": ("relu", "linear"),
-}
+# The activation of the heads, `classifier_activation`, is the same one here.
+ACTIVATIONS = {"gelu": ("gelu_exact", "linear")}
 _ENTRIES = ConfigMap(
     config_class=ModernBertConfig,
     model="ModernBert",
@@ -72,7 +68,7 @@ def kinds_from_json(hf_config: Mapping[str, Any], window: int) -> dict[str, Any]
     """
     period = fields.size({"global_attn_every_n_layers": 3, **hf_config}, "global_attn_every_n_layers")
     types = fields.strings(hf_config, "layer_types") or every(period, full=0)(hf_config)
-    found = {"attention_windows": windows_from_json(types, window)}
+    found = {"attention_windows": windows_from_json(types, window, fields.size(hf_config, "num_hidden_layers"))}
     thetas = {
         "rope_theta": ("global_rope_theta", FULL),
         "local_rope_theta": ("local_rope_theta", SLIDING),
@@ -81,8 +77,11 @@ def kinds_from_json(hf_config: Mapping[str, Any], window: int) -> dict[str, Any]
         of_kind = rope.of_layers({**hf_config, "rope_theta": hf_config[key]}, kind)
         found[field], scaling, _ = rope.from_json(of_kind)
         if scaling is not None:
-            raise UserError(f"{scaling}: not supported for {hf_config['model_type']}. Positions must not be scaled.")
-    return found
+            raise UserError(
+                f"rope_scaling {scaling}: not supported for {hf_config['model_type']}. Positions must not be scaled."
+            )
+    # transformers drops the weights and the output of the attention at the same rate.
+    return found | {"dropout_rate": fields.number(hf_config, "attention_dropout")}
 
 
 def kinds_to_json(config: Any, model: str, window: int | None) -> dict[str, Any]:

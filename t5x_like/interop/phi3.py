@@ -1,6 +1,7 @@
 """Maps Phi 3 mini, with logits or with the heads of classification, to transformers, which fuses projections."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from t5x_like.errors import UserError
@@ -20,6 +21,19 @@ _FUSED = {
 
 class Phi3Files(DecoderFiles):
     """How transformers stores Phi 3."""
+
+    def fields_from_json(self, hf_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields of the configuration by name.
+
+        Raises:
+          UserError: Positions are scaled, for which transformers has kinds of its own.
+        """
+        found = super().fields_from_json(hf_config)
+        if found["rope_scaling"] is not None:
+            raise UserError(
+                f"rope_scaling {found['rope_scaling']}: not supported for Phi 3. Positions must not be scaled."
+            )
+        return found
 
     def table(self, config: Any) -> list[TensorMapping]:
         """Returns the mapping of every tensor.
@@ -56,6 +70,7 @@ FAMILY = Phi3Files(
             "norm_epsilon": ("rms_norm_eps", 1e-5),
         },
         defaults={"max_position_embeddings": 4096},
+        required={"rope_scaling": None},
         refused={"resid_pdrop": 0.0, "embd_pdrop": 0.0},
         tokens={"pad_token_id": 32000, "bos_token_id": 1, "eos_token_id": 32000},
     ),

@@ -1,13 +1,15 @@
 """Maps Qwen 2 and 2.5, with logits or with the heads of classification, to transformers."""
 
+from t5x_like.interop import fields
 from t5x_like.interop.rotary_decoders import FULL, SLIDING, DecoderFiles, Windows, entries
 from t5x_like.models.qwen import Qwen2Config
 
 
 def layer_types(hf_config):
     """Returns the default of `layer_types`: the first `max_window_layers` layers see all tokens."""
-    first = hf_config.get("max_window_layers", 28)
-    return [SLIDING if i >= first else FULL for i in range(hf_config["num_hidden_layers"])]
+    key = "max_window_layers"
+    first = 0 if hf_config.get(key, 28) == 0 else fields.size({key: 28, **hf_config}, key)
+    return [SLIDING if i >= first else FULL for i in range(fields.size(hf_config, "num_hidden_layers"))]
 
 
 QWEN2 = DecoderFiles(

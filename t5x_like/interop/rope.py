@@ -38,8 +38,9 @@ def from_json(hf_config: Mapping[str, Any]) -> tuple[float, Scaling | None, int]
     Raises:
       UserError: `rope_scaling` and `rope_parameters` differ, a number is missing, or the kind is not supported.
     """
-    fields.check_fixed(hf_config, {"partial_rotary_factor": 1.0})
     new, old = fields.mapping(hf_config, "rope_parameters"), fields.mapping(hf_config, "rope_scaling")
+    for contents in (hf_config, new, old):
+        fields.check_fixed(contents, {"partial_rotary_factor": 1.0})
     theta = fields.number(new if "rope_theta" in new else hf_config, "rope_theta")
     length = fields.size(hf_config, "max_position_embeddings")
     try:

@@ -97,16 +97,19 @@ def every(period: int, *, full: int) -> Callable[[Mapping[str, Any]], list[str]]
     return types
 
 
-def windows_from_json(types: Sequence[str], window: int | None) -> tuple[int | None, ...]:
+def windows_from_json(types: Sequence[str], window: int | None, num_layers: int) -> tuple[int | None, ...]:
     """Returns the shortest pattern of windows, whose last repetition may be incomplete.
 
     Args:
       types: `layer_types` of config.json.
       window: The window of sliding layers; None for none.
+      num_layers: Number of layers.
 
     Raises:
-      UserError: a type is unknown.
+      UserError: A type is unknown, or a layer has none.
     """
+    if len(types) != num_layers:
+        raise UserError(f"layer_types: {len(types)} types for {num_layers} layers. Give one for each layer.")
     if unknown := sorted(set(types) - {SLIDING, FULL}):
         raise UserError(f"layer_types: {unknown[0]!r} is not supported. Supported: {FULL}, {SLIDING}.")
     return shortest([window if each == SLIDING else None for each in types])
@@ -150,9 +153,7 @@ class Windows:
         if self.types is None:
             return (window,)
         types = fields.strings(hf_config, "layer_types") or self.types(hf_config)
-        if len(types) != hf_config["num_hidden_layers"]:
-            raise UserError(f"layer_types: {len(types)} types for {hf_config['num_hidden_layers']} layers")
-        return windows_from_json(types, window)
+        return windows_from_json(types, window, fields.size(hf_config, "num_hidden_layers"))
 
     def to_json(self, config: Any, model: str) -> dict[str, Any]:
         """Returns the keys of config.json.
@@ -206,6 +207,9 @@ class DecoderFiles:
     def fields_from_json(self, hf_config: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the fields of the configuration by name."""
         given, hf_config = hf_config, self.entries.with_defaults(hf_config)
+        # Null in files of models whose class has the key.
+        bidirectional = "use_bidirectional_attention"
+        fields.check_fixed({bidirectional: hf_config.get(bidirectional) or False}, {bidirectional: False})
         width, number = (fields.size(hf_config, name) for name in ("hidden_size", "num_attention_heads"))
         hf_config.setdefault("num_key_value_heads", number)
         hf_config.setdefault("head_dim", width // number)
@@ -219,7 +223,10 @@ class DecoderFiles:
             local = rope.of_layers(hf_config | {"rope_scaling": {}, "rope_theta": hf_config[self.local_theta]}, SLIDING)
             found["local_rope_theta"], local_scaling, _ = rope.from_json(local)
             if local_scaling is not None:
-                raise UserError(f"rope_parameters {hf_config['rope_parameters']}: no scaling in {SLIDING} is supported")
+                raise UserError(
+                    f"rope_parameters {hf_config['rope_parameters']}: {SLIDING} must not be scaled. Give rope_type "
+                    "'default' there."
+                )
         for field, (key, default) in self.optional.items():
             value = given.get(key, default)
             found[field] = None if value is None else fields.number({key: value}, key)
@@ -274,6 +281,7 @@ class DecoderFiles:
                 "free_fields": ("max_length",),  # parameters do not depend on it
                 "name_substitutions": ((rf"^{re.escape(ANSWERING_PREFIX)}", "model."),),
                 "tied": tied,
+                "default_tokens": self.entries.tokens,
             }
             | options
         )

@@ -17,12 +17,13 @@ class SmolLM3Files(DecoderFiles):
 
     def fields_from_json(self, hf_config: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the fields of the configuration by name."""
-        found, layers = super().fields_from_json(hf_config), hf_config.get("num_hidden_layers", 36)
+        found = super().fields_from_json(hf_config)
+        layers = found["num_layers"]
         if set(fields.strings(hf_config, "layer_types")) - {FULL}:
             raise UserError(f"layer_types {hf_config['layer_types']}: not supported. All layers must be {FULL!r}.")
         interval = fields.size({_INTERVAL: 4, **hf_config}, _INTERVAL)
         rotated = hf_config.get(_ROTATED) or [int((i + 1) % interval != 0) for i in range(layers)]
-        if not isinstance(rotated, list) or len(rotated) < layers or not set(rotated) <= {0, 1}:
+        if not isinstance(rotated, list) or len(rotated) < layers or any(each not in (0, 1) for each in rotated):
             raise UserError(f"{_ROTATED}: must be a list with 0 or 1 for each of {layers} layers")
         return found | {"rotated": tuple(map(bool, shortest(rotated[:layers])))}
 

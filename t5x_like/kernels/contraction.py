@@ -40,7 +40,7 @@ def contract(
     derives (dyᵀ · x)ᵀ, and XLA on CPU transposes the operands of a product over two dimensions in memory first: the
     activations, which are much larger than the kernel. On CPU the function therefore has a custom VJP and does not
     support forward-mode differentiation. On every other platform, and where a mesh shards positions, it is a plain
-    `lax.dot_general`.
+    `lax.dot_general`, but on GPUs `widened` if `result_dtype` is.
 
     Args:
       x: Activations `[*batch, *inputs]`.
@@ -91,7 +91,8 @@ def widened(
         _, pull = jax.vjp(functools.partial(product, result_dtype=None), *operands)
         return pull(dy.astype(x.dtype))
 
-    wide.defvjp(lambda x, y: (wide(x, y), (x, y)), backward)
+    # The product itself, so that policies of rematerialization see it.
+    wide.defvjp(lambda x, y: (product(x, y, result_dtype=result_dtype), (x, y)), backward)
     return wide(x, y)
 
 
@@ -111,8 +112,8 @@ def project(
     the gradient is also reduced as a matrix. The gradient of the bias is a product with ones, because a sum over
     positions reads its operand at a lower rate. This is done on TPUs, and on several devices of any platform. On a
     single CPU or GPU, without a bound partitioner, and where a mesh shards the second of several inputs or outputs, the
-    product equals `contract`'s. On a GPU, XLA would merge the products with ones of all layers, and copy the gradients
-    of all activations into one array for it.
+    product equals `contract`'s. On GPUs, gradients of biases are sums: XLA would merge the products with ones of all
+    layers, and copy the gradients of all activations into one array for it.
     With kernels as matrices, it has a custom VJP and does not support forward-mode differentiation.
 
     Args:
@@ -175,7 +176,11 @@ def _projection_backward(num_inputs, sharding, residuals, dy):
     dx = lax.dot_general(flat_dy, matrix, (((len(batch),), (1,)), ((), ()))).reshape(x.shape)
     dmatrix = lax.dot_general(flat_x, flat_dy, ((rows, rows), ((), ())))
     dkernel = _constrain(dmatrix, sharding).reshape(kernel.shape)
-    return dx.astype(x.dtype), dkernel.astype(kernel.dtype), None if bias is None else _sum_rows(flat_dy, bias)
+    return (
+        dx.astype(x.dtype),
+        dkernel.astype(kernel.dtype),
+        None if bias is None else _sum_rows(flat_dy, bias, sharding),
+    )
 
 
 def _constrain(matrix: Array, sharding: NamedSharding) -> Array:
@@ -184,9 +189,11 @@ def _constrain(matrix: Array, sharding: NamedSharding) -> Array:
     return matrix if sharding.mesh.size == 1 else lax.with_sharding_constraint(matrix, sharding)
 
 
-def _sum_rows(x: Array, like: Array) -> Array:
+def _sum_rows(x: Array, like: Array, sharding: NamedSharding) -> Array:
     """Sums over all but the last dimension, and returns the shape and dtype of another array."""
     rows = tuple(range(x.ndim - 1))
+    if sharding.mesh.devices.flat[0].platform == "gpu":
+        return jnp.sum(x, rows, dtype=jnp.float32).reshape(like.shape).astype(like.dtype)
     ones = jnp.ones((*x.shape[:-1], _ROWS_OF_ONES), x.dtype)
     sums = lax.dot_general(ones, x, ((rows, rows), ((), ())), precision=lax.Precision.HIGHEST)
     return sums[0].reshape(like.shape).astype(like.dtype)

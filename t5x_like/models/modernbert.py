@@ -70,6 +70,10 @@ class ModernBertFields(RotaryConfig):
         super().__post_init__()
         checks.positive(self, "local_rope_theta", "initializer_range")
         checks.at_least(self, "num_layers", 2)
+        if self.num_kv_heads != self.num_heads:
+            raise UserError(
+                f"{type(self).__name__}.num_kv_heads={self.num_kv_heads}: must be num_heads={self.num_heads} or None"
+            )
 
     def keep_layers(self, indices: Sequence[int]) -> dict[str, Any]:
         """Refuses to remove layers; see `pruning.structures.LayerIndexed`.
@@ -181,8 +185,8 @@ class ModernBertLayers(nnx.Module):
 class ModernBertConfig(ModernBertFields, RotaryEncoderConfig):
     """Sizes and hyperparameters of ModernBERT; by default ModernBERT base."""
 
-    # Number of positions, its own included, to which a position attends on either side; None: all. Several windows
-    # repeat over the layers, and the last repetition may be incomplete.
+    # Window w: a position attends to w - 1 positions on each side; None: all. Several windows repeat over the layers,
+    # and the last repetition may be incomplete.
     attention_windows: tuple[int | None, ...] = (None, 65, 65)
     # Id of the padding token, which is masked in batches without segment ids. mmBERT: 0.
     padding_id: int = 50283

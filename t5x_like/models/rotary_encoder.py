@@ -1,4 +1,4 @@
-"""Encoders of the layers of `rotary_layers`: ModernBERT, EuroBERT and NeoBERT."""
+"""Encoders of the layers of `rotary_layers`: ModernBERT and EuroBERT."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

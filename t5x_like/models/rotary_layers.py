@@ -58,8 +58,8 @@ class RotaryConfig(BaseConfig):
     # Scaling of rotary positions for rows longer than in pretraining: `Linear`, `Dynamic`, `Llama3` or `Yarn` of
     # layers/rope_scaling.py, or None. Llama 3.1 and 3.2: Llama3.
     rope_scaling: Scaling | None = None
-    # Number of positions, its own included, to which a position attends, in an encoder on either side; None: all.
-    # Several windows repeat over the layers, and the last repetition may be incomplete. Mistral: (4096,).
+    # Window w: a decoder attends to the last w positions, its own included, and an encoder to w - 1 on each side;
+    # None: all. Several windows repeat over the layers, and the last repetition may be incomplete. Mistral: (4096,).
     attention_windows: tuple[int | None, ...] = (None,)
     # Whether the logits use the token embeddings as their kernel.
     tied_embeddings: bool = False

@@ -21,7 +21,8 @@ from t5x_like.parameters import LAYERS
 Distance = Int[np.ndarray, " layers"] | int
 _HEAD, _AFTER_LAYERS, _LAST_LAYER = range(3)
 _IS_HEAD = re.compile(r"^objective/")
-_IS_AFTER_LAYERS = re.compile(r"(^|/)((en|de)coder/norm|logits)/")
+# `head`, `head_norm` and `bias` are the model's own layer before the logits, as in Ettin's decoders.
+_IS_AFTER_LAYERS = re.compile(r"(^|/)((en|de)coder/norm|logits)/|^(model/)?(head/|head_norm/|bias$)")
 
 
 def distances(layers: Mapping[str, int | None]) -> dict[str, Distance | None]:

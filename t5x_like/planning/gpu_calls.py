@@ -61,11 +61,19 @@ def is_attention(instruction: Instruction) -> bool:
 
 
 def scores(instruction: Instruction) -> float:
-    """Returns the number of scores that an attention of cuDNN computes: half of them under a causal mask."""
+    """Returns the number of scores that an attention of cuDNN computes.
+
+    Under a causal mask, they are half of all, or those of the keys in a window before each query.
+    """
     shape = re.search(r'"intermediate_tensor_shape": ?\{.*?"dimensions": ?\[([^\]]*)\]', instruction.attributes)
     if shape is None:
         return 0.0
-    whole = math.prod(int(size) for size in re.findall(r"\d+", shape[1]))
+    sizes = [int(size) for size in re.findall(r"\d+", shape[1])]
+    window = re.search(r'"sliding_window_length": ?"?(\d+)', instruction.attributes)
+    keys = int(window[1]) if window else 0
+    if 0 < keys < sizes[-1]:
+        return float(math.prod(sizes[:-2]) * (sizes[-2] * keys - keys * (keys - 1) / 2))
+    whole = math.prod(sizes)
     return whole / 2 if re.search(r'"mask_type": ?"[A-Z_]*CAUSAL', instruction.attributes) else float(whole)
 
 

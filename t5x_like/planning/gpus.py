@@ -126,7 +126,7 @@ class Gpu(Chip):
         cycles += gpu_calls.exponentials(instruction) / EXPONENTIALS_PER_CYCLE
         vector = cycles / (self.multiprocessors * self.clock)
         products = work.flops / (self.attainable * self.peak_flops * gpu_calls.relative_rate(computation, instruction))
-        # Attention computes exponentials between its products; other kernels do either.
+        # Exponentials and other elementwise operations wait for products, or these for them.
         compute = products + vector
         seconds = max(compute, work.hbm_bytes / (MEMORY_EFFICIENCY * self.hbm_bandwidth))
         return CoreTime(LAUNCH_SECONDS + seconds if seconds else 0.0)

@@ -5,7 +5,7 @@ Sources:
 * Peak compute: `metrics.PEAK_FLOPS`.
 * Memory bandwidth, interconnect bandwidth and data center network bandwidth: the page of each generation at
   cloud.google.com/tpu/docs. The published interchip interconnect bandwidth per chip is divided by the number of links
-  and of directions. tests/planning/test_chips.py lists the published numbers.
+  and of directions. tests/planning/test_tpus.py lists the published numbers.
 * Clock: 1.05 GHz for v4 ("TPU v4", Jouppi et al. 2023, arXiv:2304.01433, table 4), 1.5 GHz for v5e and 1.75 GHz for
   v5p (jax-ml.github.io/scaling-book, "How to Think About TPUs"). For v6e and tpu7x it follows from the peak, because a
   matrix unit of size n computes 2 n² FLOP per cycle: as on a v5e, the peak is reached with four units per core.

@@ -98,6 +98,18 @@ def test_attention_without_a_causal_mask_computes_all_scores(module):
     ]
 
 
+def test_attention_with_a_window_computes_the_scores_of_its_keys():
+    text = PROGRAM.read_text().replace('"mask_type": "CAUSAL"', '"mask_type": "CAUSAL", "sliding_window_length": 16')
+    calls = [
+        one
+        for computation in hlo.parse(text).computations.values()
+        for one in computation.instructions
+        if gpu_calls.is_attention(one)
+    ]
+    visible = sum(min(query + 1, 16) for query in range(LENGTH))
+    assert [gpu_calls.scores(one) for one in calls] == [ROWS * HEADS * visible] * 2
+
+
 SOURCES = """\
 FileNames
 1 "/site/t5x_like/kernels/chunks.py"

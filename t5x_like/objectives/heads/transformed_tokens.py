@@ -40,7 +40,7 @@ class TransformedHead(nnx.Module):
     """A dense layer without a bias, exact GELU, a norm without a bias, dropout, and a classifier.
 
     Args:
-      config: Configuration of the model.
+      config: Configuration of the model, with a `norm_epsilon`.
       outputs: Number of outputs.
       rate: Dropout rate of the inputs of the classifier.
       key: Random key for the initial values.
@@ -56,7 +56,7 @@ class TransformedHead(nnx.Module):
         size, init = config.embed_dim, initializers.BERT
         options = {"axes": ("embed", "mlp"), "init": init, "dtype": config.compute_dtype}
         self.dense = Projection((size,), (size,), key=dense_key, **options)
-        self.norm = LayerNorm(size, bias=False)
+        self.norm = LayerNorm(size, epsilon=config.norm_epsilon, bias=False)
         # The initial values of transformers.
         init = initializers.truncated_normal(size**-0.5)
         self.classifier = Projection((size,), (outputs,), axes=("embed", None), key=key, init=init, bias=True)
