@@ -28,6 +28,7 @@ def written(config):
 def test_files_without_keys_have_the_defaults_of_transformers():
     assert read("modernbert") == ModernBertConfig()
     assert read("modernbert-decoder") == ModernBertDecoderConfig()
+    assert read("modernbert", attention_dropout=0.1).dropout_rate == 0.1
     assert read("gemma", hidden_act="gelu").activations == ("gelu", "linear")  # Gemma means the approximation
     gemma2 = read("gemma2")
     assert gemma2 == Gemma2Config() and gemma2.attention_windows == (4096, None)
@@ -80,6 +81,13 @@ def test_keys_that_only_one_version_reads_are_written_beside_the_others():
         ("gemma2", {"attn_logit_softcapping": -1.0}, "attention_softcap=-1.0: must be positive"),
         ("qwen3", {"attention_bias": True}, "attention_bias True: not supported"),
         ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor 0.75: not supported"),
+        ("phi3", {"rope_parameters": {"partial_rotary_factor": 0.75}}, "partial_rotary_factor 0.75: not supported"),
+        ("phi3", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "not supported for Phi 3"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention True: not supported"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0: not supported"),
+        ("modernbert", {"layer_types": [FULL]}, "layer_types: 1 types for 22 layers"),
+        ("modernbert-decoder", {"hidden_activation": "silu"}, "hidden_activation 'silu'"),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": "28"}, "max_window_layers '28': must be"),
         ("smollm3", {"no_rope_layers": [1, 2]}, "no_rope_layers: must be a list with 0 or 1 for each of 36 layers"),
         ("olmo3", {"rope_parameters": {FULL: {}, SLIDING: {"rope_theta": 7.0}}}, "must have the base of"),
         ("eurobert", {"classifier_pooling": "max"}, "classifier_pooling='max': must be one of"),
@@ -97,6 +105,7 @@ def test_what_is_not_computed_is_refused_by_name(model_type, keys, message):
         ("modernbert", {"attention_windows": (3, None)}, "in which the first of each n layers has no window"),
         ("modernbert", {"rope_scaling": Yarn(4.0, 4)}, "rope_scaling=.*: not supported by transformers' ModernBert"),
         ("phi3", {"attention_windows": (3, None)}, "whose layers all have the same window"),
+        ("gemma3", {"attention_softcap": 5.0}, "attention_softcap=5.0: not supported by transformers' Gemma3Text"),
         ("phi3", {"num_kv_heads": 1}, "num_key_value_heads 1: not supported for Phi 3"),
         ("olmo2", {"attention_windows": (3,)}, r"attention_windows=\(3,\): not supported by transformers' Olmo2"),
     ],
@@ -114,6 +123,7 @@ def test_models_that_transformers_does_not_have_are_not_written(name, changes, m
         (lambda: GemmaConfig(head_dim=7), "GemmaConfig.head_dim=7: must be even"),
         (lambda: Gemma2Config(final_softcap=0.0), "Gemma2Config.final_softcap=0.0: must be positive"),
         (lambda: Qwen2Config(attention_windows=(0,)), "0 is not a positive integer"),
+        (lambda: ModernBertConfig(num_kv_heads=4), "ModernBertConfig.num_kv_heads=4: must be num_heads=12"),
         (lambda: ModernBertConfig(num_layers=1), "ModernBertConfig.num_layers=1: must be an integer of at least 2"),
         (lambda: SmolLM3Config(rotated=()), "must be one or more of True and False"),
         (lambda: SmolLM3Config(attention_windows=(4,)), "no published model has windows"),

@@ -78,6 +78,12 @@ def test_distances_of_an_encoder_decoder():
     assert list(found.values()) == [5, 5, 4, [3, 2], 1, [4, 3, 2], 1, [0, 0], 0]
 
 
+def test_head_of_ettins_decoders_is_above_its_layers():
+    names = {name: None for name in ("model/head/kernel", "model/head_norm/scale", "model/bias", "model/embedder")}
+    found = distances({"model/decoder/layers/mlp/wo/kernel": 4, **names})
+    assert [found[name] for name in names] == [1, 1, 1, 6]
+
+
 def test_every_family_has_layers_and_embeddings_at_the_bottom():
     for family, case in FAMILIES.items():
         layers = stacked_layers({"model": jax.eval_shape(case.config.make, jax.random.key(0))})
