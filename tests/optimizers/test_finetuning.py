@@ -98,7 +98,9 @@ def test_every_family_has_layers_and_embeddings_at_the_bottom():
             for name, count in layers.items()
             if not count and found[name] != bottom and "relative_bias" not in name
         }
-        assert all(found[name] == 1 and name.split("/")[-2] in ("norm", "logits") for name in others), (family, others)
+        last = ("norm", "logits", "head", "head_norm")
+        above = {name for name in others if name.split("/")[-2] in last or name == "model/bias"}
+        assert others == above and all(found[name] == 1 for name in others), (family, others)
 
 
 @pytest.mark.parametrize("maker", MAKERS)
