@@ -72,7 +72,7 @@ def directory(tmp_path, monkeypatch):
         (["inspect"], "MIXTURE_OR_TASK_NAME is required (* uses it): a SeqIO task or mixture. Give TASK, or"),
         (["report"], "MODEL_DIRS is required (* uses it): one or several run directories. Give MODEL_DIR, or"),
         (["report", "a", "--output=a.pdf"], "OUTPUT_PATH=a.pdf: the report is an HTML page. Give a file"),
-        (["plan"], "TOPOLOGY is required (* uses it): a TPU slice, such as v5e:4x8. Give --topology=…, or a gin file"),
+        (["plan"], "TOPOLOGY is required (* uses it): a TPU slice, such as v5e:4x8, or GPUs, such as h100:8. Give"),
         (["train", "--gin_file=hardware/v5e.gin"], "*train.gin:*: t5x_like.training.recipe.Recipe requires *"),
         (["convert", "--input=bert", "--output=a", "--heads=some"], "CHECKPOINT_PATH=bert: not found. Give a run"),
         (["vocabulary", "--pattern=a/*.txt"], "pattern 'a/*.txt': no file matches *. Give an existing file, or a"),

@@ -8,11 +8,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-import transformers_5_outputs
 from families import FAMILIES
 
 from t5x_like import interop, parameters
@@ -23,6 +23,7 @@ from t5x_like.models import build
 from t5x_like.models.special_tokens import SpecialTokens
 from t5x_like.objectives.masked_lm import MaskedLM
 
+OUTPUTS = Path(__file__).parents[1] / "transformers_5_outputs.py"
 TRANSFORMERS_5 = "T5X_LIKE_TRANSFORMERS5"
 pytestmark = [
     pytest.mark.parity,
@@ -107,7 +108,7 @@ def found(tmp_path_factory):
     (root / "cases.json").write_text(json.dumps(cases))
     environment = os.environ | {"PYTHONPATH": os.environ[TRANSFORMERS_5], "JAX_PLATFORMS": "cpu"}
     files = [str(root / "cases.json"), str(root / "outputs.npz")]
-    subprocess.run([sys.executable, transformers_5_outputs.__file__, *files], env=environment, check=True)
+    subprocess.run([sys.executable, OUTPUTS, *files], env=environment, check=True)
     theirs = np.load(root / "outputs.npz")
     assert str(theirs["version"]).startswith("5.")
     return ours, theirs, valid
