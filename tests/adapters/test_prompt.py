@@ -75,6 +75,8 @@ def pasted(model):
     wide = jax.eval_shape(dataclasses.replace(bare, **sizes).make, jax.random.key(0))
     if "logits/kernel" in leaves:
         leaves["logits/kernel"] = jnp.pad(leaves["logits/kernel"], ((0, 0), (0, len(rows))))
+    if "bias" in leaves:  # of the logits
+        leaves["bias"] = jnp.pad(leaves["bias"], (0, len(rows)))
     return parameters.rebuild(wide, leaves)
 
 

@@ -23,7 +23,9 @@ from t5x_like.objectives import conditional_spans
 IDS = [[5, 7, 9, 11, 6, 2, 1]]  # the end of text of BART and T5 is its last token
 LABELS = 3
 TASKS = {SEQUENCE: "SEQ_CLS", TOKENS: "TOKEN_CLS", SPANS: "QUESTION_ANS", conditional_spans.NAME: "QUESTION_ANS"}
-NAMES = [name for name, family in FAMILIES.items() if family.huggingface and name != "mobilebert_tiny"]
+# transformers 4.57 does not have EuroBERT.
+OTHERS = ("mobilebert_tiny", "eurobert")
+NAMES = [name for name, family in FAMILIES.items() if family.huggingface and name not in OTHERS]
 
 
 def head_classes(name):
