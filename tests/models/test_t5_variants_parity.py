@@ -50,7 +50,7 @@ def make_reference(seed):
 
 
 def model_config(kind, reference):
-    config = t5.config_from_huggingface(reference.config.to_dict())
+    config = t5.FAMILY.config_from_json(reference.config.to_dict())
     return kind(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
 
 
