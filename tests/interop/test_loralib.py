@@ -83,7 +83,10 @@ def test_outputs_equal_those_of_loralib(tmp_path, name, enabled):
     family, leaves = interop.family_of(config), stacked(randomized(config))
     write_base(config, leaves, tmp_path / "base")
     architecture = json.loads((tmp_path / "base/config.json").read_text())["architectures"][0]
-    theirs = getattr(transformers, architecture).from_pretrained(tmp_path / "base")
+    if not hasattr(transformers, architecture):
+        pytest.skip(f"this version of transformers does not have {architecture}")
+    # Other implementations do not limit scores.
+    theirs = getattr(transformers, architecture).from_pretrained(tmp_path / "base", attn_implementation="eager")
     named = {matrices.module_name(each, family, None, architecture): parts for each, parts in enabled.items()}
     save(replace(theirs, named), tmp_path / FILE)
     settings = LoralibSettings(ALPHA)
