@@ -32,6 +32,7 @@ ALL = FAMILIES | {"lstm": LSTM, "character_lstm": Family(CHARACTERS, stacks=("de
 NO_PROJECTIONS = {"convolution/kernel"}
 # The projections that get no dropout key: of logits, and of embeddings.
 WITHOUT_KEY = {
+    "modernbert_decoder": "^head$",
     "mobilebert": "^(logits|embedding_projection)$",
     "mobilebert_tiny": "^(logits|embedding_projection)$",
     "ib_bert": "^(logits|embedding_projection)$",
