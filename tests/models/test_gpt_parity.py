@@ -5,10 +5,11 @@ Rows have padding on both sides and arbitrary first positions. numerics.py defin
 
 import dataclasses
 
+import decoder_parity
 import jax
 import numpy as np
 import pytest
-from decoder_parity import check_logits_loss_and_gradients, reference_outputs
+from decoder_parity import LENGTH, check_logits_loss_and_gradients, random_rows, reference_outputs
 
 from t5x_like import interop, parameters
 from t5x_like.decoding.generate import generate
@@ -20,7 +21,7 @@ transformers = pytest.importorskip("transformers", reason="compares with torch a
 pytestmark = pytest.mark.parity
 
 KINDS = ("gpt2", "gpt1", "gpt3")
-LENGTH, NEW = 23, 12
+NEW = 12
 
 
 def reduced_config(number):
@@ -48,40 +49,10 @@ def reduced_config(number):
 
 
 @dataclasses.dataclass
-class Pair:
-    """The same model in transformers and here, and a batch of rows with padding before and after the tokens."""
+class Pair(decoder_parity.Pair):
+    """A pair of GPTs; see `decoder_parity.Pair`."""
 
     kind: str
-    reference: object
-    config: object
-    model: object
-    tokens: np.ndarray
-    valid: np.ndarray
-    positions: np.ndarray
-
-    @property
-    def batch(self):
-        return {
-            "decoder_input_tokens": self.tokens,
-            "decoder_segment_ids": self.valid.astype(np.int32),
-            "decoder_positions": self.positions,
-        }
-
-    @property
-    def predicted(self):
-        """Positions whose token and next token are not padding."""
-        return np.pad(self.valid[:, :-1] & self.valid[:, 1:], ((0, 0), (0, 1)))
-
-
-def random_rows(rng, config):
-    """Returns tokens `[3 LENGTH]`, whether they are not padding, and positions with an arbitrary start in the table."""
-    tokens = rng.integers(0, config.vocab_size, (3, LENGTH)).astype(np.int32)
-    slots = np.arange(LENGTH)
-    starts, ends = np.array([0, 4, 7])[:, None], np.array([LENGTH, LENGTH, LENGTH - 5])[:, None]
-    offsets = rng.integers(0, config.max_length - LENGTH, (3, 1))
-    valid = (slots >= starts) & (slots < ends)
-    positions = np.where(valid, slots - starts + offsets, 0).astype(np.int32)
-    return tokens, valid, positions
 
 
 def make_banded(reference, window):
@@ -116,7 +87,7 @@ def pair(request, tmp_path_factory):
         make_banded(reference, window)
         config = dataclasses.replace(config, attention_windows=(None, window))
         model = with_config(config, model)
-    return Pair(kind, reference, config, model, *random_rows(rng, config))
+    return Pair(reference, config, model, *random_rows(rng, config), kind)
 
 
 def test_hidden_states_and_attention(pair, assert_parity):
