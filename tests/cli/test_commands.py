@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import fsspec
@@ -99,7 +100,7 @@ def own_run(tmp_path_factory, huggingface):
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
-    """Returns a directory with the modules and gin files of the pages for which a user writes some."""
+    """A directory with the modules and gin files of the pages for which a user writes some."""
     directory = tmp_path_factory.mktemp("modules")
     for page in ("new_task.md", "own_family.md"):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
@@ -107,7 +108,9 @@ def modules(tmp_path_factory):
             (directory / name).write_text(code, encoding="utf-8")
     for path in (ROOT / "tests" / "extensions" / "analysis").glob("neighbors.*"):  # of analysis.md
         (directory / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    return directory
+    yield directory
+    for path in directory.glob("*.py"):  # other tests have modules of these names
+        sys.modules.pop(path.stem, None)
 
 
 def test_documentation_shows_every_command():

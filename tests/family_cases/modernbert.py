@@ -9,7 +9,7 @@ _TOKENS = {"bos_token_id": 50281, "eos_token_id": 50282, "cls_token_id": 50281, 
 _REFUSED = {"LAYERS": "not supported for ModernBert"}
 _SIZES = SIZES | dict(num_heads=2, head_dim=6, num_layers=4, max_length=16)
 # Windows as long as the rows: XLA also computes the scores outside of a window, which the formula omits.
-_WIDE = WIDE | {"num_layers": 3, "max_length": 96, "attention_windows": (None,)}
+_WIDE = WIDE | {"num_kv_heads": 4, "num_layers": 3, "max_length": 96, "attention_windows": (None,)}
 FAMILIES = {
     # Four layers: the last repetition of the pattern is incomplete.
     "modernbert": Family(

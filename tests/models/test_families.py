@@ -420,7 +420,8 @@ def test_initial_loss_is_close_to_uniform_prediction(name):
     family = FAMILIES[name]
     layers = {key: 1 for key in ("encoder_layers", "decoder_layers") if hasattr(family.config, key)}
     sizes = dict(vocab_size=512, embed_dim=64, mlp_dim=128, num_heads=4, head_dim=16)
-    config, batch = scanned(family.config, **sizes, **layers), eight_rows(family)
+    kv_heads = {"num_kv_heads": 4} if hasattr(family.config, "num_kv_heads") else {}
+    config, batch = scanned(family.config, **sizes, **kv_heads, **layers), eight_rows(family)
     first = jax.jit(lambda key: loss(config.make(key), batch))(jax.random.key(0, impl="rbg"))
     assert float(first) / 64 < np.log(512) + family.initial_loss_margin
 

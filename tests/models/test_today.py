@@ -55,7 +55,8 @@ def test_layers_with_a_window_rotate_by_their_own_base():
 
 
 def test_kernels_of_modernbert_that_write_to_the_residual_stream_are_smaller():
-    config = dataclasses.replace(FAMILIES["modernbert"].config, embed_dim=64, mlp_dim=128, num_heads=4, head_dim=16)
+    sizes = dict(embed_dim=64, mlp_dim=128, num_heads=4, num_kv_heads=4, head_dim=16)
+    config = dataclasses.replace(FAMILIES["modernbert"].config, **sizes)
     model = config.make(jax.random.key(0))
     layer, depth = model.encoder.layers[1], 2 * config.num_layers
     for kernel, stddev in (
