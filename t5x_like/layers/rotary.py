@@ -12,16 +12,18 @@ from t5x_like.layers import rope_scaling
 class Rotary:
     """Rotates pairs of entries by angles proportional to the position (Su et al. 2021, section 3.2.2).
 
-    Entry i is paired with entry i + kv / 2, as in the Llama weights of transformers. The pair is rotated by
-    `position · theta^(-2i / kv)`.
+    Entry i is paired with entry i + kv / 2, as in the Llama weights of transformers, or entry 2i with entry 2i + 1. The
+    pair is rotated by `position · theta^(-2i / kv)`.
 
     Attributes:
       theta: Base of the wavelengths.
       scaling: Scaling of the frequencies to longer rows; None for no scaling.
+      interleaved: Whether neighbors are pairs, as in the paper.
     """
 
     theta: float = 10000.0
     scaling: rope_scaling.Scaling | None = None
+    interleaved: bool = False
 
     def __call__(
         self, x: Float[Array, "batch length heads kv"], positions: Int[Array, "batch length"]
@@ -43,6 +45,8 @@ class Rotary:
             factor = self.scaling.attention_factor
         angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
         sine, cosine = jnp.sin(angles) * factor, jnp.cos(angles) * factor
-        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-        rotated = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
-        return rotated.astype(x.dtype)
+        x32 = x.astype(jnp.float32)
+        first, second = (x32[..., ::2], x32[..., 1::2]) if self.interleaved else jnp.split(x32, 2, axis=-1)
+        rotated = first * cosine - second * sine, second * cosine + first * sine
+        joined = jnp.stack(rotated, axis=-1).reshape(x.shape) if self.interleaved else jnp.concatenate(rotated, axis=-1)
+        return joined.astype(x.dtype)

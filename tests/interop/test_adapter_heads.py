@@ -23,8 +23,8 @@ from t5x_like.objectives import conditional_spans
 IDS = [[5, 7, 9, 11, 6, 2, 1]]  # the end of text of BART and T5 is its last token
 LABELS = 3
 TASKS = {SEQUENCE: "SEQ_CLS", TOKENS: "TOKEN_CLS", SPANS: "QUESTION_ANS", conditional_spans.NAME: "QUESTION_ANS"}
-# transformers 4.57 does not have EuroBERT.
-OTHERS = ("mobilebert_tiny", "eurobert")
+# transformers 4.57 does not have EuroBERT, and none has NeoBERT.
+OTHERS = ("mobilebert_tiny", "eurobert", "neobert")
 NAMES = [name for name, family in FAMILIES.items() if family.huggingface and name not in OTHERS]
 
 

@@ -124,7 +124,7 @@ def test_config_changes_must_keep_shapes(name, directory):
     with pytest.raises(UserError, match="colour: not a field of"):
         interop.from_huggingface(str(directory), colour="red")
     with pytest.raises(UserError, match="tensor .* has shape"):
-        interop.from_huggingface(str(directory), mlp_dim=24)
+        interop.from_huggingface(str(directory), mlp_dim=32)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
