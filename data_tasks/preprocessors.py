@@ -17,6 +17,7 @@ from data_tasks.pretraining.noise_masks import random_spans_mask
 from t5x_like.data import span_lengths
 from t5x_like.data.origins import DOCUMENT, DOCUMENTS
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.sentinels import sentinel_ids
 
 # Longer documents are skipped, because a document is tokenized as a single string in memory.
 MAX_DOCUMENT_BYTES = 1 << 24
@@ -162,14 +163,15 @@ def span_corruption(
         noise_density,
         mean_noise_span_length,
     )
+    sentinels = sentinel_ids(vocabulary)
 
     @seqio.map_over_dataset(num_seeds=1)
     def corrupt(example, seed):
         tokens, token_counts = chunk(example["targets"].flat_values, lengths.raw)
         noise = random_spans_mask(token_counts, lengths.raw, seed, noise_density, mean_noise_span_length)
         real = tf.sequence_mask(token_counts, lengths.raw)
-        inputs = append_eos(replace_spans(tokens, noise, real, vocabulary.vocab_size), vocabulary.eos_id)
-        targets = append_eos(extract_spans(tokens, noise, vocabulary.vocab_size), vocabulary.eos_id)
+        inputs = append_eos(replace_spans(tokens, noise, real, sentinels), vocabulary.eos_id)
+        targets = append_eos(extract_spans(tokens, noise, sentinels), vocabulary.eos_id)
         return documents_of_chunks(example, token_counts, lengths.raw) | {
             "inputs": pad_for_unbatch(inputs, lengths.inputs, vocabulary),
             "targets": pad_for_unbatch(targets, lengths.targets, vocabulary),
@@ -256,36 +258,45 @@ def _pieces(documents: tf.RaggedTensor, length: int, separators: int = 0) -> tup
     return tf.minimum(tf.gather(totals, document) - length * numbers.values, length), document
 
 
-def replace_spans(tokens: tf.Tensor, noise: tf.Tensor, real: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
+def replace_spans(tokens: tf.Tensor, noise: tf.Tensor, real: tf.Tensor, sentinels: range) -> tf.RaggedTensor:
     """Makes the inputs of span corruption: each noise span is replaced by one sentinel.
 
     Args:
       tokens: `[rows, length]`.
       noise: which tokens are noise, bool `[rows, length]`.
       real: which tokens are not padding, bool `[rows, length]`.
-      vocab_size: number of ids, including sentinels. The first span of a row becomes `vocab_size - 1`, and the ids of
-        later spans descend from it.
+      sentinels: ids of the sentinels, in the order of the spans of a row.
 
     Returns:
       Ragged `[rows, (length)]`.
     """
-    first, sentinels = _sentinels(noise, vocab_size)
-    return tf.ragged.boolean_mask(tf.where(first, sentinels, tokens), real & (first | ~noise))
+    first, shown = _sentinels(noise, sentinels)
+    return tf.ragged.boolean_mask(tf.where(first, shown, tokens), real & (first | ~noise))
 
 
-def extract_spans(tokens: tf.Tensor, noise: tf.Tensor, vocab_size: int) -> tf.RaggedTensor:
+def extract_spans(tokens: tf.Tensor, noise: tf.Tensor, sentinels: range) -> tf.RaggedTensor:
     """Makes the targets of span corruption: each noise span follows its sentinel; see `replace_spans`."""
-    first, sentinels = _sentinels(noise, vocab_size)
+    first, inserted = _sentinels(noise, sentinels)
     # With one more column, the sentinel of a span takes the column of the token before the span, which is not noise.
     before, after = [[0, 0], [0, 1]], [[0, 0], [1, 0]]
-    shown = tf.where(tf.pad(first, before), tf.pad(sentinels, before), tf.pad(tokens, after))
+    shown = tf.where(tf.pad(first, before), tf.pad(inserted, before), tf.pad(tokens, after))
     return tf.ragged.boolean_mask(shown, tf.pad(first, before) | tf.pad(noise, after))
 
 
-def _sentinels(noise: tf.Tensor, vocab_size: int) -> tuple[tf.Tensor, tf.Tensor]:
+def _sentinels(noise: tf.Tensor, sentinels: range) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns where spans begin, and at each position the sentinel of the latest span."""
     first = noise & ~tf.pad(noise, [[0, 0], [1, 0]])[:, :-1]
-    return first, vocab_size - tf.cumsum(tf.cast(first, tf.int32), axis=1)
+    return first, sentinel_of_span(first, sentinels)
+
+
+def sentinel_of_span(starts: tf.Tensor, sentinels: range) -> tf.Tensor:
+    """Returns at each position of `[rows, width]` the sentinel of the latest span.
+
+    Args:
+      starts: where spans begin, bool `[rows, width]`.
+      sentinels: the ids of the sentinels in order.
+    """
+    return sentinels.start + sentinels.step * (tf.cumsum(tf.cast(starts, tf.int32), axis=1) - 1)
 
 
 def append_eos(sequences: tf.RaggedTensor, eos_id: int) -> tf.RaggedTensor:

@@ -22,6 +22,7 @@ from t5x_like.data.span_lengths import span_lengths
 from t5x_like.data.token_text import continuous_rows, length_name, piece, rows_as_text
 from t5x_like.errors import UserError
 from t5x_like.runtime import terminal
+from t5x_like.vocabularies.sentinels import sentinel_ids
 
 if TYPE_CHECKING:
     from t5x_like.data.seqio_feed import SeqIOSource
@@ -156,16 +157,21 @@ def _print_vocabularies(source: "SeqIOSource", console: Console) -> None:
         else:
             same.append(name)
     for names, vocabulary in groups:
-        size, sentinels = vocabulary.vocab_size, vocabulary.extra_ids
+        size, sentinels = vocabulary.vocab_size, sentinel_ids(vocabulary)
+        direction = "down to" if sentinels.step < 0 else "up to"
         path = getattr(vocabulary, "sentencepiece_model_file", "")
         console.print(Text(f"\nvocabulary of {' and '.join(names)}: {type(vocabulary).__name__} {path}".rstrip()))
         console.print(
             Text(
                 f"  {size:,} ids: padding {vocabulary.pad_id}, EOS {vocabulary.eos_id}, unknown {vocabulary.unk_id}, "
-                + (f"{sentinels} sentinels from {size - 1} down to {size - sentinels}" if sentinels else "no sentinels")
+                + (
+                    f"{len(sentinels)} sentinels from {sentinels[0]} {direction} {sentinels[-1]}"
+                    if sentinels
+                    else "no sentinels"
+                )
             )
         )
-        ids = np.linspace(3, max(size - sentinels - 1, 3), 24).astype(int)
+        ids = np.linspace(3, max(size - vocabulary.extra_ids - 1, 3), 24).astype(int)
         console.print(
             Text("  pieces: ") + Text(" ").join(Text(piece(int(token), vocabulary), style="cyan") for token in ids)
         )

@@ -14,6 +14,7 @@ from data_tasks.feature_checks import require_eos, require_lengths, require_shar
 from data_tasks.pretraining import bart_noise
 from data_tasks.pretraining.noise_masks import uniform_below
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.sentinels import sentinel_ids
 
 # Prefix of the SentencePiece pieces that begin a word.
 WORD_BOUNDARY = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -107,8 +108,7 @@ class NoiseTokens:
         Args:
           vocabulary: a vocabulary with the attribute `word_starts` (bool `[vocab_size]`), a SentencePiece vocabulary,
             or any other one; in the last case words begin after whitespace.
-          mask_id: the mask id. Default: the last id of the vocabulary, which is its first sentinel, or `mask_id` of a
-            vocabulary without sentinels.
+          mask_id: the mask id. Default: the first sentinel of the vocabulary, or `mask_id` of one without sentinels.
 
         Returns:
           The ids.
@@ -123,7 +123,7 @@ class NoiseTokens:
                 f"{type(vocabulary).__name__} has no sentinel that BART's noise can use as its mask. Give mask_id, or "
                 "create the vocabulary with extra_ids=1 or more."
             )
-        mask = vocabulary.vocab_size - 1 if mask_id is None else mask_id
+        mask = sentinel_ids(vocabulary)[0] if mask_id is None else mask_id
         return cls(mask, full_stop=vocabulary.encode("a.")[-1], begin_words=_begin_words(vocabulary))
 
     def word_starts(self, tokens: tf.Tensor) -> tf.Tensor:

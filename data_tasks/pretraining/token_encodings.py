@@ -11,6 +11,9 @@ from collections.abc import Callable
 import seqio
 import tensorflow as tf
 
+from data_tasks.preprocessors import sentinel_of_span
+from t5x_like.vocabularies.sentinels import sentinel_ids
+
 FIRST_TEXT_ID = 3
 """Lower ids are padding, EOS and unknown in all vocabularies that T5's recipes support."""
 
@@ -39,18 +42,22 @@ class Ids:
     """The ids that encodings insert.
 
     Attributes:
-      sentinel: the first sentinel. Further sentinels descend from it.
+      sentinels: the ids of the sentinels, of which the first is the mask.
       text_ids: the range of text ids: the first one, and the one after the last.
     """
 
-    sentinel: int
+    sentinels: range
     text_ids: tuple[int, int]
+
+    @property
+    def sentinel(self) -> int:
+        """The first sentinel."""
+        return self.sentinels.start
 
     @classmethod
     def from_vocabulary(cls, vocabulary: seqio.Vocabulary) -> "Ids":
-        """Returns the ids for a vocabulary whose last `extra_ids` ids are sentinels."""
-        size = vocabulary.vocab_size
-        return cls(sentinel=size - 1, text_ids=(FIRST_TEXT_ID, size - vocabulary.extra_ids))
+        """Returns the ids for a vocabulary whose last `extra_ids` ids are not text."""
+        return cls(sentinel_ids(vocabulary), text_ids=(FIRST_TEXT_ID, vocabulary.vocab_size - vocabulary.extra_ids))
 
 
 Encoding = Callable[[Rows, Ids, tf.Tensor], tf.RaggedTensor]
@@ -118,10 +125,10 @@ def noise_span_to_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTe
 
 
 def noise_span_to_unique_sentinel(rows: Rows, ids: Ids, seed: tf.Tensor) -> tf.RaggedTensor:
-    """Replaces each noise span by a unique sentinel: `ids.sentinel` for the first span of a row, then descending."""
+    """Replaces each noise span by a unique sentinel: `ids.sentinels`, in order from the first span of a row."""
     del seed
     starts = span_starts(rows.noise)
-    sentinels = ids.sentinel + 1 - tf.cumsum(tf.cast(starts, tf.int32), axis=1)
+    sentinels = sentinel_of_span(starts, ids.sentinels)
     return tf.ragged.boolean_mask(tf.where(starts, sentinels, rows.tokens), rows.real & (starts | ~rows.noise))
 
 

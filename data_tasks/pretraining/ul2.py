@@ -17,6 +17,7 @@ from data_tasks.documents_task import add_task, text_features
 from data_tasks.pretraining.denoising import denoise, parse_recipe
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
+from t5x_like.vocabularies.sentinels import sentinel_ids
 
 # The recipes of each mode, with mean span lengths of 3, 8 and 64 tokens. The S-denoiser removes all tokens after a
 # random prefix, a quarter of the text on average.
@@ -28,8 +29,8 @@ DENOISERS: Mapping[str, Sequence[str]] = {
 
 
 def mode_id(vocabulary: seqio.Vocabulary, mode: str) -> int:
-    """Returns the default id of a mode: `r`, `s` and `x` are the three lowest extra ids."""
-    return vocabulary.vocab_size - vocabulary.extra_ids + list(DENOISERS).index(mode)
+    """Returns the default id of a mode: `r`, `s` and `x` are the last three sentinels, from the last one on."""
+    return sentinel_ids(vocabulary)[-1 - list(DENOISERS).index(mode)]
 
 
 def add_ul2_mixture(
@@ -47,8 +48,8 @@ def add_ul2_mixture(
       name: the mixture name.
       source: a source of documents.
       vocabulary: a vocabulary with an EOS and sentinels (`extra_ids`).
-      mode_ids: the ids that indicate the modes `r`, `s` and `x`. Default: the three lowest of the vocabulary's extra
-        ids, which are then not used as sentinels.
+      mode_ids: the ids that indicate the modes `r`, `s` and `x`. Default: the last three of the vocabulary's
+        sentinels, which are then not used as such.
       rates: sampling rate of each denoiser by mode, 1 by default. These are the defaults of the task arguments
         `r_rate`, `s_rate` and `x_rate`.
       text_feature: the feature of the source that holds the text.

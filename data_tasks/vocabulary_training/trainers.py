@@ -24,7 +24,7 @@ from t5x_like.vocabularies import converters, sentencepiece_layouts, word_vocabu
 from t5x_like.vocabularies.shipped import SENTINELS
 from t5x_like.vocabularies.tokenizer_classes import CLASSES, LAYOUTS
 from t5x_like.vocabularies.tokenizers.base import BERT, BPE_IDS, BPE_MERGES, CONFIG, GPT2
-from t5x_like.vocabularies.tokenizers.t5 import BYTE_SENTINELS
+from t5x_like.vocabularies.tokenizers.t5 import BYTE_SENTINELS, CONVENTION
 from t5x_like.vocabularies.word_counts import FIRST_WORD_ID, to_bytes
 
 MERGES_HEADER = "#version: 0.2\n"
@@ -109,7 +109,7 @@ def bytes_vocabulary(documents: Sequence[str], size: int = BYTES_SIZE, lower_cas
     """
     if size != BYTES_SIZE or lower_case:
         raise UserError(f"KIND=bytes has {BYTES_SIZE} ids and keeps case. Remove SIZE and LOWER_CASE.")
-    return {CONFIG: _tokenizer_config("ByT5Tokenizer", extra_ids=BYTE_SENTINELS)}
+    return {CONFIG: _tokenizer_config("ByT5Tokenizer", extra_ids=BYTE_SENTINELS, **{CONVENTION: "t5"})}
 
 
 def word_pieces(documents: Sequence[str], size: int, lower_case: bool = True) -> Files:

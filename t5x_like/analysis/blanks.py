@@ -19,6 +19,7 @@ from t5x_like.objectives.base import Objective
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.permutation_lm import PermutationLM
 from t5x_like.vocabularies import special_tokens
+from t5x_like.vocabularies.sentinels import sentinel_ids
 
 
 class Blank(NamedTuple):
@@ -300,7 +301,7 @@ def start_of_text(analyzed: AnalyzedModel) -> tuple[int, ...]:
 
 
 def first_sentinel(analyzed: AnalyzedModel) -> int:
-    """Returns the id of the first sentinel of span corruption, the last one of the vocabulary.
+    """Returns the id of the first sentinel of span corruption.
 
     Raises:
       UserError: The vocabulary has no sentinels.
@@ -310,4 +311,4 @@ def first_sentinel(analyzed: AnalyzedModel) -> int:
             f"VOCABULARY_PATH: {type(analyzed.vocabulary).__name__} has neither sentinels nor a mask, which an "
             "encoder-decoder needs to predict a word. Give the vocabulary of the model."
         )
-    return analyzed.vocabulary.vocab_size - 1
+    return sentinel_ids(analyzed.vocabulary)[0]

@@ -8,6 +8,7 @@ import numpy as np
 from rich.text import Text
 
 from t5x_like.data.features import FeatureSpec, ModelFeature
+from t5x_like.vocabularies.sentinels import sentinel_ids
 
 if TYPE_CHECKING:
     import seqio
@@ -192,9 +193,8 @@ def special_name(token: int, vocabulary: "seqio.Vocabulary", names: Mapping[int,
     """Returns the name of a special token, or None for a token of text."""
     if token in names:
         return names[token]
-    first_sentinel = vocabulary.vocab_size - 1
-    if first_sentinel - vocabulary.extra_ids < token <= first_sentinel:
-        return f"<extra_id_{first_sentinel - token}>"
+    if token in (sentinels := sentinel_ids(vocabulary)):
+        return f"<extra_id_{sentinels.index(token)}>"
     known = {vocabulary.pad_id: "<pad>", vocabulary.eos_id: "</s>", vocabulary.unk_id: "<unk>"}
     return known.get(token) or getattr(vocabulary, "special_names", {}).get(token)
 

@@ -64,6 +64,11 @@ class Vocabulary:
         return self._extra_ids
 
     @property
+    def sentinel_ids(self) -> range:
+        """The ids of <extra_id_0>, <extra_id_1>, …: as in T5, the last id is the first of them."""
+        return range(self.vocab_size - 1, self.vocab_size - 1 - self.extra_ids, -1)
+
+    @property
     def vocab_size(self) -> int:
         """The number of ids, sentinels included."""
         return self._base_vocab_size + self.extra_ids
@@ -201,10 +206,40 @@ class ByteVocabulary(Vocabulary):
         return tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="ignore")
 
     def __eq__(self, other) -> bool:
-        same = isinstance(other, ByteVocabulary) or type(other).__name__ == type(self).__name__
-        return same and self.extra_ids == other.extra_ids
+        # Also seqio's class of this name.
+        return type(other).__name__ == type(self).__name__ and self.extra_ids == other.extra_ids
 
     __hash__ = None
+
+
+class PublishedByteVocabulary(ByteVocabulary):
+    """The bytes of the released weights of ByT5, which were trained with the last bytes as sentinels.
+
+    <extra_id_0> is 258, the byte 0xFF, and the next ones descend from it. The ids after the bytes are not used.
+    """
+
+    @property
+    def sentinel_ids(self) -> range:
+        """The ids of <extra_id_0>, <extra_id_1>, …."""
+        last = self._base_vocab_size - 1
+        return range(last, last - self.extra_ids, -1)
+
+
+class AscendingByteVocabulary(ByteVocabulary):
+    """Bytes with the sentinels of transformers' ByT5Tokenizer: <extra_id_0> is 259, the first id after the bytes."""
+
+    @property
+    def sentinel_ids(self) -> range:
+        """The ids of <extra_id_0>, <extra_id_1>, …."""
+        return range(self._base_vocab_size, self.vocab_size)
+
+
+BYTE_VOCABULARIES = {
+    "t5": ByteVocabulary,
+    "released": PublishedByteVocabulary,
+    "transformers": AscendingByteVocabulary,
+}
+"""Convention of the sentinels -> the vocabulary of bytes that has them."""
 
 
 class SentencePieceModel(NamedTuple):

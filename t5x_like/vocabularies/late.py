@@ -102,6 +102,11 @@ class LateVocabulary(Vocabulary):
         return self.vocabulary.extra_ids
 
     @property
+    def sentinel_ids(self) -> range:
+        """The ids of <extra_id_0>, <extra_id_1>, …."""
+        return self.vocabulary.sentinel_ids
+
+    @property
     def _base_vocab_size(self) -> int:
         return self.vocabulary.vocab_size - self.vocabulary.extra_ids
 

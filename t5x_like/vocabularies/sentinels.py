@@ -1,11 +1,11 @@
-"""SentencePiece vocabularies whose sentinels are recognized without a space before them."""
+"""The ids of sentinels, and SentencePiece vocabularies that recognize sentinels without a space before them."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from t5x_like.vocabularies.base import SentencePieceVocabulary
 
@@ -27,6 +27,16 @@ def count_sentinels(tokens: Sequence[str]) -> int:
         if token.removeprefix("▁") != f"<extra_id_{number}>":
             return number
     return len(tokens)
+
+
+def sentinel_ids(vocabulary: Any) -> range:
+    """Returns the ids of <extra_id_0>, <extra_id_1>, ….
+
+    Args:
+      vocabulary: a vocabulary of this package, or one of SeqIO, whose last id is <extra_id_0>.
+    """
+    last = vocabulary.vocab_size - 1
+    return getattr(vocabulary, "sentinel_ids", range(last, last - vocabulary.extra_ids, -1))
 
 
 class SentinelVocabulary(SentencePieceVocabulary):

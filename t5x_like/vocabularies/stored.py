@@ -7,7 +7,7 @@ from absl import logging
 from t5x_like import paths
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import late, vocabulary_files
-from t5x_like.vocabularies.base import ByteVocabulary, Vocabulary
+from t5x_like.vocabularies.base import BYTE_VOCABULARIES, ByteVocabulary, Vocabulary
 from t5x_like.vocabularies.from_folder import from_folder
 from t5x_like.vocabularies.shipped import ShippedVocabulary, python_docs
 from t5x_like.vocabularies.tokenizer_folder import has_tokenizer
@@ -15,6 +15,7 @@ from t5x_like.vocabularies.tokenizer_vocabulary import TokenizerVocabulary
 from t5x_like.vocabularies.tokenizers.base import BPE_IDS, TOKENIZER, WORDPIECE
 from t5x_like.vocabularies.word_vocabularies import WordCountsVocabulary, WordSequenceVocabulary
 
+_BYTE_CLASSES = {each.__name__: each for each in BYTE_VOCABULARIES.values()}
 # The classes of earlier versions, whose ids `TokenizerVocabulary` gives.
 _TOKENIZER_CLASSES = (TokenizerVocabulary.__name__, "WordPieceVocabulary", "ByteBPEVocabulary")
 OTHER_PROBES = ("DebertaV2Vocabulary",)
@@ -43,8 +44,8 @@ def candidates(kind: str, ids: int, path: str | None, *, guess: bool) -> Iterato
       UserError: a file of the vocabulary is invalid, or the ids of its texts have changed.
     """
     check_ids_are_equal(kind, path)
-    if kind == ByteVocabulary.__name__:
-        yield ByteVocabulary(extra_ids=ids - ByteVocabulary().vocab_size)
+    if kind in _BYTE_CLASSES:
+        yield _BYTE_CLASSES[kind](extra_ids=ids - ByteVocabulary().vocab_size)
     elif kind == ShippedVocabulary.__name__:
         yield python_docs()
     elif path is None:

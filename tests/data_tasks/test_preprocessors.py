@@ -17,8 +17,9 @@ SENTENCE = "Thank you for inviting me to your party last week."
 
 def corrupt(tokens, mask, vocab_size):
     tokens, noise = tf.constant([tokens]), tf.constant([mask])
-    inputs = preprocessors.replace_spans(tokens, noise, tf.ones_like(noise), vocab_size)
-    targets = preprocessors.extract_spans(tokens, noise, vocab_size)
+    sentinels = range(vocab_size - 1, 2, -1)
+    inputs = preprocessors.replace_spans(tokens, noise, tf.ones_like(noise), sentinels)
+    targets = preprocessors.extract_spans(tokens, noise, sentinels)
     return [preprocessors.append_eos(side, 1)[0].numpy().tolist() for side in (inputs, targets)]
 
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from t5x_like.errors import UserError
 from t5x_like.vocabularies.tokenizers.base import Layout, TokenizerClass
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ _SPECIAL_TOKENS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 _T5_EXTRA_IDS = 100
 BYTE_SENTINELS = 125
 """The number of sentinels of ByT5Tokenizer if tokenizer_config.json has none."""
+CONVENTION = "sentinels"
+"""Key of tokenizer_config.json with the convention of the sentinels of bytes; see `base.BYTE_VOCABULARIES`."""
 
 
 def build(files: "TokenizerFiles") -> "Vocabulary":
@@ -32,10 +35,20 @@ def build(files: "TokenizerFiles") -> "Vocabulary":
 
 
 def build_bytes(files: "TokenizerFiles") -> "Vocabulary":
-    """Returns the vocabulary of bytes."""
-    from t5x_like.vocabularies.base import ByteVocabulary
+    """Returns the vocabulary of bytes. A directory that does not say which sentinels it has is a published one.
 
-    return ByteVocabulary(extra_ids=files.config.get("extra_ids", BYTE_SENTINELS))
+    Raises:
+      UserError: The convention of the sentinels is unknown.
+    """
+    from t5x_like.vocabularies.base import BYTE_VOCABULARIES
+
+    chosen = files.config.get(CONVENTION, "released")
+    if chosen not in BYTE_VOCABULARIES:
+        raise UserError(
+            f"{files.directory}: {CONVENTION} {chosen!r} of tokenizer_config.json is unknown. Give one of "
+            f"{', '.join(BYTE_VOCABULARIES)}."
+        )
+    return BYTE_VOCABULARIES[chosen](extra_ids=files.config.get("extra_ids", BYTE_SENTINELS))
 
 
 TOKENIZERS = (

@@ -18,7 +18,7 @@ from t5x_like.data.span_lengths import span_lengths
 # ---- encodings -------------------------------------------------------------------------------------------------------
 
 WORDS = "Thank you for inviting me to your party last week .".split()
-IDS = token_encodings.Ids(sentinel=99, text_ids=(3, 90))
+IDS = token_encodings.Ids(sentinels=range(99, 89, -1), text_ids=(3, 90))
 NAMES = {10 + index: word for index, word in enumerate(WORDS)} | {99: "<X>", 98: "<Y>", 97: "<Z>"}
 
 
