@@ -1,6 +1,7 @@
 """Maps T5 to transformers' `T5ForConditionalGeneration` and `T5ForSequenceClassification`."""
 
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -117,6 +118,9 @@ def family(
     activation: str = "gated-gelu",
     tied: bool = False,
     table: Callable[[Any], list[TensorMapping]] = table,
+    config_map: type[T5ConfigMap] = T5ConfigMap,
+    keys: Mapping[str, str | tuple[str, Any]] = types.MappingProxyType({}),
+    defaults: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Family:
     """Returns T5, or a family that differs from it by names.
 
@@ -127,8 +131,11 @@ def family(
       activation: Default of `feed_forward_proj` in transformers.
       tied: Default of `tie_word_embeddings` in transformers.
       table: Returns the mapping of every tensor.
+      config_map: Class of the table of config.json.
+      keys: Keys that T5 does not have; see `ConfigMap`.
+      defaults: Defaults of further keys without a field.
     """
-    config = T5ConfigMap(
+    config = config_map(
         config_class=config_class,
         model=name,
         model_type=model_type,
@@ -146,8 +153,9 @@ def family(
             "relpos_buckets": ("relative_attention_num_buckets", 32),
             "relpos_max_distance": ("relative_attention_max_distance", 128),
             "norm_epsilon": ("layer_norm_epsilon", 1e-6),
+            **keys,
         },
-        defaults={"feed_forward_proj": activation},
+        defaults={"feed_forward_proj": activation, **defaults},
         # `gated-gelu` uses the tanh approximation. `gelu`, which is exact GELU, is not supported because no T5 uses it.
         activations={
             "relu": ("relu",),

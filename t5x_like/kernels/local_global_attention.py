@@ -1,14 +1,15 @@
-"""Attention of a text to a window and to global tokens, with scores of relative positions (ETC).
+"""Attention of a text to a window and to global tokens, with scores of relative positions (ETC, LongT5).
 
 The text is divided into blocks of one more token than the window has on each side. A block of queries is multiplied
 with three blocks of keys and with the global keys, so that memory is linear in the length of the text. On TPUs, the
-kernels of `fused_attention.local_global` compute both inputs without scores in memory.
+kernels of `fused_attention.local_global` compute both inputs of ETC without scores in memory.
 """
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
@@ -28,13 +29,27 @@ class Window:
     Attributes:
       radius: Number of tokens on each side.
       segments: Segment of each token, which sees its own segment alone.
-      rows: Row of the table of relative positions for each distance, the key's position minus the query's, from
-        `-2 * radius - 1` to `2 * radius + 1`.
     """
 
     radius: int
     segments: Int[Array, "batch length"]
-    rows: Int[Array, " distances"]
+
+    @property
+    def size(self) -> int:
+        """Number of tokens of a block."""
+        return self.radius + 1
+
+    @property
+    def distances(self) -> Int[np.ndarray, "size keys"]:
+        """Distance of each key of three neighboring blocks from each query of the middle one, the key's minus its."""
+        return np.arange(-self.size, 2 * self.size)[None, :] - np.arange(self.size)[:, None]
+
+    def blocks(self, x: Array, axis: int = 1) -> Array:
+        """Returns `x` with an axis of the tokens divided into blocks, the last one filled with zeros."""
+        number = -(-x.shape[axis] // self.size)
+        pads = [(0, 0)] * x.ndim
+        pads[axis] = (0, number * self.size - x.shape[axis])
+        return jnp.pad(x, pads).reshape(*x.shape[:axis], number, self.size, *x.shape[axis + 1 :])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +60,13 @@ class GlobalKeys:
       key: Keys.
       value: Values.
       is_visible: Whether a token of the text sees a global token.
-      is_own: Whether a global token is the token's own.
-      rows: Rows of the table of relative positions for other global tokens, and for the own one.
+      scores: Added to the scaled products of queries and keys.
     """
 
     key: Float[Array, "batch globals heads kv"]
     value: Float[Array, "batch globals heads kv"]
     is_visible: Bool[Array, "batch length globals"]
-    is_own: Bool[Array, "batch length globals"]
-    rows: tuple[int, int]
+    scores: Float[Array, "batch heads length globals"]
 
 
 @struct.dataclass
@@ -135,11 +148,27 @@ def is_fused(
     return found == "fused" and not (dropout.rate and dropout.broadcast_dims)
 
 
+def scores_of_rows(
+    relative: Float[Array, "batch heads length rows"], rows: Int[Array, "size keys"], window: Window
+) -> Float[Array, "batch heads blocks size keys"]:
+    """Returns the scores of keys by the row of a table that belongs to their distance.
+
+    Args:
+      relative: Scores of the queries against the rows of the table.
+      rows: Row of each of `window.distances`.
+      window: What a token sees of the text.
+    """
+    # A product with one-hot vectors: the backward pass of a gather is slow.
+    of_rows = jax.nn.one_hot(rows, relative.shape[-1], axis=1, dtype=relative.dtype)
+    relative = window.blocks(relative, 2)
+    return jnp.einsum("bhnqr,qrk->bhnqk", relative, of_rows, precision=jax.lax.Precision.HIGHEST)
+
+
 def attention(
     q: Float[Array, "batch length heads kv"],
     k: Float[Array, "batch length heads kv"],
     v: Float[Array, "batch length heads kv"],
-    relative: Float[Array, "batch heads length rows"],
+    local_scores: Float[Array, "#batch heads #blocks size keys"],
     *,
     window: Window,
     globals_: GlobalKeys,
@@ -153,7 +182,7 @@ def attention(
       q: Queries of the text.
       k: Keys of the text.
       v: Values of the text.
-      relative: Scaled scores of the queries against the rows of a table of relative positions.
+      local_scores: Added to the scaled products of the queries of a block with the keys at `window.distances`.
       window: What a token sees of the text.
       globals_: The global tokens.
       scale: Factor of the products of queries and keys.
@@ -163,43 +192,28 @@ def attention(
     Returns:
       Averages of the values.
     """
-    length, size = q.shape[1], window.radius + 1
-    number = -(-length // size)
-    padding = number * size - length
-
-    def block(x, axis=1):
-        pads = [(0, 0)] * x.ndim
-        pads[axis] = (0, padding)
-        x = jnp.pad(x, pads)
-        return x.reshape(*x.shape[:axis], number, size, *x.shape[axis + 1 :])
 
     def neighbors(x):
         before, after = jnp.pad(x[:, :-1], _pads(x, 1, 0)), jnp.pad(x[:, 1:], _pads(x, 0, 1))
         return jnp.concatenate([before, x, after], axis=2)
 
-    # Offsets of the keys of three blocks from the queries of the middle one.
-    distance = jnp.arange(-size, 2 * size)[None, :] - jnp.arange(size)[:, None]
-    segments = block(window.segments + 1)  # 0 beyond the text
+    segments = window.blocks(window.segments + 1)  # 0 beyond the text
     same = segments[:, :, :, None] == neighbors(segments)[:, :, None, :]
-    is_visible = (same & (jnp.abs(distance) <= window.radius) & (segments != 0)[..., None])[:, None]
-    relative, queries = block(relative, 2), block(q)
-    rows = jnp.take(window.rows, distance + 2 * window.radius + 1)
-    keys, values = neighbors(block(k)), neighbors(block(v))
+    is_near = jnp.asarray(np.abs(window.distances) <= window.radius)
+    is_visible = (same & is_near & (segments != 0)[..., None])[:, None]
+    queries, keys, values = window.blocks(q), neighbors(window.blocks(k)), neighbors(window.blocks(v))
     products = {"preferred_element_type": jnp.float32}
     local = scale * jnp.einsum("bnqhd,bnkhd->bhnqk", queries, keys, **products)
-    # A product with one-hot vectors: the backward pass of a gather is slow.
-    of_rows = jax.nn.one_hot(rows, relative.shape[-1], axis=1, dtype=relative.dtype)
-    local += jnp.einsum("bhnqr,qrk->bhnqk", relative, of_rows, precision=jax.lax.Precision.HIGHEST)
+    local += local_scores
     across = scale * jnp.einsum("bnqhd,bkhd->bhnqk", queries, globals_.key, **products)
-    other, own = (relative[..., row, None] for row in globals_.rows)
-    across += jnp.where(block(globals_.is_own)[:, None], own, other)
+    across += window.blocks(globals_.scores, 2)
     local = local + jnp.where(is_visible, 0.0, MASK_VALUE)
-    across = across + jnp.where(block(globals_.is_visible)[:, None], 0.0, MASK_VALUE)
+    across = across + jnp.where(window.blocks(globals_.is_visible)[:, None], 0.0, MASK_VALUE)
     weights = dropout(softmax(jnp.concatenate([local, across], axis=-1)), dropout_key).astype(v.dtype)
     split = local.shape[-1]
     output = jnp.einsum("bhnqk,bnkhd->bnqhd", weights[..., :split], values)
     output += jnp.einsum("bhnqk,bkhd->bnqhd", weights[..., split:], globals_.value)
-    return output.reshape(output.shape[0], number * size, *output.shape[3:])[:, :length]
+    return output.reshape(len(output), -1, *output.shape[3:])[:, : q.shape[1]]
 
 
 def _pads(x: Array, before: int, after: int) -> list[tuple[int, int]]:

@@ -73,7 +73,7 @@ class Prefix:
         """
         given = (query_positions, mask.query_segments), (key_positions, mask.key_segments)
         queries, keys = (
-            _in_segments(segments, length) if positions is None else positions
+            positions_in_segments(segments, length) if positions is None else positions
             for (positions, segments), length in zip(given, lengths, strict=True)
         )
         before = jnp.broadcast_to(jnp.arange(-self.length, 0), (len(keys), self.length))
@@ -99,7 +99,7 @@ def _is_step(queries: int, size: int) -> bool:
     return queries <= size
 
 
-def _in_segments(segments: Int[Array, "rows length"] | None, length: int) -> Int[Array, "rows length"]:
+def positions_in_segments(segments: Int[Array, "rows length"] | None, length: int) -> Int[Array, "rows length"]:
     """Returns 0, 1, 2 … along each segment, or along each row without segments."""
     index = jnp.arange(length)[None]
     if segments is None:

@@ -71,7 +71,7 @@ class RelativePositionBias(nnx.Module):
           kv_len: Number of keys.
           bidirectional: Replaces the constructor's value; None keeps it.
         """
-        return self._after_prefix(RelativeBias(self._values(1 - q_len, kv_len - 1, bidirectional)), bidirectional)
+        return self.after_prefix(RelativeBias(self._values(1 - q_len, kv_len - 1, bidirectional)), bidirectional)
 
     def at(self, position: Int[Array, ""], kv_len: int, num_positions: int = 1) -> ScoreBias:
         """Returns the bias of a decoding step.
@@ -84,23 +84,40 @@ class RelativePositionBias(nnx.Module):
         values = self._values(1 - kv_len, kv_len - 1)
         starts = [kv_len - 1 - position - number for number in range(num_positions)]
         rows = [jax.lax.dynamic_slice_in_dim(values, start, kv_len, axis=1) for start in starts]
-        return self._after_prefix(DenseBias(jnp.stack(rows, axis=1)[None]))
+        return self.after_prefix(DenseBias(jnp.stack(rows, axis=1)[None]))
 
-    def _after_prefix(self, tokens: ScoreBias, bidirectional: bool | None = None) -> ScoreBias:
-        """Returns a bias that also has the keys of the prefix, if there is one."""
+    def after_prefix(self, tokens: ScoreBias, bidirectional: bool | None = None) -> ScoreBias:
+        """Returns a bias that also has the keys of the prefix, if there is one.
+
+        Args:
+          tokens: The bias of the keys after the prefix.
+          bidirectional: See `__call__`.
+        """
         if not self.prefix_length:
             return tokens
         return PrefixedBias(tokens, self._values(-self.max_distance, -1, bidirectional)[:, ::-1], self.prefix_length)
 
     def _values(self, first: int, last: int, bidirectional: bool | None = None) -> Float[Array, "heads relative"]:
         """Returns the biases of the relative positions from `first` to `last`."""
+        return self.of_distances(np.arange(first, last + 1), bidirectional=bidirectional)
+
+    def of_distances(
+        self, distances: Int[np.ndarray, "..."], *, bidirectional: bool | None = None
+    ) -> Float[Array, "heads ..."]:
+        """Returns the biases of relative positions, the key's position minus the query's.
+
+        Args:
+          distances: The relative positions.
+          bidirectional: See `__call__`.
+        """
         bucket = relative_position_bucket(
-            np.arange(first, last + 1),
+            distances,
             bidirectional=self.bidirectional if bidirectional is None else bidirectional,
             num_buckets=self.num_buckets,
             max_distance=self.max_distance,
         )
         # A product with one-hot columns instead of a gather. Its gradient is a product as well; the gradient of a
         # gather is a scatter, which is not deterministic on GPU.
-        one_hot = (np.arange(self.num_buckets)[:, None] == bucket).astype(np.float32)
-        return jnp.matmul(self.table[...], one_hot, precision=jax.lax.Precision.HIGHEST)
+        one_hot = (np.arange(self.num_buckets)[:, None] == bucket.reshape(-1)).astype(np.float32)
+        values = jnp.matmul(self.table[...], one_hot, precision=jax.lax.Precision.HIGHEST)
+        return values.reshape(-1, *bucket.shape)

@@ -5,7 +5,6 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
@@ -220,15 +219,17 @@ class EtcAttention(MultiHeadAttention):
         options = {"scale": self.scale, "dropout": self.dropout}
         vectors = self.relative.embedding[...].astype(query.dtype)
         products = jnp.einsum("bqhd,rhd->bhqr", query[:, of_text], vectors, preferred_element_type=jnp.float32)
-        distances = np.arange(-2 * self.radius - 1, 2 * self.radius + 2)
-        rows = bigbird_etc_inputs.rows_of_distances(jnp.asarray(distances), self.max_distance)
+        relative = self.scale * (products + self.relative.bias[...].T[:, None])
+        window = Window(self.radius, segments[:, of_text])
+        rows = bigbird_etc_inputs.rows_of_distances(jnp.asarray(window.distances), self.max_distance)
         same = segments[:, of_text, None] == segments[:, None, of_globals]
-        between = bigbird_etc_inputs.other_and_own_rows(self.max_distance)
+        other, own = (relative[..., row, None] for row in bigbird_etc_inputs.other_and_own_rows(self.max_distance))
+        between = jnp.where(globals_.is_own[:, None], own, other)
         of_text_queries = local_global_attention.attention(
             *(each[:, of_text] for each in (query, *kv_for_text)),
-            self.scale * (products + self.relative.bias[...].T[:, None]),
-            window=Window(self.radius, segments[:, of_text], rows),
-            globals_=GlobalKeys(*(each[:, of_globals] for each in kv_for_text), same, globals_.is_own, between),
+            local_global_attention.scores_of_rows(relative, rows, window),
+            window=window,
+            globals_=GlobalKeys(*(each[:, of_globals] for each in kv_for_text), same, between),
             dropout_key=long_key,
             **options,
         )

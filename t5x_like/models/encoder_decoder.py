@@ -290,7 +290,9 @@ class EncoderDecoder(BaseModel):
         return x, cache.replace(self_attention=self_cache)
 
 
-def forward_flops(config: EncoderDecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> float:
+def forward_flops(
+    config: EncoderDecoderConfig, shapes: Mapping[str, tuple[int, ...]], *, encoder_keys: int | None = None
+) -> float:
     """Returns the floating-point operations of the matrix products in a forward pass.
 
     A multiply-add counts as two operations. With d = embed_dim, a = num_heads · head_dim, f = mlp_dim, m = number of
@@ -308,13 +310,15 @@ def forward_flops(config: EncoderDecoderConfig, shapes: Mapping[str, tuple[int, 
       config: Configuration of the model.
       shapes: Shapes `(batch, length)` of `encoder_input_tokens` and `decoder_input_tokens` and, if the objective
         computes logits, `(batch, predictions)` of `decoder_target_tokens`.
+      encoder_keys: Number of keys that a position of the encoder sees, if they are not all E.
     """
     batch, encoder_length = shapes["encoder_input_tokens"]
     _, decoder_length = shapes["decoder_input_tokens"]
     _, predictions = shapes.get("decoder_target_tokens", (batch, 0))
     d, a, f = config.embed_dim, config.num_heads * config.head_dim, config.mlp_dim
     m, e = len(config.activations) + 1, encoder_length
-    encoder = config.encoder_layers * e * (4 * d * a + m * d * f + 2 * e * a)
+    keys = e if encoder_keys is None else encoder_keys
+    encoder = config.encoder_layers * e * (4 * d * a + m * d * f + 2 * keys * a)
     per_position = 6 * d * a + m * d * f + 2 * decoder_length * a + 2 * e * a
     decoder = config.decoder_layers * (decoder_length * per_position + e * 2 * d * a)
     return 2.0 * batch * (encoder + decoder + predictions * d * config.vocab_size)

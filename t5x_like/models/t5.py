@@ -210,14 +210,15 @@ class Stack(stacks.Stack):
         """Creates the table of the position biases, which the layers share."""
         self.relative_bias = relative_bias(config, bidirectional=bidirectional, key=key)
 
-    def self_attention_inputs(self, length: int, *, bidirectional: bool) -> dict[str, ScoreBias]:
+    def self_attention_inputs(self, x: Hidden, mask: Mask, *, bidirectional: bool) -> dict[str, Any]:
         """Returns the inputs of the self-attention of all layers.
 
         Args:
-          length: Number of positions.
+          x: Embedded tokens.
+          mask: Mask of the self-attention.
           bidirectional: Whether positions attend to later ones.
         """
-        return {"bias": self.relative_bias(length, length, bidirectional=bidirectional)}
+        return {"mask": mask, "bias": self.relative_bias(x.shape[1], x.shape[1], bidirectional=bidirectional)}
 
     def __call__(
         self,
@@ -248,7 +249,7 @@ class Stack(stacks.Stack):
         first_key, layers_key, last_key = split_key(dropout_key, 3)
         x = dropout(x, self.dropout_rate, first_key, broadcast_dims=(-2,))
         inputs = {
-            self.attentions[0]: {"mask": mask, **self.self_attention_inputs(x.shape[1], bidirectional=bidirectional)},
+            self.attentions[0]: self.self_attention_inputs(x, mask, bidirectional=bidirectional),
             "cross_attention": None if encoded is None else {"mask": cross_mask, "source": encoded},
         }
         x, captured = self.run(x, inputs, dropout_key=layers_key, captures=captures)

@@ -1,13 +1,15 @@
 """umT5 (Chung et al. 2023): mT5 with a table of relative position biases in each self-attention."""
 
 import dataclasses
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float, Int
 
+from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.score_bias import ScoreBias
 from t5x_like.layers.attention import MultiHeadAttention, Sizes
-from t5x_like.layers.blocks import TransformerLayer
+from t5x_like.layers.blocks import Hidden, TransformerLayer
 from t5x_like.layers.cache import KeyValueCache
 from t5x_like.models import t5
 from t5x_like.models.t5 import T5, T5Config
@@ -67,9 +69,9 @@ class Stack(t5.Stack):
     def make_bias(self, config: UMT5Config, *, bidirectional: bool, key: jax.Array) -> None:
         """Creates nothing: the layers have the biases."""
 
-    def self_attention_inputs(self, length: int, *, bidirectional: bool) -> dict[str, ScoreBias]:
-        """Returns nothing: the layers have the biases."""
-        return {}
+    def self_attention_inputs(self, x: Hidden, mask: Mask, *, bidirectional: bool) -> dict[str, Any]:
+        """Returns the mask alone: the layers have the biases."""
+        return {"mask": mask}
 
 
 def _make_attention(config: UMT5Config, name: str, key: jax.Array) -> MultiHeadAttention:

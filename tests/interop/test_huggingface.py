@@ -196,7 +196,8 @@ def test_special_tokens_default_to_the_family(name, directory, tmp_path):
         "bigbird": {"bos_token_id": 1, "pad_token_id": 0, "eos_token_id": 2, "sep_token_id": 66},
         "xlnet": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 5},
         **dict.fromkeys(
-            ("t5_1_0", "t5_1_1", "mt5", "umt5"), {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+            ("t5_1_0", "t5_1_1", "mt5", "umt5", "longt5", "longt5_local"),
+            {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
         ),
         "bart": dict(bos_token_id=0, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2),
     }

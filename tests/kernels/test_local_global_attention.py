@@ -37,11 +37,14 @@ def test_output_and_gradients_equal_dense_attention(radius):
     rows = RNG.integers(0, TABLE, 4 * radius + 3)
 
     def blocked(q, k, v, relative, global_key, global_value):
-        window = Window(radius, jnp.asarray(SEGMENTS), jnp.asarray(rows))
-        masks = jnp.asarray(IS_VISIBLE), jnp.asarray(IS_OWN)
-        globals_ = GlobalKeys(global_key, global_value, *masks, (OTHER, OWN))
+        window = Window(radius, jnp.asarray(SEGMENTS))
+        between = jnp.where(IS_OWN[:, None], relative[..., OWN, None], relative[..., OTHER, None])
+        globals_ = GlobalKeys(global_key, global_value, jnp.asarray(IS_VISIBLE), between)
+        near = local_global_attention.scores_of_rows(
+            relative, jnp.asarray(rows)[window.distances + 2 * radius + 1], window
+        )
         options = {"window": window, "globals_": globals_, "scale": 0.3, "dropout": NO_DROPOUT}
-        return local_global_attention.attention(q, k, v, relative, **options)
+        return local_global_attention.attention(q, k, v, near, **options)
 
     weights = RNG.normal(size=shapes[0])
 
