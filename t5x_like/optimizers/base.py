@@ -28,12 +28,15 @@ class Optimizer:
       learning_rate: The schedule. The update of `step` applies `learning_rate(step)` times the factor of a parameter's
         group.
       groups: The parameter groups. Frozen parameters must be removed by `split` first.
+      averages: `averages(params, state) -> averages`, the parameters that a run evaluates and exports in place of those
+        that it trains, after an update; None if they are the same.
     """
 
     init: Callable[[Tree], Any]
     update: Callable[..., tuple[Tree, Any]]
     learning_rate: Schedule
     groups: tuple[ParameterGroup, ...] = ()
+    averages: Callable[[Tree, Any], Tree] | None = None
 
 
 def as_schedule(learning_rate: float | Schedule) -> Schedule:

@@ -16,7 +16,7 @@ from t5x_like.axis_rules import JOINED_HEADS
 from t5x_like.errors import UserError
 from t5x_like.optimizers.base import Optimizer, as_schedule
 from t5x_like.optimizers.groups import Leaf, ParameterGroup, is_vector, trainable_leaves
-from t5x_like.optimizers.schedules import Schedule
+from t5x_like.optimizers.schedules import Schedule, Step
 from t5x_like.recorded import recorded
 
 
@@ -37,7 +37,7 @@ def from_optax(
 
     The transform gets a dictionary with one parameter, `{name: array}`, where the name has no layer index
     (`model/encoder/layers/attention/query/kernel`) and adjacent `heads` and `kv` dimensions are one dimension, so that
-    attention kernels are matrices.
+    attention kernels are matrices. Transforms with extra arguments also get `step`, which is the same for all layers.
 
     The update is `learning_rate * (transform's update - weight_decay * param)`.
 
@@ -83,7 +83,7 @@ def from_optax(
             view = _View(transform, leaf, arrays[name])
             slots = {slot: state_arrays[f"{slot}/{name}"] for slot in view.slots}
             param = arrays[name].astype(jnp.float32)
-            direction, slots = view.update(gradient_arrays[name].astype(jnp.float32), slots, param)
+            direction, slots = view.update(gradient_arrays[name].astype(jnp.float32), slots, param, step)
             if weight_decay and (decay_vectors or not is_vector(leaf)):
                 direction -= weight_decay * leaf.broadcast_factor("weight_decay_factor", step) * param
             factor = leaf.broadcast_factor("learning_rate_factor", step) * leaf.broadcast_factor("update_factor", step)
@@ -129,7 +129,7 @@ class _View:
         }
 
     def update(
-        self, gradient: Float[Array, "..."], slots: Mapping[str, Array], param: Float[Array, "..."]
+        self, gradient: Float[Array, "..."], slots: Mapping[str, Array], param: Float[Array, "..."], step: Step
     ) -> tuple[Float[Array, "..."], dict[str, Array]]:
         def one(gradient, slots, param):
             name = self._leaf.stored_name
@@ -138,6 +138,7 @@ class _View:
                 {name: gradient.reshape(self._matrix_shape)},
                 jax.tree.unflatten(self._structure, ordered),
                 {name: param.reshape(self._matrix_shape)},
+                step=step,
             )
             return updates[name].reshape(self._shape), self._stored(state)
 

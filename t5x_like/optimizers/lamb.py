@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2020, arXiv:1904.00962) as in ALBERT's released code, composed from optax's transformations."""
+"""LAMB (You et al. 2020, arXiv:1904.00962) as in the code of ALBERT and of GPT-BERT, composed of optax's parts."""
 
 import optax
 
@@ -20,5 +20,25 @@ def albert_lamb(
       eps: Added to the root of the second moment.
       weight_decay: The weight decay, a part of the norm of the update.
     """
+    return _limited(scale_by_raw_moments(b1, b2, eps), weight_decay)
+
+
+def gpt_bert_lamb(
+    *, b1: float = 0.9, b2: float = 0.98, eps: float = 1e-8, weight_decay: float = 0.1
+) -> optax.GradientTransformation:
+    """Returns the LAMB of LTG-BERT and GPT-BERT (Charpentier and Samuel 2024), for `from_optax`.
+
+    As `albert_lamb`, with bias-corrected moments.
+
+    Args:
+      b1: Decay rate of the first moment.
+      b2: Decay rate of the second moment.
+      eps: Added to the root of the second moment.
+      weight_decay: The weight decay, a part of the norm of the update.
+    """
+    return _limited(optax.scale_by_adam(b1=b1, b2=b2, eps=eps), weight_decay)
+
+
+def _limited(moments: optax.GradientTransformation, weight_decay: float) -> optax.GradientTransformation:
     scaled = optax.chain(optax.add_decayed_weights(weight_decay), optax.scale_by_trust_ratio())
-    return optax.chain(scale_by_raw_moments(b1, b2, eps), optax.masked(scaled, matrices), optax.scale(-1.0))
+    return optax.chain(moments, optax.masked(scaled, matrices), optax.scale(-1.0))

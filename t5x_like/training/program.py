@@ -23,7 +23,7 @@ from t5x_like.runtime import hardware_files
 from t5x_like.training import flops, row_step, step
 from t5x_like.training.recipe import Recipe, Update
 from t5x_like.training.repeated_step import RepeatedStep
-from t5x_like.training.stages import of_objective
+from t5x_like.training.stages import init_optimizers, of_objective
 from t5x_like.training.state import TrainState, create_state, in_frozen_dtype
 
 
@@ -99,6 +99,19 @@ class Program:
             state = state.replace(params=params, average=None if state.average is None else copy(params))
         return state
 
+    def start_optimizer(self, state: TrainState, recipe: Recipe) -> TrainState:
+        """Returns the state of a new run with the initial state of the optimizer, which may hold initial parameters.
+
+        Args:
+          state: The state, after pretrained weights are restored.
+          recipe: The recipe of the run.
+        """
+        stages = of_objective(recipe.objective, recipe.optimizer, hooks=self.hooks)
+        start = self.partitioner.jit(
+            lambda params: init_optimizers(params, stages), out_shardings=self.shardings[0].opt_state
+        )
+        return state.replace(opt_state=start(state.params))
+
     def repeated(self, period: int | None) -> "Program":
         """Returns the program whose steps are computed twice every `period` steps; the same one for None."""
         if period is None:
@@ -144,6 +157,11 @@ def make_program(recipe: Recipe) -> Program:
       UserError: The mesh does not divide the batch or a parameter, or objective or data do not fit the model.
     """
     objective, optimizer, update = recipe.objective, recipe.optimizer, recipe.update
+    if optimizer.averages is not None and (update.ema_decay is not None or objective.stages):
+        raise UserError(
+            f"EMA_DECAY={update.ema_decay}: the optimizer has averages of its own, which cannot be averaged again or "
+            "belong to one of several stages. Set EMA_DECAY = None, and use another optimizer for staged objectives."
+        )
     partitioner = recipe.partitioner or partitioning.Partitioner()
     teachers = {name: each.on(partitioner) for name, each in recipe.teachers.items() if each.runs}
     if update.compiler_options is None:
@@ -172,7 +190,7 @@ def make_program(recipe: Recipe) -> Program:
         carry = carrying.initial(objective, config, batch_size) if is_continuous(recipe.data) else {}
         frozen = Frozen(in_frozen_dtype(frozen, update.frozen_dtype))
         stages = of_objective(objective, optimizer, hooks=hooks)
-        has_average = update.ema_decay is not None
+        has_average = update.ema_decay is not None or optimizer.averages is not None
         return create_state(trainable, stages, recipe.seed, carry, has_average=has_average), frozen
 
     shapes = partitioner.eval_shape(init, jax.eval_shape(lambda: jax.random.key(recipe.seed)))

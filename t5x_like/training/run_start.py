@@ -92,4 +92,7 @@ def _initialize(recipe: Recipe, program: Program) -> Start:
         warm = warm_start.restore(source, state, frozen, program.config, program.partitioner, recipe.objective)
         state, frozen = warm.state, warm.frozen
         base = frozen_base.of_new_run(path, warm.exact, frozen.params, averaged=source.averaged)
-    return Start(0, program.start_adapters(state, frozen, recipe.data), frozen, base)
+    state = program.start_adapters(state, frozen, recipe.data)
+    if recipe.initial.path:
+        state = program.start_optimizer(state, recipe)
+    return Start(0, state, frozen, base)

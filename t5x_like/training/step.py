@@ -111,6 +111,9 @@ def make_train_step(
         if update.ema_decay is not None:
             number = state.step + 1 - state.skipped
             average = _select(finite, update_average(average, params, update.ema_decay, number), average)
+        elif optimizer.averages is not None:
+            average = optimizer.averages(params, opt_state)
+        if average is not None:
             average = hooks.after_update(average, frozen.params, state.step + 1)
         new_state = state.replace(
             step=state.step + 1,

@@ -19,6 +19,8 @@ TRANSFORMS = {
     "muon": lambda rate: contrib.muon(
         rate, consistent_rms=0.2, muon_weight_dimension_numbers=optimizers.hidden_matrices, weight_decay=0.1
     ),
+    "ademamix": lambda rate: contrib.ademamix(rate, weight_decay=0.1),
+    "adopt": lambda rate: contrib.adopt(rate),
     "adafactor": lambda rate: optax.adafactor(rate, min_dim_size_to_factor=4),
 }
 

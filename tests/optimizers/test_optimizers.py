@@ -298,3 +298,19 @@ def test_shipped_adamw_schedule_ends_with_the_run(clean_gin):
     optimizer = built("adamw.gin", "TRAIN_STEPS = 110000", "LEARNING_RATE = 1.0", "FINAL_LEARNING_RATE = 0.5")
     rates = [float(optimizer.learning_rate(step)) for step in (10_000, 60_000, 110_000)]
     assert rates == pytest.approx([1.0, 0.75, 0.5])
+
+
+MATRIX_FILES = ("normuon", "soap", "stable_adamw", "adamw_rms", "ademamix", "adopt", "schedule_free", "prodigy")
+
+
+@pytest.mark.parametrize("name", [*MATRIX_FILES, "lamb_gpt_bert"])
+def test_shipped_files_make_updates_after_their_warmup(name, clean_gin):
+    optimizer = built(f"{name}.gin", "TRAIN_STEPS = 20000", "LEARNING_RATE = 0.01")
+    params = {"model": Model(stacked=True)}
+    state = optimizer.init(params)
+    for step in (0, 10_000):
+        gradients = jax.tree.map(jnp.ones_like, params)
+        updates, state = optimizer.update(gradients, state, params, step=jnp.int32(step))
+    assert float(optimizer.learning_rate(10_000)) > 1e-3
+    for update in jax.tree.leaves(updates):
+        assert np.isfinite(update).all() and np.abs(update).max() > 0

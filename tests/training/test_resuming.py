@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 
 import copying_run
+import jax
 import numpy as np
 import pytest
 from families import FAMILIES
@@ -20,6 +21,7 @@ from t5x_like.convert import convert
 from t5x_like.distill import distill
 from t5x_like.distillation.losses.logits import ForwardKL
 from t5x_like.distillation.teachers import Teacher
+from t5x_like.errors import UserError
 from t5x_like.metrics import read_metrics
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.train import train
@@ -80,6 +82,10 @@ def averages(dense, directory):
     return {"ema_decay": 0.75, "optimizer": optimizers.adafactor(learning_rate=0.05, groups=ENCODER)}
 
 
+def schedule_free(dense, directory):
+    return {"optimizer": optimizers.schedule_free_adamw(learning_rate=1e-2), "path": str(dense)}
+
+
 def layer_drop(dense, directory):
     return adapted(LayerDrop(rate=0.5), config=copying_run.TWO_LAYERS, microbatches=2)
 
@@ -96,6 +102,7 @@ def pruned_student(dense, directory):
 
 VARIANTS = (
     averages,
+    schedule_free,
     *(on_a_base, on_a_rounded_base, on_integers),
     *(ranges, magnitude, movement, layer_drop, layer_drop_of_an_encoder, pruned_student),
 )
@@ -131,3 +138,22 @@ def test_resumed_run_equals_one_that_is_not_stopped(variant, dense, tmp_path):
         np.testing.assert_array_equal(found[name], leaf, err_msg=name)
     first, last = (Checkpoints(str(tmp_path / "resumed/checkpoints"), read_only=True).shapes(step) for step in (3, 6))
     assert first.keys() == last.keys()
+
+
+@pytest.mark.full
+def test_schedule_free_run_starts_at_the_weights_that_it_reads_and_evaluates_averages(dense, tmp_path):
+    settings = schedule_free(dense, tmp_path) | {"total": 1, "evaluations": None}
+    run = train(copying_run.recipe(tmp_path, **settings))
+
+    def read(directory, step, prefix):
+        checkpoints = Checkpoints(str(directory / "checkpoints"), read_only=True)
+        shapes = {name: shape for name, shape in checkpoints.shapes(step).items() if name.startswith(prefix)}
+        return checkpoints.read(step, {name: jax.ShapeDtypeStruct(x, np.float32) for name, x in shapes.items()})
+
+    state, start = read(tmp_path, 1, "average/"), read(dense, 3, "params/")
+    for name, leaf in parameters.stack(parameters.named_leaves(run.params)).items():
+        # After one step, the average, the parameter and z are the initial weights and one step.
+        np.testing.assert_allclose(state[f"average/{name}"], leaf, atol=1e-6)
+        np.testing.assert_allclose(np.abs(leaf - start[f"params/{name}"]).max(), 1e-2, rtol=1e-2)
+    with pytest.raises(UserError, match="EMA_DECAY=0.9: the optimizer has averages of its own"):
+        train(copying_run.recipe(tmp_path / "both", **settings, ema_decay=0.9))

@@ -1,0 +1,146 @@
+"""SOAP (Vyas et al. 2024, arXiv:2409.11321): Adam in the eigenbasis of Shampoo's preconditioner."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from t5x_like.errors import UserError
+
+
+class Side(NamedTuple):
+    """The preconditioner of one dimension of a matrix.
+
+    Attributes:
+      moment: Moving average of the products of the gradient with itself over the other dimension.
+      basis: Orthogonal matrix whose columns are close to its eigenvectors, in descending order of the eigenvalues.
+    """
+
+    moment: Float[Array, "size size"]
+    basis: Float[Array, "size size"]
+
+
+class State(NamedTuple):
+    """State of `soap` for one parameter.
+
+    Attributes:
+      mu: First moment.
+      nu: Second moment, in the basis.
+      sides: The preconditioners of the two dimensions of a matrix; None for a dimension that is too large.
+    """
+
+    mu: Float[Array, "..."]
+    nu: Float[Array, "..."]
+    sides: tuple[Side | None, ...]
+
+
+def soap(
+    *,
+    b1: float = 0.95,
+    b2: float = 0.95,
+    eps: float = 1e-8,
+    precondition_every: int = 10,
+    max_size: int = 10_000,
+) -> optax.GradientTransformationExtraArgs:
+    """Returns SOAP for matrices and Adam for vectors, for `from_optax`.
+
+    With a gradient G, L and R are moving averages of G Gᵀ and Gᵀ G, and Q_L and Q_R their eigenvectors. Adam's second
+    moment is that of Q_Lᵀ G Q_R, Adam's direction is computed in this basis and rotated back. The first update is zero:
+    it computes the eigenvectors. Every `precondition_every` steps, one step of power iteration and a QR decomposition
+    update them, after the parameters.
+
+    Args:
+      b1: Decay rate of the first moment.
+      b2: Decay rate of the second moment, and of L and R.
+      eps: Added to the root of the second moment.
+      precondition_every: Number of steps between two updates of the eigenvectors.
+      max_size: Largest size of a dimension with a preconditioner. Others, such as a vocabulary, keep their basis.
+
+    Raises:
+      UserError: `precondition_every` is not positive.
+    """
+    if precondition_every < 1:
+        raise UserError(f"precondition_every={precondition_every} of soap is not positive. Give such as 10.")
+
+    def init(params):
+        return {name: _initial(array, max_size) for name, array in params.items()}
+
+    def update(updates, state, params=None, *, step, **_):
+        found, new_state = {}, {}
+        for name, gradient in updates.items():
+            found[name], new_state[name] = one(gradient, state[name], step)
+        return found, new_state
+
+    def one(gradient, state, step):
+        is_first, number = step == 0, jnp.maximum(jnp.asarray(step, jnp.float32), 1.0)
+        mu = b1 * state.mu + (1 - b1) * gradient
+        nu = b2 * state.nu + (1 - b2) * _rotate(gradient, state.sides) ** 2
+        correction = jnp.sqrt(1 - b2**number) / (1 - b1**number)
+        direction = _rotate_back(_rotate(mu, state.sides) / (jnp.sqrt(nu) + eps), state.sides) * correction
+        mu, nu, direction = (jnp.where(is_first, 0.0, x) for x in (mu, nu, direction))
+        if not state.sides:
+            return -direction, State(mu, nu, ())
+        products = gradient @ gradient.T, gradient.T @ gradient
+        moments = [
+            None if side is None else side.moment + (1 - b2) * (product - side.moment)
+            for side, product in zip(state.sides, products, strict=True)
+        ]
+
+        def first(bases, nu):
+            return [None if moment is None else jnp.linalg.eigh(moment)[1][:, ::-1] for moment in moments], nu
+
+        def later(bases, nu):
+            return _power_iteration(moments, bases, nu)
+
+        def keep(bases, nu):
+            return bases, nu
+
+        chosen = jnp.where(is_first, 0, jnp.where(step % precondition_every == 0, 1, 2))
+        bases = [None if side is None else side.basis for side in state.sides]
+        bases, nu = jax.lax.switch(chosen, (first, later, keep), bases, nu)
+        pairs = zip(moments, bases, strict=True)
+        sides = tuple(None if moment is None else Side(moment, basis) for moment, basis in pairs)
+        return -direction, State(mu, nu, sides)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _initial(array: Array, max_size: int) -> State:
+    def side(size):
+        return Side(jnp.zeros((size, size), jnp.float32), jnp.eye(size)) if size <= max_size else None
+
+    sides = tuple(map(side, array.shape)) if array.ndim == 2 else ()
+    zeros = jnp.zeros(array.shape, jnp.float32)
+    return State(zeros, zeros, sides if any(each is not None for each in sides) else ())
+
+
+def _rotate(x: Array, sides: tuple[Side | None, ...]) -> Array:
+    """Returns a matrix in the basis of the sides; vectors are returned as they are."""
+    if not sides:
+        return x
+    left, right = sides
+    x = x if left is None else left.basis.T @ x
+    return x if right is None else x @ right.basis
+
+
+def _rotate_back(x: Array, sides: tuple[Side | None, ...]) -> Array:
+    if not sides:
+        return x
+    left, right = sides
+    x = x if left is None else left.basis @ x
+    return x if right is None else x @ right.basis.T
+
+
+def _power_iteration(moments: list, bases: list, nu: Array) -> tuple[list, Array]:
+    """Returns updated bases, sorted by eigenvalues, and the second moment in the order of their columns."""
+    found = []
+    for axis, (moment, basis) in enumerate(zip(moments, bases, strict=True)):
+        if basis is None:
+            found.append(None)
+            continue
+        order = jnp.argsort(jnp.sum(basis * (moment @ basis), axis=0), descending=True)
+        nu = jnp.take(nu, order, axis=axis)
+        found.append(jnp.linalg.qr(moment @ basis[:, order])[0])
+    return found, nu
