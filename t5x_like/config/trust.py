@@ -26,6 +26,7 @@ BUILDERS = (
     "t5x_like.data.cooccurrences.CooccurrenceSource",
     "t5x_like.data.mixing.Rates",
     "t5x_like.data.mixing.Stages",
+    "t5x_like.data.mixing.UniMax",
     "t5x_like.data.seqio_feed.source.SeqIOSource",
     "t5x_like.decoding.settings.Decoding",
     "t5x_like.distillation",

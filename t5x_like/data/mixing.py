@@ -53,6 +53,51 @@ class Rates:
                 "or more."
             ) from error
 
+    def of(self, examples: Mapping[str, int]) -> dict[str, float]:
+        """Returns the rates of tasks.
+
+        Args:
+          examples: Task name -> its number of examples.
+        """
+        return {name: self.rate(number) for name, number in examples.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UniMax(Rates):
+    """Equal rates, except that no task is read more than `epochs` times (Chung et al. 2023, arXiv:2304.09151, 2).
+
+    The budget is divided from the smallest task to the largest: each gets an equal part of what is left, or all its
+    epochs, if they are fewer. umT5 mixes 107 languages so, by characters; here numbers are those of examples.
+
+    Attributes:
+      budget: Number of examples that the run reads.
+      epochs: Largest number of passes over a task. umT5: 5, as far as remembered.
+    """
+
+    budget: int
+    epochs: float = 5.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.maximum is not None or self.temperature != 1.0:
+            raise UserError("UniMax has no maximum and no temperature. Set epochs, or use Rates.")
+        for name in ("budget", "epochs"):
+            if not (_is_rate(getattr(self, name)) and getattr(self, name) > 0):
+                raise UserError(f"UniMax.{name}={getattr(self, name)!r} is not a positive number. Give one.")
+
+    def of(self, examples: Mapping[str, int]) -> dict[str, float]:
+        """Returns the rates of tasks, which are numbers of examples; see `Rates.of`.
+
+        >>> UniMax(budget=100, epochs=2).of({"large": 1000, "small": 10, "medium": 100})
+        {'large': 40.0, 'small': 20.0, 'medium': 40.0}
+        """
+        left, found = float(self.budget), {}
+        by_size = sorted(examples, key=examples.get)
+        for index, name in enumerate(by_size):
+            found[name] = min(left / (len(by_size) - index), self.epochs * examples[name])
+            left -= found[name]
+        return {name: found[name] for name in examples}
+
 
 def _is_rate(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= value < math.inf

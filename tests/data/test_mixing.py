@@ -5,7 +5,7 @@ import math
 import pytest
 
 from t5x_like.data import mixing
-from t5x_like.data.mixing import Rates
+from t5x_like.data.mixing import Rates, UniMax
 from t5x_like.errors import UserError
 
 pytestmark = pytest.mark.notf
@@ -16,6 +16,19 @@ def test_rate_is_limited_and_flattened():
     assert Rates(maximum=100).rate(400) == 100
     assert Rates(maximum=100, temperature=2.0).rate(25) == pytest.approx(5)
     assert Rates(temperature=4.0).rate(2**20) == pytest.approx(32)
+
+
+def test_unimax_divides_a_budget_by_the_number_of_epochs():
+    # By hand: 20 for the smallest (2 epochs of 10), then 80 / 2 for each of the others.
+    counts = {"large": 1000, "small": 10, "medium": 100}
+    assert UniMax(budget=100, epochs=2).of(counts) == {"large": 40.0, "small": 20.0, "medium": 40.0}
+    assert UniMax(budget=9).of(counts) == dict.fromkeys(counts, 3.0)
+    # All tasks are exhausted: what is left of the budget has no task.
+    assert UniMax(budget=10**6, epochs=1).of(counts) == counts
+    with pytest.raises(UserError, match="UniMax.budget=0 is not a positive number"):
+        UniMax(budget=0)
+    with pytest.raises(UserError, match="UniMax has no maximum and no temperature"):
+        UniMax(budget=1, temperature=2.0)
 
 
 def test_fractions_sum_to_one_without_tasks_of_rate_zero():

@@ -155,7 +155,7 @@ class CachedMixture:
             )
         mixing.check_names(rates, tuple(self._directories), self.name)
         if isinstance(rates, mixing.Rates):
-            by_task = {task: rates.rate(_examples(source)) for task, source in self.sources.items()}
+            by_task = rates.of({task: _examples(source) for task, source in self.sources.items()})
         else:
             given = self._stored.rates if rates is None else rates
             by_task = {task: given.get(task, 0.0) for task in self.sources}

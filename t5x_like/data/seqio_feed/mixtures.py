@@ -35,7 +35,7 @@ def make(name: str, rates: mixing.Rates | Mapping[str, float], split: str) -> se
     for task in tasks:
         _check_registered(task)
     if isinstance(rates, mixing.Rates):
-        pairs = [(task, functools.partial(_rate, rates=rates, split=split)) for task in tasks]
+        pairs = [(task, functools.partial(_rate, rates=rates, tasks=tasks, split=split)) for task in tasks]
     else:
         pairs = [(task, float(rates[task])) for task in tasks]
     try:
@@ -58,8 +58,8 @@ def _check_registered(task: str) -> None:
         )
 
 
-def _rate(task: seqio.Task, *, rates: mixing.Rates, split: str) -> float:
-    return rates.rate(count_examples(task, split))
+def _rate(task: seqio.Task, *, rates: mixing.Rates, tasks: Sequence[str], split: str) -> float:
+    return rates.of({name: count_examples(seqio.TaskRegistry.get(name), split) for name in tasks})[task.name]
 
 
 def count_examples(task: seqio.Task, split: str) -> int:
