@@ -28,6 +28,18 @@ def evenly_spaced(stored: int, needed: int) -> tuple[int, ...]:
     return tuple(index * stored // needed for index in range(needed))
 
 
+def stretched(stored: int, needed: int) -> tuple[int, ...]:
+    """Repeats layers at equal distances, as Gopher's and ModernBERT's larger models start from smaller ones.
+
+    Source: Rae et al. 2021, arXiv:2112.11446, appendix G; the rounding is that of ModernBERT's code.
+
+    Args:
+      stored: number of stored layers.
+      needed: number of layers of this model.
+    """
+    return tuple(min(round(index * stored / needed), stored - 1) for index in range(needed))
+
+
 def resolve(
     choices: Mapping[str, Sequence[int] | Rule], path: str, stored: Mapping[str, int], needed: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:

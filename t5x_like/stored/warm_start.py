@@ -273,7 +273,7 @@ def _found_elsewhere(path, wanted, stored, other_names: Mapping[str, tuple[str, 
 def _fitted(source, fit: Fit, read, shape: jax.ShapeDtypeStruct, fresh, partitioner) -> jax.Array:
     """Reads a stored tensor and returns the parameter that is made of it."""
     # The mesh may not divide the stored rows. Layers are not sharded.
-    sharding = shape.sharding if fit.rows is None else partitioner.replicated
+    sharding = shape.sharding if fit.rows is None and fit.tiles is None else partitioner.replicated
     stored = read({fit.stored_name: jax.ShapeDtypeStruct(fit.stored_shape, shape.dtype, sharding=sharding)})
     arguments = [stored[fit.stored_name]]
     if fit.rows is not None:

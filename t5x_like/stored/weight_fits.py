@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ from t5x_like.errors import UserError
 from t5x_like.stored import layer_choice
 from t5x_like.stored.weight_source import MODEL, VOCAB, InitialWeights
 
+# Axes along which parameters are never repeated.
+_FIXED = (VOCAB, "positions")
 _STACK = re.compile(rf"{MODEL}(?P<stack>.+)/{parameters.LAYERS}/")
 
 
@@ -27,6 +29,7 @@ class Fit:
       layers: indices along the first axis; None for all.
       rows: the axis along which the numbers of rows differ: the first rows are restored.
       chosen: indices along this axis; None for the first rows.
+      tiles: indices along each axis, or None for an axis that is not repeated; None for a tensor that is not tiled.
     """
 
     stored_name: str
@@ -34,11 +37,12 @@ class Fit:
     layers: tuple[int, ...] | None = None
     rows: int | None = None
     chosen: tuple[int, ...] | None = None
+    tiles: tuple[tuple[int, ...] | None, ...] | None = None
 
     @property
     def is_exact(self) -> bool:
         """Whether the stored tensor is the parameter."""
-        return self.layers is None and self.rows is None
+        return self.layers is None and self.rows is None and self.tiles is None
 
     def apply(self, stored: Float[Array, "..."], fresh: Float[Array, "..."] | None = None) -> Float[Array, "..."]:
         """Returns the parameter.
@@ -50,6 +54,8 @@ class Fit:
         """
         if self.layers is not None:
             stored = stored[np.array(self.layers)]
+        for axis, indices in enumerate(self.tiles or ()):
+            stored = stored if indices is None else jnp.take(stored, np.array(indices), axis=axis)
         if self.rows is None:
             return stored
         if self.chosen is not None:
@@ -95,8 +101,12 @@ def fit(
         if other not in stored:
             continue
         stack = match["stack"] if (match := _STACK.match(name)) else None
-        candidate = Fit(other, stored[other], layers=chosen.get(stack))
+        layers = chosen.get(stack) if stack else _of_later_layers(axes[name], shapes[name], chosen.values())
+        candidate = Fit(other, stored[other], layers=layers)
         before = stored[other] if candidate.layers is None else (len(candidate.layers), *stored[other][1:])
+        if source.tiled and (tiles := _tiles(axes[name], before, shapes[name])):
+            found[name] = dataclasses.replace(candidate, tiles=tiles)
+            continue
         rows = _differing_rows(source, axes[name], before, shapes[name])
         chosen_rows = None if rows is None else (source.rows or {}).get(axes[name][rows])
         grown |= rows is not None and chosen_rows is None and before[rows] < shapes[name][rows]
@@ -110,6 +120,40 @@ def fit(
             "new tokens."
         )
     return found
+
+
+def from_the_middle(stored: int, needed: int) -> tuple[int, ...]:
+    """Returns indices that repeat all entries on both sides of their copy in the middle.
+
+    Source: ModernBERT's code (Warner et al. 2024, arXiv:2412.13663, section 2.2.2, after Phi).
+
+    >>> from_the_middle(3, 8)
+    (1, 2, 0, 1, 2, 0, 1, 2)
+
+    Args:
+      stored: number of stored entries.
+      needed: number of entries of this model.
+    """
+    offset = (needed - stored) // 2
+    return tuple((index - offset) % stored for index in range(needed))
+
+
+def _tiles(axes, stored: tuple[int, ...], here: tuple[int, ...]) -> tuple[tuple[int, ...] | None, ...] | None:
+    """Returns `Fit.tiles`; None if the shapes are equal, or differ in another way."""
+    pairs = list(zip(stored, here, strict=False))
+    fixed = any(a != b for (a, b), axis in zip(pairs, axes, strict=False) if axis in (*_FIXED, parameters.LAYERS))
+    if len(stored) != len(here) or stored == here or fixed or any(before > after for before, after in pairs):
+        return None
+    return tuple(None if before == after else from_the_middle(before, after) for before, after in pairs)
+
+
+def _of_later_layers(axes, shape: tuple[int, ...], chosen: Iterable[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Returns the rows of a parameter with a row for each layer but the first ones, as ModernBERT's norms."""
+    chosen = list(chosen)
+    if not chosen or not axes or axes[0] != parameters.LAYERS or len(chosen) > 1:
+        return None
+    first = len(chosen[0]) - shape[0]
+    return tuple(max(layer - first, 0) for layer in chosen[0][first:])
 
 
 def _depths(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

@@ -51,6 +51,8 @@ class InitialWeights:
       rows: Logical axis -> for each row of the tables over it, the row at `path` that it starts from. UniLM's six token
         types start from BERT's two by `{"token_types": (0, 1, 0, 0, 0, 1)}`. Tables at `path` that have the size of the
         model's are restored as they are. None: none.
+      tiled: Whether parameters at `path` may be smaller than the model's in any dimension but the vocabulary and the
+        positions. They are then repeated from the middle outwards, as ModernBERT large starts from the base model.
       other_vocabulary: Whether the token ids of `path` may belong to another vocabulary than the data's. This is
         an error otherwise, unless there are new tokens or truncated vocabularies.
       averaged: Whether to read the averages of the parameters of a run with `Update.ema_decay`, and not its parameters.
@@ -68,6 +70,7 @@ class InitialWeights:
     dropped: Sequence[str] = ()
     truncated: Sequence[str] = ()
     rows: Mapping[str, Sequence[int]] | None = None
+    tiled: bool = False
     other_vocabulary: bool = False
     averaged: bool = True
 
@@ -86,7 +89,7 @@ class InitialWeights:
     @property
     def has_other_sizes(self) -> bool:
         """Whether the stored model has other sizes than this one, so that it is read by its own configuration."""
-        return bool(self.layers or self.dropped or self.truncated or self.rows)
+        return bool(self.layers or self.dropped or self.truncated or self.rows or self.tiled)
 
     @property
     def has_vocabulary_of_run(self) -> bool:
