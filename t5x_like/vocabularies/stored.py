@@ -7,7 +7,8 @@ from absl import logging
 from t5x_like import paths
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import late, vocabulary_files
-from t5x_like.vocabularies.base import BYTE_VOCABULARIES, ByteVocabulary, Vocabulary
+from t5x_like.vocabularies.base import ByteVocabulary, Vocabulary
+from t5x_like.vocabularies.byte_vocabularies import BYTE_VOCABULARIES
 from t5x_like.vocabularies.from_folder import from_folder
 from t5x_like.vocabularies.shipped import ShippedVocabulary, python_docs
 from t5x_like.vocabularies.tokenizer_folder import has_tokenizer

@@ -13,7 +13,8 @@ from data_tasks.vocabulary_training.trainers import bytes_vocabulary
 from t5x_like.data.token_text import special_name
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import late, vocabulary_kind
-from t5x_like.vocabularies.base import BYTE_VOCABULARIES, ByteVocabulary, PublishedByteVocabulary
+from t5x_like.vocabularies.base import ByteVocabulary
+from t5x_like.vocabularies.byte_vocabularies import BYTE_VOCABULARIES, PublishedByteVocabulary
 from t5x_like.vocabularies.from_folder import from_folder
 from t5x_like.vocabularies.sentinels import sentinel_ids
 from t5x_like.vocabularies.stored import candidates

@@ -16,7 +16,7 @@ _T5_EXTRA_IDS = 100
 BYTE_SENTINELS = 125
 """The number of sentinels of ByT5Tokenizer if tokenizer_config.json has none."""
 CONVENTION = "sentinels"
-"""Key of tokenizer_config.json with the convention of the sentinels of bytes; see `base.BYTE_VOCABULARIES`."""
+"""Key of tokenizer_config.json with the convention of the sentinels of bytes; see `byte_vocabularies.BYTE_VOCABULARIES`."""
 
 
 def build(files: "TokenizerFiles") -> "Vocabulary":
@@ -40,7 +40,7 @@ def build_bytes(files: "TokenizerFiles") -> "Vocabulary":
     Raises:
       UserError: The convention of the sentinels is unknown.
     """
-    from t5x_like.vocabularies.base import BYTE_VOCABULARIES
+    from t5x_like.vocabularies.byte_vocabularies import BYTE_VOCABULARIES
 
     chosen = files.config.get(CONVENTION, "released")
     if chosen not in BYTE_VOCABULARIES:
