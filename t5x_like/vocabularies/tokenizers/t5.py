@@ -16,7 +16,7 @@ _T5_EXTRA_IDS = 100
 BYTE_SENTINELS = 125
 """The number of sentinels of ByT5Tokenizer if tokenizer_config.json has none."""
 CONVENTION = "sentinels"
-"""Key of tokenizer_config.json with the convention of the sentinels of bytes; see `byte_vocabularies.BYTE_VOCABULARIES`."""
+"""Key of tokenizer_config.json with the convention of the sentinels; see `byte_vocabularies.BYTE_VOCABULARIES`."""
 
 
 def build(files: "TokenizerFiles") -> "Vocabulary":
