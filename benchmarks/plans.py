@@ -52,6 +52,12 @@ def _llama(name, file, length, rows, topology, measured=None):
     return Model(f"{name}, {length:,}", files, rows, ((topology, 1),), flags, known)
 
 
+def _decoder(name, file, config, length, rows, *slices):
+    flags = (f"--gin.TASK_FEATURE_LENGTHS={{'targets': {length}}}", f"--gin.{config}.remat='attention'")
+    files = (f"models/{file}.gin", "runs/llama.gin")
+    return Model(f"{name}, {length:,}", files, rows, tuple((slice_, 1) for slice_ in slices), flags)
+
+
 def _full_remat(name, files=(), flags=()):
     lengths = "--gin.TASK_FEATURE_LENGTHS={'targets': 4096}"
     files = ("models/llama3_1/8b.gin", "runs/llama.gin", *files)
@@ -114,6 +120,19 @@ TABLES = {
         _t5("xxl", 2048, ("v4:4x4x8", 1), ("v5e:16x16", 1), ("v5p:8x8x8", 1), ("v6e:8x8", 2)),
         _llama("Llama 3.1 8B", "llama3_1/8b", 4096, 128, "v5p:4x4x4"),
         _llama("Llama 3.1 8B", "llama3_1/8b", 8192, 256, "v5e:16x16"),
+    ),
+    # ModernBERT predicts at 30 % of the tokens.
+    "ModernBERT, Qwen 3 and Gemma 3": (
+        Model(
+            "ModernBERT large, 8,192",
+            ("models/modernbert/large.gin", "runs/roberta.gin"),
+            64,
+            (("v5p:2x2x4", 1), ("v5e:4x8", 1)),
+            ("--gin.TASK_FEATURE_LENGTHS={'inputs': 8192, 'targets': 2458}",),
+        ),
+        _decoder("Qwen 3 8B", "qwen3/8b", "qwen.Qwen3Config", 4096, 128, "v5p:4x4x4"),
+        _decoder("Qwen 3 0.6B", "qwen3/0_6b", "qwen.Qwen3Config", 4096, 64, "v5e:4x4"),
+        _decoder("Gemma 3 4B", "gemma3/4b", "gemma.Gemma3Config", 4096, 128, "v5p:2x4x4"),
     ),
     "Llama 3.1 8B with LoRA beside full training": (
         _full_remat("Llama 3.1 8B"),

@@ -7,43 +7,53 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.interop import fields, rope, rotary_decoders
-from t5x_like.interop.config_map import ConfigMap
-from t5x_like.interop.head_classes import SEQUENCE, TOKENS, question_answering, tagging_form
-from t5x_like.interop.tables import OBJECTIVE
-from t5x_like.interop.tensor_mapping import Family, HeadClass, TensorMapping, dense
+from t5x_like.interop.rotary_decoders import DecoderFiles, Windows, entries
+from t5x_like.interop.tensor_mapping import HeadClass, TensorMapping
 from t5x_like.models.llama import LlamaConfig
-from t5x_like.objectives import heads
 
-_BIASES = {"attention_bias": ("attention_bias", False), "mlp_bias": ("mlp_bias", False)}
-_LLAMA = ConfigMap(
-    config_class=LlamaConfig,
-    model="Llama",
-    model_type="llama",
-    keys=rotary_decoders.KEYS
-    | {
-        "vocab_size": ("vocab_size", 32000),
-        "embed_dim": ("hidden_size", 4096),
-        "mlp_dim": ("intermediate_size", 11008),
-        "num_heads": ("num_attention_heads", 32),
-        "num_layers": ("num_hidden_layers", 32),
-        **_BIASES,
-    },
-    defaults={"hidden_act": "silu", "rope_theta": 10000.0, "max_position_embeddings": 2048},
-    required={"attention_windows": (None,)},
-    activations=rotary_decoders.ACTIVATIONS,
-    classes={(): "LlamaForCausalLM"},
+_BIASES = ("attention_bias", "mlp_bias")
+_SIZES = {
+    "vocab_size": ("vocab_size", 32000),
+    "embed_dim": ("hidden_size", 4096),
+    "num_heads": ("num_attention_heads", 32),
+    "num_layers": ("num_hidden_layers", 32),
+}
+
+
+class LlamaFiles(DecoderFiles):
+    """How transformers stores Llama or Mistral."""
+
+    def table(self, config: LlamaConfig) -> list[TensorMapping]:
+        """Returns the mapping of every tensor."""
+        attention = rotary_decoders.PROJECTIONS if config.attention_bias else ()
+        return rotary_decoders.table(config, biases=(*attention, *(rotary_decoders.KERNELS if config.mlp_bias else ())))
+
+
+_LLAMA = LlamaFiles(
+    entries=entries(
+        LlamaConfig,
+        "Llama",
+        "llama",
+        keys=_SIZES | {"mlp_dim": ("intermediate_size", 11008)} | {name: (name, False) for name in _BIASES},
+        required={"attention_windows": (None,)},
+    ),
+    heads="Llama",
 )
-_MISTRAL = dataclasses.replace(
-    _LLAMA,
-    model="Mistral",
-    model_type="mistral",
-    keys={field: key for field, key in _LLAMA.keys.items() if field not in _BIASES}
-    | {"mlp_dim": ("intermediate_size", 14336)},
-    defaults=_LLAMA.defaults | {"max_position_embeddings": 131072},
-    required=dict.fromkeys(_BIASES, False),
-    classes={(): "MistralForCausalLM"},
+_MISTRAL = LlamaFiles(
+    entries=entries(
+        LlamaConfig,
+        "Mistral",
+        "mistral",
+        keys=_SIZES | {"mlp_dim": ("intermediate_size", 14336)},
+        defaults={"max_position_embeddings": 131072},
+        required=dict.fromkeys(_BIASES, False),
+    ),
+    windows=Windows(default=4096),
+    heads="Mistral",
+    answering_prefix="",
 )
-_MISTRAL_WINDOW, _MISTRAL_KV_HEADS = 4096, 8
+_FILES = {"llama": _LLAMA, "mistral": _MISTRAL}
+_MISTRAL_KV_HEADS = 8
 
 
 def config_from_huggingface(hf_config: Mapping[str, Any]) -> LlamaConfig:
@@ -52,25 +62,17 @@ def config_from_huggingface(hf_config: Mapping[str, Any]) -> LlamaConfig:
     Raises:
       UserError: a value has the wrong type, or is not supported, such as layers with different windows.
     """
-    mistral = hf_config["model_type"] == "mistral"
-    entries = _MISTRAL if mistral else _LLAMA
-    # Read before defaults are applied: null differs from a missing key.
-    window = hf_config.get("sliding_window", _MISTRAL_WINDOW) if mistral else None
-    kv_heads = hf_config.get("num_key_value_heads", _MISTRAL_KV_HEADS) if mistral else None
-    hf_config = entries.with_defaults(hf_config)
-    width, heads = (fields.size(hf_config, name) for name in ("hidden_size", "num_attention_heads"))
-    hf_config.setdefault("num_key_value_heads", kv_heads or heads)
-    hf_config.setdefault("head_dim", width // heads)
+    model_type = hf_config["model_type"]
     if len(set(fields.strings(hf_config, "layer_types"))) > 1:
         raise UserError(f"layer_types {hf_config['layer_types']}: not supported. All layers must have the same type.")
-    theta, scaling, max_length = rope.from_json(hf_config)
-    return LlamaConfig(
-        **entries.read(hf_config) | {"attention_windows": (window,)},
-        model_type="mistral" if mistral and window is None else None,
-        max_length=max_length,
-        rope_theta=theta,
-        rope_scaling=scaling,
-    )
+    if model_type == "mistral":
+        hf_config = {"num_key_value_heads": _MISTRAL_KV_HEADS, **hf_config}
+    files = _FILES[model_type]
+    rope.from_json(files.entries.with_defaults(hf_config))  # raises if layers have different ones
+    found = LlamaConfig(**files.fields_from_json(hf_config))
+    # Without a window, the configuration is that of Llama.
+    is_marked = model_type == "mistral" and found.attention_windows == (None,)
+    return dataclasses.replace(found, model_type="mistral") if is_marked else found
 
 
 def config_to_huggingface(config: LlamaConfig, heads: Iterable[str] = ()) -> dict[str, Any]:
@@ -79,53 +81,25 @@ def config_to_huggingface(config: LlamaConfig, heads: Iterable[str] = ()) -> dic
     Raises:
       UserError: transformers does not support the model.
     """
-    model_type = config.model_type or ("llama" if config.attention_windows == (None,) else "mistral")
     # Without imported special tokens, the defaults of the family in transformers apply.
-    found = rope.to_json(config.rope_theta, config.rope_scaling, config.max_length)
-    if model_type == "llama":
-        return _LLAMA.to_json(config, **found)
-    if len(config.attention_windows) > 1:
-        raise UserError(
-            f"attention_windows={config.attention_windows}: not supported by transformers' Mistral, which has one "
-            "window for all layers"
-        )
-    return _MISTRAL.to_json(config, **found) | {"sliding_window": config.attention_windows[0]}
-
-
-def table(config: LlamaConfig) -> list[TensorMapping]:
-    """Returns the mapping of every tensor."""
-    attention = rotary_decoders.PROJECTIONS if config.attention_bias else ()
-    return rotary_decoders.table(config, biases=(*attention, *(rotary_decoders.KERNELS if config.mlp_bias else ())))
+    default = "llama" if config.attention_windows == (None,) else "mistral"
+    return _FILES[config.model_type or default].config_to_json(config, heads)
 
 
 def head_classes(hf_config: Mapping[str, Any]) -> tuple[HeadClass, ...]:
     """Returns the classes of downstream tasks; see `tensor_mapping.Family.head_classes`."""
-    name = "Mistral" if hf_config["model_type"] == "mistral" else "Llama"
-    score = tuple(dense(f"{OBJECTIVE}{SEQUENCE}/classifier", "score", bias=False))
-    tagging = tuple(dense(f"{OBJECTIVE}{TOKENS}/classifier", "score"))
-    answering = {"model_prefix": rotary_decoders.ANSWERING_PREFIX, "replaced_prefix": "model."}
-    prefixes = answering if name == "Llama" else {}
-    return (
-        HeadClass(f"{name}ForSequenceClassification", SEQUENCE, score, lambda hf_config: heads.LastToken()),
-        HeadClass(f"{name}ForTokenClassification", TOKENS, tagging, tagging_form),
-        question_answering(f"{name}ForQuestionAnswering", heads.EachDecoderToken(dropout_rate=0.0), **prefixes),
-    )
+    return _FILES[hf_config["model_type"]].head_classes(hf_config)
 
 
 # Frequencies of the rotations, which old versions of transformers wrote.
 _IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
-FAMILY = Family(
-    model_types=("llama", "mistral"),
-    config_class=LlamaConfig,
+FAMILY = _LLAMA.family(
+    model_types=tuple(_FILES),
     config_from_json=config_from_huggingface,
     config_to_json=config_to_huggingface,
-    table=table,
-    sentencepiece="tokenizer.model",
     head_classes=head_classes,
-    prefix="model.",
+    sentencepiece="tokenizer.model",
     free_fields=("max_length", "model_type"),  # parameters do not depend on them
-    name_substitutions=((rf"^{re.escape(rotary_decoders.ANSWERING_PREFIX)}", "model."),),
     ignored=_IGNORED,
-    tied=rotary_decoders.tied,
 )

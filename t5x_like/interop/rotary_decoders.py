@@ -188,6 +188,7 @@ class DecoderFiles:
       tensors: Arguments of `table`, or a function of the configuration to them.
       heads: Name of the classes of downstream tasks before `For…`; None if there are none.
       answers: Whether there is a class for question answering.
+      answering_prefix: Prefix of the names of the model's tensors in this class; empty for the usual one.
       tags: Whether there is a class for token classification.
     """
 
@@ -198,6 +199,7 @@ class DecoderFiles:
     tensors: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     heads: str | None = None
     answers: bool = True
+    answering_prefix: str = ANSWERING_PREFIX
     tags: bool = True
 
     def config_from_json(self, hf_config: Mapping[str, Any]) -> Any:
@@ -259,7 +261,8 @@ class DecoderFiles:
             found.append(HeadClass(f"{self.heads}ForTokenClassification", TOKENS, tagging, tagging_form))
         if self.answers:
             spans = heads.EachDecoderToken(dropout_rate=0.0)
-            prefixes = {"model_prefix": ANSWERING_PREFIX, "replaced_prefix": "model."}
+            prefix = self.answering_prefix
+            prefixes = {"model_prefix": prefix, "replaced_prefix": "model."} if prefix else {}
             found.append(question_answering(f"{self.heads}ForQuestionAnswering", spans, **prefixes))
         return tuple(found)
 

@@ -183,7 +183,7 @@ def test_unsupported_config_raises(written, changes, message):
     [
         (
             {"attention_windows": (None, 4)},
-            r"attention_windows=\(None, 4\): not supported by transformers' Mistral, which has one window",
+            r"attention_windows=\(None, 4\): not supported by transformers' Mistral, whose layers all have",
         ),
         ({"attention_windows": (4,)}, "attention_bias=True: not supported by transformers' Mistral. Set False"),
         ({"model_type": "mistral"}, "attention_bias=True: not supported by transformers' Mistral. Set False"),
