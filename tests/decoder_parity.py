@@ -5,10 +5,12 @@ import dataclasses
 import jax
 import numpy as np
 
-from t5x_like import interop
+from t5x_like import interop, parameters
+from t5x_like.decoding.generate import generate
+from t5x_like.decoding.settings import Decoding
 from t5x_like.kernels.cross_entropy import cross_entropy
 
-LENGTH = 23
+LENGTH, NEW = 23, 12
 
 
 @dataclasses.dataclass
@@ -72,6 +74,27 @@ def reference_outputs(pair):
     )
 
 
+def check_hidden_states_and_attention(pair, assert_parity):
+    """Asserts that embeddings, the output of each layer and attention probabilities equal the reference's."""
+    import torch
+
+    with torch.no_grad():
+        reference = reference_outputs(pair)
+    wanted = ("decoder/embedding", "decoder/layers/hidden", "decoder/layers/attention/probabilities")
+    outputs = jax.jit(lambda model: model(pair.batch, capture=wanted))(pair.model)
+    states = [outputs.captured[wanted[0]], *outputs.captured[wanted[1]][:-1], outputs.hidden]
+    assert_parity(
+        {number: state[pair.valid] for number, state in enumerate(states)},
+        {number: state.numpy()[pair.valid] for number, state in enumerate(reference.hidden_states)},
+        "states",
+    )
+    assert_parity(
+        {number: np.swapaxes(each, 1, 2)[pair.valid] for number, each in enumerate(outputs.captured[wanted[2]])},
+        {number: np.swapaxes(each.numpy(), 1, 2)[pair.valid] for number, each in enumerate(reference.attentions)},
+        "attention",
+    )
+
+
 def check_logits_loss_and_gradients(pair, assert_parity):
     """Asserts that logits, loss and gradients equal the reference's."""
     reference = reference_outputs(pair)
@@ -92,3 +115,50 @@ def check_logits_loss_and_gradients(pair, assert_parity):
         "gradients",
     )
     pair.reference.zero_grad()
+
+
+def with_config(config, model):
+    """Returns a model of another configuration with the same parameters."""
+    like = jax.eval_shape(config.make, jax.random.key(0))
+    return parameters.unstack(parameters.stack(parameters.named_leaves(model)), like)
+
+
+def reference_continuations(reference, prompts, lengths, row_by_row=False):
+    """Returns the tokens `[batch NEW]` that `generate` of transformers adds to each prompt, 0 after EOS."""
+    import torch
+
+    options = dict(max_new_tokens=NEW, do_sample=False, num_beams=1, pad_token_id=0)
+    continued = np.zeros((len(prompts), NEW), np.int32)
+    for rows in [[row] for row in range(len(prompts))] if row_by_row else [list(range(len(prompts)))]:
+        longest = max(lengths[rows])
+        shifted = np.stack([np.roll(prompts[row, :longest], longest - lengths[row]) for row in rows])
+        valid = np.arange(longest) >= longest - lengths[rows][:, None]
+        given = {"input_ids": torch.tensor(shifted).long(), "attention_mask": torch.tensor(valid).long()}
+        with torch.no_grad():
+            found = reference.generate(**given, **options).numpy()[:, longest:]
+        continued[rows, : found.shape[1]] = found
+    return continued
+
+
+def check_greedy_generation(pair, scan_layers, row_by_row=False):
+    """Asserts that continuations of prompts, which are longer and shorter than the windows, equal the reference's."""
+    lengths = np.array([LENGTH, 1, 9])
+    valid = np.arange(LENGTH) < lengths[:, None]
+    prompts = np.where(valid, np.maximum(pair.tokens, 2), 0)
+    batch = {"decoder_input_tokens": prompts, "decoder_segment_ids": valid.astype(np.int32)}
+    model = with_config(dataclasses.replace(pair.config, scan_layers=scan_layers), pair.model)
+    decoding = Decoding(max_length=NEW, eos_ids=(1,), bos_id=0)
+    found = jax.jit(lambda model: generate(model, batch, decoding).tokens[:, 0])(model)
+    np.testing.assert_array_equal(found, reference_continuations(pair.reference, prompts, lengths, row_by_row))
+
+
+def export(pair, directory):
+    """Exports a model, asserts that transformers reads all of its tensors, and returns the class's new instance."""
+    import torch
+
+    interop.to_huggingface({"model": pair.model}, pair.config, str(directory))
+    loaded, report = type(pair.reference).from_pretrained(directory, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    for name, tensor in pair.reference.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    return loaded

@@ -311,13 +311,14 @@ def test_beam_writes_the_same_bytes(tmp_path):
 
 
 @pytest.mark.beam
-def test_two_workers_of_beam_may_write_each_shard_twice(tmp_path, monkeypatch):
-    """Two processes write all shards, each twice, as a runner does that starts a slow bundle a second time."""
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_workers_of_beam_may_write_each_shard_twice(tmp_path, monkeypatch, workers):
+    """Processes write all shards, each twice, as a runner does that starts a slow bundle a second time."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     (alone,) = write(tmp_path / "one", shards=2).values()
     plan = writer.Plan(str(tmp_path / "two" / "train"), make(), SPANS.features, shards=2)
     plan.begin()
-    options = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
+    options = [f"--direct_num_workers={workers}", "--direct_running_mode=multi_processing"] if workers > 1 else []
     command._with_beam(plan, plan.units() * 2, options)
     assert plan.finish().fingerprint == alone.fingerprint
     assert sorted(path.name for path in (tmp_path / "two" / "train").iterdir()) == ["manifest.json", "pass-000"]

@@ -217,7 +217,7 @@ def test_terminated_run_saves_and_resumes(uninterrupted, tmp_path):
     "command",
     [
         pytest.param(LIVE, id="shuffled"),
-        pytest.param(CONTINUOUS, id="continuous"),
+        pytest.param(CONTINUOUS, id="continuous", marks=pytest.mark.slow),
         pytest.param(WORDS, id="words", marks=pytest.mark.slow),
         pytest.param(CHARACTERS, id="characters", marks=pytest.mark.slow),
         pytest.param(ELMO, id="elmo", marks=pytest.mark.slow),

@@ -3,14 +3,21 @@
 Rows have padding on both sides and arbitrary first positions. numerics.py defines the tolerance.
 """
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
-from decoder_parity import LENGTH, Pair, check_logits_loss_and_gradients, random_rows, reference_outputs
+from decoder_parity import (
+    LENGTH,
+    NEW,
+    Pair,
+    check_greedy_generation,
+    check_hidden_states_and_attention,
+    check_logits_loss_and_gradients,
+    export,
+    random_rows,
+)
 
-from t5x_like import interop, parameters
+from t5x_like import interop
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
 
@@ -20,7 +27,6 @@ transformers = pytest.importorskip("transformers", reason="compares with torch a
 pytestmark = pytest.mark.parity
 
 KINDS = ("llama", "mistral")
-NEW = 12
 
 
 def reduced_config(number):
@@ -150,21 +156,7 @@ def pair(request, tmp_path_factory):
 
 
 def test_hidden_states_and_attention(pair, assert_parity):
-    with torch.no_grad():
-        reference = reference_outputs(pair)
-    wanted = ("decoder/layers/hidden", "decoder/layers/attention/probabilities")
-    outputs = jax.jit(lambda model: model(pair.batch, capture=wanted))(pair.model)
-    states = [pair.model.embed(pair.batch)["decoder"], *outputs.captured[wanted[0]][:-1], outputs.hidden]
-    assert_parity(
-        {number: state[pair.valid] for number, state in enumerate(states)},
-        {number: state.numpy()[pair.valid] for number, state in enumerate(reference.hidden_states)},
-        "states",
-    )
-    assert_parity(
-        {number: np.swapaxes(each, 1, 2)[pair.valid] for number, each in enumerate(outputs.captured[wanted[1]])},
-        {number: np.swapaxes(each.numpy(), 1, 2)[pair.valid] for number, each in enumerate(reference.attentions)},
-        "attention",
-    )
+    check_hidden_states_and_attention(pair, assert_parity)
 
 
 def test_logits_loss_and_gradients(pair, assert_parity):
@@ -172,38 +164,10 @@ def test_logits_loss_and_gradients(pair, assert_parity):
 
 
 def test_greedy_generation(pair, request):
-    lengths = np.array([LENGTH, 1, 9])
-    valid = np.arange(LENGTH) < lengths[:, None]
-    prompts = np.where(valid, np.maximum(pair.tokens, 2), 0)
-    batch = {"decoder_input_tokens": prompts, "decoder_segment_ids": valid.astype(np.int32)}
-    with torch.no_grad():
-        generated = pair.reference.generate(
-            input_ids=torch.tensor(
-                np.stack([np.roll(row, LENGTH - n) for row, n in zip(prompts, lengths, strict=True)])
-            ).long(),
-            attention_mask=torch.tensor(valid[:, ::-1].copy()).long(),
-            max_new_tokens=NEW,
-            do_sample=False,
-            num_beams=1,
-            pad_token_id=0,  # in the configuration, it would disable the gradient of that token's embedding
-        ).numpy()[:, LENGTH:]
-    expected = np.zeros((len(prompts), NEW), np.int32)
-    expected[:, : generated.shape[1]] = generated
-    # Test the caches of unrolled and of scanned stacks.
-    config = dataclasses.replace(pair.config, scan_layers=request.node.callspec.params["pair"] % 4 > 1)
-    like = jax.eval_shape(config.make, jax.random.key(0))
-    model = parameters.unstack(parameters.stack(parameters.named_leaves(pair.model)), like)
-    decoding = Decoding(max_length=NEW, eos_ids=(1,), bos_id=0)
-    found = jax.jit(lambda model: generate(model, batch, decoding).tokens[:, 0])(model)
-    np.testing.assert_array_equal(found, expected)
+    check_greedy_generation(pair, scan_layers=request.node.callspec.params["pair"] % 2 > 0)
 
 
 def test_transformers_reads_exported_model(pair, tmp_path):
-    interop.to_huggingface({"model": pair.model}, pair.config, str(tmp_path))
-    reference, report = type(pair.reference).from_pretrained(tmp_path, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
-    hf_config, original = reference.config.to_dict(), pair.reference.config.to_dict()
+    hf_config, original = export(pair, tmp_path).config.to_dict(), pair.reference.config.to_dict()
     for name in ("sliding_window", "hidden_act", "attention_bias", "head_dim", "rope_theta", "tie_word_embeddings"):
         assert hf_config.get(name) == original.get(name), name
-    for name, tensor in pair.reference.state_dict().items():
-        assert torch.equal(reference.state_dict()[name], tensor), name
