@@ -40,12 +40,23 @@ def first_of_each_class(names: Iterable[str]) -> set[str]:
     def kind(config):
         return inspect.get_annotations(config.make, eval_str=True)["return"]
 
-    return set({kind(type(FAMILIES[name].config)): name for name in reversed(list(names))}.values())
+    return set({kind(type(CONFIGS[name])): name for name in reversed(list(names))}.values())
 
 
 def others_are_slow(names: Iterable[str], chosen: Container[str]) -> list[Any]:
     """Returns parameters of a test: names that are not chosen run before a release."""
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def in_lanes(names: Iterable[str], chosen: Container[str]) -> list[Any]:
+    """Returns parameters of a test of families: chosen ones run by default, the first of each other class in CI.
+
+    Families that differ in settings from one that runs do so before a release.
+    """
+    names = sorted(names, key=lambda name: name not in chosen)
+    first = first_of_each_class(names)
+    marks = {name: () if name in chosen else pytest.mark.full if name in first else pytest.mark.slow for name in names}
+    return [pytest.param(name, marks=mark) for name, mark in marks.items()]
 
 
 # Parameters of tests that compile.

@@ -1,6 +1,7 @@
 """Adapters of vectors, models and outputs that the tests of peft's files share."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -36,6 +37,17 @@ CLASSES = {
     "llama": "AutoModelForCausalLM",
     "bart": "AutoModelForSeq2SeqLM",
 }
+
+
+def first_of_each_table(names):
+    """Returns the first of these families of each table of matrices, which adapters are named by."""
+
+    def table(name):
+        config = base_of(name)
+        found = matrices.find(interop.family_of(config), config).items()
+        return frozenset((re.sub(r"\d+", "", module), each.parts, bool(each.later_biases)) for module, each in found)
+
+    return set({table(name): name for name in reversed(names)}.values())
 
 
 def outputs(model, batch, family):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from adapted_models import randomized_by_stored_name as randomized
-from families import FAMILIES, assert_trees_close, eight_rows, example_batch, loss, scanned
+from families import FAMILIES, assert_trees_close, eight_rows, example_batch, in_lanes, loss, scanned
 from family_case import VOCABULARY, Family
 from lanes import others_are_full
 from numerics import assert_close
@@ -93,9 +93,7 @@ def logits(model, batch, dropout_key=None):
     return model.unembed(model(batch, dropout_key=dropout_key).hidden)
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[] if name in BY_DEFAULT else pytest.mark.full) for name in ALL]
-)
+@pytest.mark.parametrize("family", in_lanes(FAMILIES, BY_DEFAULT) + others_are_full(["lstm", "character_lstm"], ()))
 def test_every_projection_has_its_update_and_dropout(family):
     """The gradient of `up`, which is 0, has the input of the projection, with dropout where the adapter has any."""
     config, batch = ALL[family].config, batch_of(family)

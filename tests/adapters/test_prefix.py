@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import FAMILIES, example_batch, hidden, logits, loss, random_model, scanned, tokens
+from families import FAMILIES, example_batch, hidden, in_lanes, logits, loss, random_model, scanned, tokens
 from numerics import assert_close
 
 from t5x_like import parameters
@@ -26,11 +26,7 @@ LENGTH = 3
 PLAIN, MLP = Prefix(length=LENGTH), Prefix(length=LENGTH, hidden_size=5)
 DECODERS = {"gpt2": MLP, "mistral": PLAIN, "llama": MLP, "t5_decoder": PLAIN}
 BY_DEFAULT = ("t5_1_1", "deberta", "llama", "bart")
-EVERY_FAMILY = [
-    pytest.param(name, marks=[] if name in BY_DEFAULT else pytest.mark.full)
-    for name, family in FAMILIES.items()
-    if not family.config.initial_carry(1)
-]
+EVERY_FAMILY = in_lanes((name for name, each in FAMILIES.items() if not each.config.initial_carry(1)), BY_DEFAULT)
 
 
 def prefixed(name, prefix=PLAIN, scan=False):

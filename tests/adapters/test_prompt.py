@@ -11,6 +11,7 @@ from families import (
     assert_trees_close,
     eight_rows,
     example_batch,
+    in_lanes,
     logits,
     loss,
     random_model,
@@ -43,11 +44,7 @@ FROZEN = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
 BY_DEFAULT = ("t5_1_1", "bert", "mobilebert", "gpt3", "longformer")
 DECODERS = ("gpt2", "gpt3", "mistral", "llama", "t5_decoder")
 RECURRENT = [name for name, family in FAMILIES.items() if family.config.initial_carry(1)]
-EVERY_FAMILY = [
-    pytest.param(name, marks=[] if name in BY_DEFAULT else pytest.mark.full)
-    for name in FAMILIES
-    if name not in RECURRENT
-]
+EVERY_FAMILY = in_lanes((name for name in FAMILIES if name not in RECURRENT), BY_DEFAULT)
 
 
 def prompted(family, prompt=UNIFORM, scan=False):

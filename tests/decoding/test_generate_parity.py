@@ -4,6 +4,8 @@ Several tokens are EOS, so that rows end at different steps.
 """
 
 import dataclasses
+import functools
+import itertools
 
 import jax
 import numpy as np
@@ -72,20 +74,33 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def models(request, tmp_path_factory):
-    """Returns the name of a family, and the same model in transformers and here."""
+# Every search and rule with an encoder, and with a prompt; each other cache with beams.
+CASES = [("t5", settings) for settings in SETTINGS]
+CASES += [("llama", "greedy"), ("llama", "beams_5_rules"), ("bart", "beams_3_early"), ("gpt2", "beams_4_never")]
+CASES += [
+    pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product(MODELS, SETTINGS) if case not in CASES
+]
+
+
+@functools.cache
+def models(name, directory):
+    """Returns the same model in transformers and here."""
     torch.manual_seed(3)
-    reference, directory = MODELS[request.param]().eval(), tmp_path_factory.mktemp(request.param)
+    reference = MODELS[name]().eval()
     with torch.no_grad():
         for parameter in reference.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
     reference.save_pretrained(directory)
     config, model = interop.from_huggingface(str(directory))
     # Test the caches of unrolled and of scanned stacks.
-    config = dataclasses.replace(config, scan_layers=request.param in SCANNED)
+    config = dataclasses.replace(config, scan_layers=name in SCANNED)
     like = jax.eval_shape(config.make, jax.random.key(0))
-    return request.param, reference, parameters.unstack(parameters.stack(parameters.named_leaves(model)), like)
+    return reference, parameters.unstack(parameters.stack(parameters.named_leaves(model)), like)
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
 
 
 def reference_texts(name, reference, decoding):
@@ -121,9 +136,9 @@ def reference_texts(name, reference, decoding):
     return np.where(ended, 0, texts), scores
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_generated_tokens_equal_those_of_transformers(models, settings):
-    name, reference, model = models
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_generated_tokens_equal_those_of_transformers(name, settings, directories):
+    reference, model = models(name, directories / name)
     forced = {"forced_bos_id": 7} if name in ENCODER_DECODERS and "early" in settings else {}
     decoding = Decoding(max_length=10, eos_ids=EOS, bos_id=BOS, **SETTINGS[settings], **forced)
     side = "encoder" if name in ENCODER_DECODERS else "decoder"

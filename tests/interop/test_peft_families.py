@@ -7,7 +7,16 @@ import pytest
 from adapted_models import bare, base_of, randomized, stacked
 from families import FAMILIES, example_batch, first_of_each_class, others_are_slow
 from numerics import assert_close
-from peft_models import CLASSES, LENGTH, PROMPT, outputs_of_class, rebuilt, their_outputs, write_base
+from peft_models import (
+    CLASSES,
+    LENGTH,
+    PROMPT,
+    first_of_each_table,
+    outputs_of_class,
+    rebuilt,
+    their_outputs,
+    write_base,
+)
 
 from t5x_like import interop
 from t5x_like.adapters.dora import DoRA
@@ -22,7 +31,7 @@ LAST = "mlp/wo$"
 NAMES = [name for name, family in FAMILIES.items() if family.huggingface]
 METHODS = ("lora", "dora", "ia3")
 DEFAULT = [("bert", "lora"), ("deberta", "dora"), ("gpt2", "ia3")]
-FIRST = first_of_each_class(NAMES)
+FIRST = first_of_each_table(NAMES)
 # Encoder-decoders of test_peft_prompts.py, and those that share their classes in peft.
 PROMPTED = {*CLASSES, "mt5", "umt5"}
 CASES = [
@@ -103,7 +112,9 @@ def test_outputs_equal_those_of_peft_in_each_direction(tmp_path, name, method):
 
 @pytest.mark.full
 @pytest.mark.parity
-@pytest.mark.parametrize("name", others_are_slow([name for name in NAMES if name not in PROMPTED], FIRST))
+@pytest.mark.parametrize(
+    "name", others_are_slow([name for name in NAMES if name not in PROMPTED], first_of_each_class(NAMES))
+)
 def test_prompts_have_the_same_outputs_in_each_direction(tmp_path, name):
     """Of the families that test_peft_prompts.py does not have."""
     import torch

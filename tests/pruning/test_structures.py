@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from copying_run import CONFIG, Copying
-from families import COMPILED, CONFIGS, FAMILIES, example_batch, random_model, scanned, tokens
+from families import CONFIGS, FAMILIES, example_batch, others_are_slow, random_model, scanned, tokens
 from lanes import others_are_full
 from numerics import assert_close
 
@@ -27,11 +27,11 @@ from t5x_like.pruning import layers, rounds, structures
 from t5x_like.pruning.importance import Gradients, importance
 from t5x_like.pruning.structures import HEADS, UNITS
 
-FEWER = [name for name in COMPILED if not isinstance(name, str)]  # other families of one class are slow
-FEWER += others_are_full(
-    [name for name in COMPILED if isinstance(name, str)],
-    ("bert", "albert", "ernie", "mobilebert", "llama", "t5_1_1", "xlnet"),
-)
+# Those with settings of each layer or head are full: windows, patterns, blocks, convolutions; two stacks with biases.
+FULL = ("bart", "bigbird", "deberta_v2", "etc", "gemma2", "gpt3", "longformer", "modernbert")
+BY_DEFAULT = ("bert", "albert", "ernie", "mobilebert", "llama", "t5_1_1", "xlnet")
+FEWER = [*BY_DEFAULT, *others_are_full(FULL, ())]
+FEWER += others_are_slow((name for name in FAMILIES if name not in BY_DEFAULT + FULL), ())
 BOTH = pytest.mark.parametrize("structure", [HEADS, UNITS], ids=["heads", "units"])
 
 
