@@ -131,7 +131,7 @@ def test_each_row_names_its_documents(tmp_path, jsonl_cache, write, place):
     ("task", "objective", "lengths"),
     [
         ("text_files_span_corruption", SequenceToSequence(), {"inputs": 48, "targets": 20}),
-        pytest.param("text_files_masked_lm", MaskedLM(), {"inputs": 24, "targets": 4}, marks=pytest.mark.full),
+        pytest.param("text_files_masked_lm", MaskedLM(), {"inputs": 24, "targets": 4}, marks=pytest.mark.slow),
         pytest.param("text_files_full_sentences", MaskedLM(), {"inputs": 24, "targets": 4}, marks=pytest.mark.full),
     ],
 )

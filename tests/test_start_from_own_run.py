@@ -26,7 +26,11 @@ def pairs(tmp_path):
 
 @pytest.mark.parametrize(
     ("family", "recipe"),
-    [("bert", "finetune_classification"), ("gpt2", "finetune"), ("t5", "finetune")],
+    [
+        ("bert", "finetune_classification"),
+        pytest.param("gpt2", "finetune", marks=pytest.mark.slow),
+        ("t5", "finetune"),
+    ],
 )
 def test_fine_tuning_needs_the_run_alone(family, recipe, pairs, tmp_path, run_command, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -43,7 +43,11 @@ def test_fine_tuned_unilm_generates_and_scores_the_targets(tmp_path, run_command
     assert code == 0 and "exact_match = 100.0" in output, output
 
 
-@pytest.mark.parametrize(("family", "settings"), [("bart", []), ("gpt2", ["--gin.BOS_ID=256"]), ("llama", [])])
+# test_exports.py fine-tunes and decodes GPT-2.
+OWN_BOS = pytest.param("gpt2", ["--gin.BOS_ID=256"], marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("family", "settings"), [("bart", []), OWN_BOS, ("llama", [])])
 def test_fine_tuned_model_predicts_the_targets(family, settings, tmp_path, run_command):
     source, table, run = tmp_path / family, tmp_path / "pairs.jsonl", tmp_path / "run"
     getattr(small_models, f"write_{family}")(source)

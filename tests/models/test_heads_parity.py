@@ -96,6 +96,12 @@ CASES = [
     ("MistralForSequenceClassification", _LLAMA | {"sliding_window": 5}, 2),
     ("MistralForTokenClassification", _LLAMA | {"sliding_window": 5}, 2),
 ]
+# The same heads on other models, which test_*_parity.py compare.
+AS_OTHERS = {
+    f"{name}ForTokenClassification" for name in "Roberta Longformer DistilBert MobileBert Electra BigBird".split()
+}
+AS_OTHERS |= {f"{name}ForTokenClassification" for name in "Deberta DebertaV2 XLNet Mistral".split()}
+AS_OTHERS |= {"MistralForSequenceClassification"}
 
 
 # The pooler of classes that do not use it.
@@ -161,7 +167,13 @@ def make_arrays(rng, hf_config, outputs, head):
     return {"inputs": inputs * valid, "token_types": types * valid, "targets": targets, "lengths": lengths}
 
 
-@pytest.fixture(scope="module", params=CASES, ids=[f"{name}-{labels}" for name, _, labels in CASES])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(each, marks=pytest.mark.slow if each[0] in AS_OTHERS else (), id=f"{each[0]}-{each[2]}")
+        for each in CASES
+    ],
+)
 def example(request, tmp_path_factory):
     name, settings, outputs = request.param
     number = CASES.index(request.param)

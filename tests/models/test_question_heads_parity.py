@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from families import others_are_slow
 from numerics import TOLERANCE
 from objective_cases import terms_of
 
@@ -88,6 +89,11 @@ CASES = {
     "MobileBertForMultipleChoice": _MOBILEBERT | {"classifier_activation": True, "classifier_dropout": 0.2},
     "OpenAIGPTDoubleHeadsModel": _SIZES | _GPT | {"summary_first_dropout": 0.2},
     "GPT2DoubleHeadsModel": _SIZES | _GPT,
+}
+# The same heads on other models, which test_*_parity.py compare.
+AS_OTHERS = {f"{name}ForQuestionAnswering" for name in "Deberta DistilBert Electra Llama Mistral T5".split()}
+AS_OTHERS |= {
+    f"{name}For{kind}" for name in ("Roberta", "Longformer") for kind in ("QuestionAnswering", "MultipleChoice")
 }
 # The bias of a classifier adds a constant to all logits of a softmax: its gradient is 0 up to rounding.
 CLASSIFIER_BIAS = r"\b(qa_outputs|classifier|(?<!sequence_summary\.)summary|logits_proj)\.bias"
@@ -186,7 +192,7 @@ def make_batch(objective, reference, name):
     }
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=others_are_slow(CASES, CASES.keys() - AS_OTHERS))
 def example(request, tmp_path_factory):
     name = request.param
     directory = str(tmp_path_factory.mktemp("head"))
