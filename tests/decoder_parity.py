@@ -150,15 +150,3 @@ def check_greedy_generation(pair, scan_layers, row_by_row=False):
     decoding = Decoding(max_length=NEW, eos_ids=(1,), bos_id=0)
     found = jax.jit(lambda model: generate(model, batch, decoding).tokens[:, 0])(model)
     np.testing.assert_array_equal(found, reference_continuations(pair.reference, prompts, lengths, row_by_row))
-
-
-def export(pair, directory):
-    """Exports a model, asserts that transformers reads all of its tensors, and returns the class's new instance."""
-    import torch
-
-    interop.to_huggingface({"model": pair.model}, pair.config, str(directory))
-    loaded, report = type(pair.reference).from_pretrained(directory, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
-    for name, tensor in pair.reference.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor), name
-    return loaded

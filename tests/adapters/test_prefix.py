@@ -43,27 +43,23 @@ def randomized(config):
     return parameters.unstack(base | {name: jnp.asarray(x, jnp.float32) for name, x in drawn.items()}, made)
 
 
-def packed(family, lengths):
-    """Returns random texts in one row, and in a row each."""
-    together, alone = {}, [{} for _ in lengths]
-    for number, stack in enumerate(family.stacks):
-        ids = [tokens(1, length + number, seed=length + number) for length in lengths]
-        segments = [np.full_like(each, index + 1) for index, each in enumerate(ids)]
-        positions = [np.arange(each.shape[1], dtype=np.int32)[None] for each in ids]
-        features = {"input_tokens": ids, "segment_ids": segments, "positions": positions}
-        together |= {f"{stack}_{name}": np.concatenate(each, axis=1) for name, each in features.items()}
-        for row, each in zip(alone, ids, strict=True):
-            row[f"{stack}_input_tokens"] = each
+def packed(family):
+    """Returns two random texts in one row, and in a row each."""
+    alone, together = example_batch(family, encoder=4, decoder=5), {}
+    for stack in family.stacks:
+        ids = alone[f"{stack}_input_tokens"]
+        rows, columns = np.indices(ids.shape, np.int32)
+        features = {"input_tokens": ids, "segment_ids": rows + 1, "positions": columns}
+        together |= {f"{stack}_{name}": each.reshape(1, -1) for name, each in features.items()}
     return together, alone
 
 
 @pytest.mark.parametrize("name", EVERY_FAMILY)
 def test_every_segment_of_a_packed_row_sees_the_prefix(name):
     family, model = FAMILIES[name], randomized(prefixed(name))
-    together, alone = packed(family, (4, 3))
-    found = logits(model, together)
-    expected = [logits(model, row) for row in alone]
-    np.testing.assert_allclose(found, np.concatenate(expected, axis=1), rtol=1e-5, atol=2e-5)
+    together, alone = packed(family)
+    found, expected = logits(model, together), logits(model, alone)
+    np.testing.assert_allclose(found, expected.reshape(found.shape), rtol=1e-5, atol=2e-5)
     bare = logits(random_model(construct.without_adapters(model.config)), together)
     assert np.abs(found - bare).max(axis=-1).min() > 1e-3
 

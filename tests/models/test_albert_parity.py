@@ -8,6 +8,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from exported_weights import check_export
 from objective_cases import terms_of
 
 from t5x_like import interop, parameters
@@ -143,13 +144,8 @@ def test_hidden_states_logits_loss_and_gradients(original, scan, assert_parity):
 def test_transformers_reads_exported_model(original, tmp_path):
     reference, directory = original
     config, params = read(directory, scan=False)
-    interop.to_huggingface(params, config, str(tmp_path))
-    loaded, report = type(reference).from_pretrained(tmp_path, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
-    for name in ("num_hidden_groups", "embedding_size", "hidden_act", "type_vocab_size", "architectures"):
-        assert getattr(loaded.config, name) == getattr(reference.config, name), name
-    for name, tensor in reference.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor), name
+    same = ("num_hidden_groups", "embedding_size", "hidden_act", "type_vocab_size", "architectures")
+    check_export(params, config, reference, tmp_path, same=same)
     without_head = params | {"objective": {}}
     interop.to_huggingface(without_head, dataclasses.replace(config), str(tmp_path / "bare"))
     _, report = transformers.AlbertModel.from_pretrained(

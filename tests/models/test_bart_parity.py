@@ -8,6 +8,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from exported_weights import check_export
 
 from t5x_like import interop, parameters
 from t5x_like.decoding.generate import generate
@@ -212,13 +213,6 @@ def test_greedy_generation(pair, request):
 
 
 def test_transformers_reads_exported_model(pair, tmp_path):
-    interop.to_huggingface({"model": pair.model}, pair.config, str(tmp_path))
-    reference, report = transformers.BartForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
-    hf_config, original = reference.config.to_dict(), pair.reference.config.to_dict()
-    for name in ("encoder_layers", "decoder_layers", "decoder_ffn_dim", "decoder_attention_heads", "dropout"):
-        assert hf_config[name] == original[name]
-    for name in ("activation_function", "max_position_embeddings", "decoder_start_token_id", "pad_token_id"):
-        assert hf_config[name] == original[name]
-    for name, tensor in pair.reference.state_dict().items():
-        assert torch.equal(reference.state_dict()[name], tensor), name
+    same = ("encoder_layers", "decoder_layers", "decoder_ffn_dim", "decoder_attention_heads", "dropout")
+    same += ("activation_function", "max_position_embeddings", "decoder_start_token_id", "pad_token_id")
+    check_export({"model": pair.model}, pair.config, pair.reference, tmp_path, same=same)

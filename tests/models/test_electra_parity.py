@@ -6,6 +6,7 @@ The embeddings have the size of the hidden states, or another one. numerics.py d
 import jax
 import numpy as np
 import pytest
+from exported_weights import check_export
 from objective_cases import terms_of
 
 from t5x_like import interop, parameters
@@ -153,10 +154,5 @@ def test_hidden_states_logits_loss_and_gradients(original, scan, assert_parity):
 def test_exported_model_equals_the_original(original, tmp_path):
     reference, directory = original
     config, params = read(directory, scan=False)
-    interop.to_huggingface(params, config, str(tmp_path))
-    loaded, report = type(reference).from_pretrained(tmp_path, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
-    for name in ("hidden_act", "embedding_size", "type_vocab_size", "max_position_embeddings"):
-        assert getattr(loaded.config, name) == getattr(reference.config, name), name
-    for name, tensor in reference.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor), name
+    same = ("hidden_act", "embedding_size", "type_vocab_size", "max_position_embeddings")
+    check_export(params, config, reference, tmp_path, same=same)

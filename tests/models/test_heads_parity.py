@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from exported_weights import check_export
 
 from t5x_like import interop, parameters
 from t5x_like.data import batches
@@ -259,16 +260,9 @@ def test_transformers_reads_exported_head(example, tmp_path):
     labels = example.objective.labels
     rate = next(iter(example.params["objective"].values())).dropout.rate
     options = {"labels": labels, "predicts": example.objective.predicts, "dropout_rate": rate}
-    interop.to_huggingface(example.params, example.config, str(tmp_path), **options)
-    loaded, report = type(example.reference).from_pretrained(tmp_path, output_loading_info=True)
-    assert not set(report["missing_keys"]) - UNUSED
-    assert not report["unexpected_keys"] and not report["mismatched_keys"]
-    for name in ("architectures", "num_labels", "pad_token_id"):
-        assert getattr(loaded.config, name) == getattr(example.reference.config, name), name
+    options |= {"same": ("architectures", "num_labels", "pad_token_id", "id2label"), "unused": UNUSED}
+    loaded = check_export(example.params, example.config, example.reference, tmp_path, **options)
     assert interop.task_head(str(tmp_path)).labels == labels
-    assert loaded.config.id2label == example.reference.config.id2label
     assert loaded.config.label2id == {label: index for index, label in enumerate(labels)}
     problem = PROBLEMS[example.objective.predicts] if "ForSequence" in type(loaded).__name__ else None
     assert loaded.config.problem_type == problem
-    for name, tensor in example.reference.state_dict().items():
-        assert name in UNUSED or torch.equal(loaded.state_dict()[name], tensor), name

@@ -9,6 +9,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from exported_weights import check_export
 from families import PARAMETERS
 from objective_cases import terms_of
 
@@ -147,13 +148,8 @@ def test_logits_loss_and_gradients(example, assert_parity):
 
 
 def test_transformers_reads_exported_model(example, tmp_path):
-    interop.to_huggingface(example.params, example.config, str(tmp_path))
-    loaded, report = type(example.reference).from_pretrained(tmp_path, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
-    for name in ("max_position_embeddings", "pad_token_id", "sep_token_id", "attention_window", "architectures"):
-        assert getattr(loaded.config, name) == getattr(example.reference.config, name), name
-    for name, tensor in example.reference.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor), name
+    same = ("max_position_embeddings", "pad_token_id", "sep_token_id", "attention_window", "architectures")
+    check_export(example.params, example.config, example.reference, tmp_path, same=same)
 
 
 @pytest.mark.parametrize("size", ["base", "large"])

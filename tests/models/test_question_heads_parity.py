@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from exported_weights import check_export
 from families import others_are_slow
 from numerics import TOLERANCE
 from objective_cases import terms_of
@@ -256,11 +257,6 @@ def test_logits_losses_and_gradients(example, assert_parity):
 
 def test_transformers_reads_exported_head(example, tmp_path):
     rate = next(iter(example.params["objective"].values())).dropout.rate
-    interop.to_huggingface(example.params, example.config, str(tmp_path), dropout_rate=rate)
-    loaded, report = type(example.reference).from_pretrained(tmp_path, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
-    assert loaded.config.architectures == example.reference.config.architectures
-    assert loaded.config.num_labels == example.reference.config.num_labels
+    same = ("architectures", "num_labels")
+    check_export(example.params, example.config, example.reference, tmp_path, same=same, dropout_rate=rate)
     assert interop.task_head(str(tmp_path)) == interop.task_head(example.directory)
-    for name, tensor in example.reference.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor), name

@@ -4,7 +4,6 @@ All parameters are drawn from a normal distribution with standard deviation 0.3,
 tolerance.
 """
 
-import dataclasses
 import json
 
 import jax
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from decoder_parity import draw
 from encoder_parity import ROWS, Pair, make_batch
+from exported_weights import check_export
 from objective_cases import terms_of
 
 from t5x_like import interop, parameters
@@ -62,17 +62,13 @@ def case(request, tmp_path_factory):
     return Pair(reference, config, objective, params, make_batch(np.random.default_rng(0), hf_config))
 
 
-@pytest.mark.parametrize("scanned", [False, True], ids=["unrolled", "scanned"])
-def test_hidden_states_attention_and_logits(case, scanned, assert_parity):
+def test_hidden_states_attention_and_logits(case, assert_parity):
     with torch.no_grad():
         reference = case.outputs()
     # Without segment ids, the padding token alone determines the mask.
     batch = {name: array for name, array in case.batch.items() if name != "encoder_segment_ids"}
     wanted = ("encoder/embedding", "encoder/layers/hidden", "encoder/layers/attention/probabilities")
-    config = dataclasses.replace(case.config, scan_layers=scanned)
-    stored = parameters.stack(parameters.named_leaves(case.params["model"]))
-    model = parameters.unstack(stored, jax.eval_shape(config.make, jax.random.key(0)))
-    outputs = jax.jit(lambda model: model(batch, capture=wanted))(model)
+    outputs = jax.jit(lambda model: model(batch, capture=wanted))(case.params["model"])
     states = [outputs.captured["encoder/embedding"], *outputs.captured["encoder/layers/hidden"]]
     assert_parity(
         {number: np.asarray(state)[case.valid] for number, state in enumerate(states)},
@@ -108,28 +104,8 @@ def test_loss_and_gradients(case, assert_parity):
     case.reference.zero_grad()
 
 
-def test_packed_rows_equal_rows_alone(case, assert_parity):
-    model, tokens = case.params["model"], case.batch["encoder_input_tokens"]
-    first, second = tokens[:1, :9], tokens[:1]
-    lengths = [first.shape[1], second.shape[1]]
-    packed = {
-        "encoder_input_tokens": np.concatenate([first, second], axis=1),
-        "encoder_segment_ids": np.repeat([[1, 2]], lengths, axis=1).astype(np.int32),
-        "encoder_positions": np.concatenate([np.arange(length) for length in lengths])[None].astype(np.int32),
-    }
-    states = jax.jit(lambda model, batch: model(batch).hidden)
-    found = states(model, packed)
-    for each, part in ((first, found[:, :9]), (second, found[:, 9:])):
-        assert_parity({"packed": part}, {"packed": states(model, {"encoder_input_tokens": each})}, "packed")
-
-
 def test_transformers_reads_exported_model(case, tmp_path):
-    interop.to_huggingface(case.params, case.config, str(tmp_path))
-    loaded, report = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert type(loaded) is type(case.reference)
-    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
-    for name, tensor in case.reference.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor), name
+    loaded = check_export(case.params, case.config, case.reference, tmp_path, same=("architectures",))
     written, original = (each.config.to_dict() for each in (loaded, case.reference))
     ignored = {"_name_or_path", "layer_types", "torch_dtype", "dtype", "_attn_implementation_autoset"}
     assert not {name for name in original if written.get(name) != original[name]} - ignored
@@ -176,9 +152,4 @@ def test_heads(name, tmp_path, assert_parity):
         found, expected = found[valid == 1], expected[valid == 1]
     assert len(found) >= ROWS
     assert_parity({"logits": found}, {"logits": expected}, f"logits of {name}")
-    interop.to_huggingface(leaves, config, str(tmp_path / "ours"))
-    loaded, report = type(reference).from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
-    for key, tensor in reference.state_dict().items():
-        assert torch.equal(loaded.state_dict()[key], tensor), key
-    assert loaded.config.classifier_pooling == hf_config.classifier_pooling
+    check_export(leaves, config, reference, tmp_path / "ours", same=("classifier_pooling",))
