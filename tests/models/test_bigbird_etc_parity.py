@@ -136,10 +136,12 @@ class Rewrite:
         return text, globals_
 
 
-@pytest.mark.parametrize("is_hard", [True, False], ids=["hard", "soft"])
 @pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
-@pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "separate"])
-@pytest.mark.parametrize("radius", [4, 12], ids=["blocks", "dense"])
+@pytest.mark.parametrize(
+    ("radius", "is_shared", "is_hard"),
+    # Every pair of settings, with blocks and with dense products.
+    [(4, True, True), (4, False, False), (12, True, False), (12, False, True)],
+)
 def test_hidden_states_logits_and_gradients(radius, is_shared, scan, is_hard, assert_parity):
     changes = {"hard_global_mask": is_hard, "shared_projections": is_shared, "local_radius": radius}
     config, batch = dataclasses.replace(CONFIG, **changes), make_batch()
