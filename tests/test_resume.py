@@ -21,8 +21,6 @@ pytestmark = pytest.mark.full
 # Enough steps for several checkpoints, some of them between two evaluations.
 STEPS = 40
 PROCESSES = Path(__file__).parent / "processes"
-ROOT = Path(__file__).parents[1]
-SIZES = {"vocab_size": 40, "embed_dim": 16, "embedding_dim": 8}
 # For the slow test: the number of kills, and enough steps that the run lasts until the last kill.
 KILLS, LONG = 20, 400
 TRAIN = [sys.executable, "-m", "t5x_like", "train"]
@@ -47,28 +45,6 @@ CONTINUOUS = [
     *(*TRAIN, "--gin_file=models/lstm/tiny.gin", "--gin_file=runs/recurrent_lm.gin", "--gin_file=data/continuous.gin"),
     "--gin.MIXTURE_OR_TASK_NAME=python_docs_causal_lm",
     "--gin.TASK_FEATURE_LENGTHS={'targets': 48}",
-    "--gin.WARMUP_STEPS=2",
-    "--gin.BATCH_SIZE=4",
-    "--gin.KEEP_CHECKPOINTS=1",
-    *EVERY_STEP,
-]
-# The same of words, with a softmax over sampled words.
-WORDS = [
-    *(*TRAIN, "--gin_file=models/lstm/imdb.gin", "--gin_file=runs/lm_lstm.gin"),
-    f"--gin.DATA_FILES={ROOT}/tests/config/goldens/*.txt",
-    f"--gin.VOCABULARY_PATH={PROCESSES}/words/vocab.txt",
-    *(f"--gin.LSTMConfig.{name}={size}" for name, size in SIZES.items()),
-    "--gin.Unigram.number=8",
-    "--gin.TASK_FEATURE_LENGTHS={'targets': 48}",
-    "--gin.BATCH_SIZE=4",
-    "--gin.KEEP_CHECKPOINTS=1",
-    *EVERY_STEP,
-]
-# The same of a network that also reads the characters of words.
-CHARACTERS = [
-    *(*TRAIN, "--gin_file=models/character_lstm/tiny.gin", "--gin_file=runs/character_lm.gin"),
-    "--gin_file=data/continuous.gin",
-    "--gin.MIXTURE_OR_TASK_NAME=python_docs_word_characters",
     "--gin.WARMUP_STEPS=2",
     "--gin.BATCH_SIZE=4",
     "--gin.KEEP_CHECKPOINTS=1",
@@ -218,8 +194,6 @@ def test_terminated_run_saves_and_resumes(uninterrupted, tmp_path):
     [
         pytest.param(LIVE, id="shuffled"),
         pytest.param(CONTINUOUS, id="continuous", marks=pytest.mark.slow),
-        pytest.param(WORDS, id="words", marks=pytest.mark.slow),
-        pytest.param(CHARACTERS, id="characters", marks=pytest.mark.slow),
         pytest.param(ELMO, id="elmo", marks=pytest.mark.slow),
     ],
 )
