@@ -56,6 +56,8 @@ LONG = tuple(
     for name in (
         "distillation_journeys",
         "journeys",
+        "exports",
+        "lora",
         "resume",
         "distributed",
         "cached_training",
