@@ -29,7 +29,7 @@ ROWS, LENGTH, VOCABULARY = 4, 13, 47
 FIRST_TEXT = 3  # smaller ids are special tokens
 _SIZES = dict(vocab_size=VOCABULARY, attn_implementation="eager")
 _ENCODER = _SIZES | dict(
-    hidden_size=15, intermediate_size=22, num_attention_heads=3, num_hidden_layers=2, max_position_embeddings=20
+    hidden_size=15, intermediate_size=22, num_attention_heads=3, num_hidden_layers=1, max_position_embeddings=20
 )
 _LONGFORMER = _ENCODER | {"type_vocab_size": 1, "pad_token_id": 1, "attention_window": 4}
 _MOBILEBERT = _ENCODER | dict(
@@ -49,10 +49,10 @@ _BART = dict(d_model=15, encoder_ffn_dim=22, decoder_ffn_dim=22, max_position_em
 }
 _T5 = dict(d_model=14, d_ff=22, d_kv=5, num_layers=1, num_heads=3, decoder_start_token_id=0, pad_token_id=0)
 _T5_1_1 = _T5 | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
-_GPT = dict(n_embd=15, n_head=3, n_layer=2, n_positions=20, pad_token_id=0)
+_GPT = dict(n_embd=15, n_head=3, n_layer=1, n_positions=20, pad_token_id=0)
 _LLAMA = _ENCODER | dict(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=6, pad_token_id=0)
-_DISTILBERT = _SIZES | dict(dim=15, hidden_dim=22, n_heads=3, n_layers=2, max_position_embeddings=20)
-_XLNET = dict(vocab_size=VOCABULARY, d_model=14, d_inner=22, n_head=7, n_layer=2, pad_token_id=0)
+_DISTILBERT = _SIZES | dict(dim=15, hidden_dim=22, n_heads=3, n_layers=1, max_position_embeddings=20)
+_XLNET = dict(vocab_size=VOCABULARY, d_model=14, d_inner=22, n_head=7, n_layer=1, pad_token_id=0)
 _SCORES, _LABEL = {"problem_type": "regression"}, {"problem_type": "single_label_classification"}
 # Class of transformers, its configuration, and the number of labels or scores; 1 is regression.
 CASES = [

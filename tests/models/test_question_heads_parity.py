@@ -36,11 +36,11 @@ SPANS = np.array([[2, 5], [0, 0], [3, 3], [1, 9]])
 LABELS = np.array([[2], [0], [1], [1]])
 _SIZES = dict(vocab_size=VOCABULARY, attn_implementation="eager")
 _ENCODER = _SIZES | dict(
-    hidden_size=15, intermediate_size=22, num_attention_heads=3, num_hidden_layers=2, max_position_embeddings=20
+    hidden_size=15, intermediate_size=22, num_attention_heads=3, num_hidden_layers=1, max_position_embeddings=20
 )
 _ROBERTA = _ENCODER | {"type_vocab_size": 1, "pad_token_id": 1}
 _LONGFORMER = _ROBERTA | {"attention_window": 4}
-_DISTILBERT = _SIZES | dict(dim=15, hidden_dim=22, n_heads=3, n_layers=2, max_position_embeddings=20)
+_DISTILBERT = _SIZES | dict(dim=15, hidden_dim=22, n_heads=3, n_layers=1, max_position_embeddings=20)
 _MOBILEBERT = _ENCODER | dict(
     embedding_size=7,
     intra_bottleneck_size=12,
@@ -61,9 +61,9 @@ _BART = dict(d_model=15, encoder_ffn_dim=22, decoder_ffn_dim=22, max_position_em
     for name, value in (("layers", 1), ("attention_heads", 3))
 }
 _T5 = dict(d_model=14, d_ff=22, d_kv=5, num_layers=1, num_heads=3, decoder_start_token_id=0, pad_token_id=0)
-_GPT = dict(n_embd=15, n_head=3, n_layer=2, n_positions=20, pad_token_id=0)
+_GPT = dict(n_embd=15, n_head=3, n_layer=1, n_positions=20, pad_token_id=0)
 _LLAMA = _ENCODER | dict(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=6, pad_token_id=0)
-_XLNET = dict(vocab_size=VOCABULARY, d_model=14, d_inner=22, n_head=7, n_layer=2, pad_token_id=0)
+_XLNET = dict(vocab_size=VOCABULARY, d_model=14, d_inner=22, n_head=7, n_layer=1, pad_token_id=0)
 CASES = {
     "XLNetForQuestionAnsweringSimple": _XLNET,
     "XLNetForMultipleChoice": _XLNET | {"summary_last_dropout": 0.2},
@@ -101,11 +101,11 @@ CLASSIFIER_BIAS = r"\b(qa_outputs|classifier|(?<!sequence_summary\.)summary|logi
 # So does the bias of the last norm of a model in span extraction, whose logits are linear in it.
 _LAST_NORMS = (
     r"ln_f",
-    r"(?<!mobilebert\.encoder\.)layer\.1\.output\.LayerNorm",
-    r"layer\.1\.output\.bottleneck\.LayerNorm",
-    r"layer\.1\.output_layer_norm",
+    r"(?<!mobilebert\.encoder\.)layer\.0\.output\.LayerNorm",
+    r"layer\.0\.output\.bottleneck\.LayerNorm",
+    r"layer\.0\.output_layer_norm",
     r"decoder\.layers\.0\.final_layer_norm",
-    r"layer\.1\.ff\.layer_norm",
+    r"layer\.0\.ff\.layer_norm",
 )
 LAST_NORM_BIAS = rf"({'|'.join(_LAST_NORMS)})\.bias"
 # The head has a norm of its own.
