@@ -23,6 +23,7 @@ from t5x_like.distillation.losses.logits import ForwardKL
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.metrics import read_metrics
+from t5x_like.objectives.decoupled_replaced_tokens import DecoupledReplacedTokens
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.train import train
 
@@ -95,6 +96,12 @@ def layer_drop_of_an_encoder(dense, directory):
     return adapted(LayerDrop(rate=0.5), config=FAMILIES["bert"].config, **own)
 
 
+def two_stages(dense, directory):
+    objective = DecoupledReplacedTokens()
+    own = {"objective": objective, "data": MaskedRows(features=objective.features), "evaluations": None}
+    return {"model": FAMILIES["deberta_v2"].config, "optimizer": adam()} | own
+
+
 def pruned_student(dense, directory):
     adapter = MovementPruning(density=0.5, begin=0, final_steps=1, total_steps=6)
     return adapted(adapter, teachers={"t": Teacher(str(dense))}, losses={"kl": ForwardKL(prediction="targets")})
@@ -104,7 +111,7 @@ VARIANTS = (
     averages,
     schedule_free,
     *(on_a_base, on_a_rounded_base, on_integers),
-    *(ranges, magnitude, movement, layer_drop, layer_drop_of_an_encoder, pruned_student),
+    *(ranges, magnitude, movement, layer_drop, layer_drop_of_an_encoder, two_stages, pruned_student),
 )
 
 
