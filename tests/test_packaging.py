@@ -80,6 +80,7 @@ def test_wheel_declares_entry_point_and_python_versions(wheel):
             "plan",
             "plan-gpu",
             "cache",
+            "chat",
             "dask",
             "corpora",
             "quantization",

@@ -1,6 +1,6 @@
 """Token ids of the texts in records, and texts of predicted token ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -13,6 +13,7 @@ from t5x_like.decoding.settings import Decoding
 from t5x_like.decoding.stop_strings import cut_at_stop_string
 from t5x_like.errors import UserError
 from t5x_like.inference.layout import Layout
+from t5x_like.vocabularies.chat_template import ChatTemplate, is_conversation
 
 
 class Codec:
@@ -28,6 +29,7 @@ class Codec:
       inputs_eos: Whether EOS is appended to inputs that are text. Inputs that are token ids are complete.
       targets_eos: The same for targets.
       separator: Text that is appended to inputs that are text.
+      chat: Returns the template of the tokenizer, for inputs that are messages; None if there is no tokenizer.
       decoding: Its `eos_ids` end a generated text, by default `eos_id`; its `stop_strings` end a decoded one.
 
     Attributes:
@@ -47,6 +49,7 @@ class Codec:
         inputs_eos: bool = False,
         targets_eos: bool = False,
         separator: str = "",
+        chat: Callable[[], ChatTemplate] | None = None,
         decoding: Decoding = Decoding(),  # noqa: B008 (frozen)
     ):
         self._vocabularies, self._lengths, self._layout = vocabularies, lengths, layout
@@ -57,7 +60,7 @@ class Codec:
         known = (each for each in (eos_id, model_eos_id, features.EOS_ID) if each is not None)
         self.eos_id, self.truncated = next(known), 0
         self.eos_ids = (self.eos_id,) if decoding.eos_ids is None else decoding.eos_ids
-        self._stop_strings = decoding.stop_strings
+        self._stop_strings, self._chat = decoding.stop_strings, chat
 
     def check(self, path: str, records: Sequence[Record], vocab_size: int, *, needs_targets: bool) -> None:
         """Checks records without encoding their text, so that an error appears before the first batch.
@@ -110,6 +113,14 @@ class Codec:
                     f"{where}: {name!r} is text without a vocabulary. Give VOCABULARY_PATH, "
                     "MIXTURE_OR_TASK_NAME, or token ids."
                 )
+        elif name == "inputs" and is_conversation(value):
+            if self._chat is None:
+                raise UserError(f"{where}: 'inputs' is a conversation without a chat template. Give VOCABULARY_PATH.")
+            try:
+                ids, bos = self._chat().prompt(value), list(self._layout.bos)
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from error
+            return ids[len(bos) :] if bos and ids[: len(bos)] == bos else ids  # the row of the model begins with BOS
         elif not (isinstance(value, list) and all(isinstance(token, int) and token >= 0 for token in value)):
             raise UserError(f"{where}: {name!r} must be text or a list of token ids, not {value!r:.80}. Correct it.")
         return value

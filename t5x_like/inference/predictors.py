@@ -1,6 +1,7 @@
 """What a model computes for records: generated or scored text, or the predictions of a head."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +23,7 @@ from t5x_like.inference.records import TEXT_FIELD
 from t5x_like.interop import model_tokens
 from t5x_like.objectives import passes
 from t5x_like.objectives.base import Batch
+from t5x_like.stored import run_tokenizer
 from t5x_like.stored.loaded import Loaded
 from t5x_like.training.program import check_inputs
 
@@ -198,6 +200,7 @@ class TextPredictor:
             model_tokens.eos_id(loaded.config) if eos_id is None else eos_id,
             inputs_eos=self._inputs_eos(reads_task=vocabularies is not None and has_task(data)),
             separator=self._separator or "",
+            chat=functools.partial(run_tokenizer.chat_template, loaded.path),
             targets_eos=self._options.score_eos,
             decoding=self.decoding,
         )

@@ -12,6 +12,7 @@ from t5x_like.runtime.run_files import TOKENIZER
 from t5x_like.stored import run_vocabulary
 from t5x_like.stored.weight_source import InitialWeights
 from t5x_like.vocabularies import tokenizer_classes, tokenizer_files, vocabulary_digest
+from t5x_like.vocabularies.chat_template import ChatTemplate
 from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
 
 
@@ -87,6 +88,22 @@ def has_settings(path: str) -> bool:
         if (found := tokenizer_files.find(directory)) is not None:
             return not paths.is_file(found)
     return False
+
+
+def chat_template(path: str) -> ChatTemplate:
+    """Returns the chat template of a model.
+
+    Args:
+      path: a run directory, one of its checkpoints, or a Hugging Face directory.
+
+    Raises:
+      UserError: the model has no tokenizer of transformers, or one without a template.
+    """
+    for directory in (path, paths.join(checkpoint_choice.run_of(path), TOKENIZER)):
+        found = tokenizer_files.find(directory)
+        if found is not None and not paths.is_file(found):
+            return ChatTemplate(directory)
+    raise UserError(f"{path}: has no tokenizer with a chat template. Give texts as 'inputs', or a model with one.")
 
 
 def check(model_dir: str, vocabulary: TextVocabulary) -> None:

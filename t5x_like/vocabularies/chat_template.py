@@ -1,0 +1,120 @@
+"""Chat templates: the text and the token ids of a conversation, as `apply_chat_template` of transformers makes them."""
+
+import datetime
+import functools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from t5x_like.errors import UserError
+from t5x_like.packages import require
+from t5x_like.vocabularies import from_folder, tokenizer_classes
+from t5x_like.vocabularies.tokenizer_folder import TokenizerFiles
+
+Messages = Sequence[Mapping[str, Any]]
+_TEMPLATE, _DEFAULT = "chat_template", "default"
+
+
+def is_conversation(value: Any) -> bool:
+    """Returns whether a value of a record is a list of messages: objects with `role`."""
+    return isinstance(value, list) and bool(value) and all(isinstance(x, dict) and "role" in x for x in value)
+
+
+class ChatTemplate:
+    """The template of a tokenizer, with its special tokens.
+
+    Args:
+      path: a Hugging Face directory with `chat_template.jinja`, or with `chat_template` in tokenizer_config.json.
+
+    Raises:
+      UserError: the directory has no template, or it is not valid.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self._files = TokenizerFiles(path)
+        self._source, self._where = _read(self._files)
+        self._special = {f"{role}_token": token for role, token in self._files.special_tokens().items()}
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        return _compile(self._source, self._where)
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        # Special tokens in the text are the tokens, unlike in the texts of tasks.
+        return from_folder.tokenizer(self._files)
+
+    def render(self, messages: Messages, *, add_generation_prompt: bool = False) -> str:
+        """Returns the text of a conversation.
+
+        Args:
+          messages: Messages with `role` and `content`, and what else the template reads.
+          add_generation_prompt: Whether the text ends with what begins an answer.
+
+        Raises:
+          UserError: The template refuses the conversation.
+        """
+        jinja2 = require("jinja2", "a chat template", extra="chat")
+        values = {"messages": list(messages), "tools": None, "documents": None, **self._special}
+        try:
+            return self._compiled.render(**values, add_generation_prompt=add_generation_prompt)
+        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(f"{self._where}: the chat template refuses the messages: {error}") from error
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the token ids of a rendered text, in which special tokens are recognized and none are added."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def prompt(self, messages: Messages) -> list[int]:
+        """Returns the token ids of a conversation and of what begins an answer; see `render`."""
+        return self.encode(self.render(messages, add_generation_prompt=True))
+
+
+def _read(files: TokenizerFiles) -> tuple[str, str]:
+    """Returns the template and the name of its file."""
+    if files.has(tokenizer_classes.CHAT_TEMPLATE):
+        return files.text(tokenizer_classes.CHAT_TEMPLATE), files.path(tokenizer_classes.CHAT_TEMPLATE)
+    found = files.config.get(_TEMPLATE)
+    if isinstance(found, list):  # several templates by name
+        found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}.get(_DEFAULT)
+    if not isinstance(found, str):
+        raise UserError(
+            f"{files.directory}: has no chat template. Give one with {tokenizer_classes.CHAT_TEMPLATE}, or with "
+            f"{_TEMPLATE!r} in {tokenizer_classes.CONFIG}."
+        )
+    return found, files.path(tokenizer_classes.CONFIG)
+
+
+@functools.lru_cache(maxsize=8)
+def _compile(source: str, where: str) -> Any:
+    """Compiles a template in a sandbox, with the functions and the filter that transformers gives to templates."""
+    jinja2 = require("jinja2", "a chat template", extra="chat")
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """The block `{% generation %}`, which marks the text of the assistant and is that text here."""
+
+        tags = {"generation"}  # noqa: RUF012 (the interface of jinja2)
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return jinja2.nodes.Scope(body, lineno=line)
+
+    def refuse(message):
+        raise jinja2.TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = lambda value, indent=None, **options: json.dumps(
+        value, ensure_ascii=False, indent=indent, **options
+    )
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise UserError(f"{where}: is not a valid chat template: {error}. Correct it.") from error

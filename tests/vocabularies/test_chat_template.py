@@ -1,0 +1,122 @@
+"""Chat templates render and encode conversations as transformers does, and refuse what it refuses."""
+
+import json
+
+import pytest
+import small_models
+
+from t5x_like.decoding.settings import Decoding
+from t5x_like.errors import UserError
+from t5x_like.loading import open_model
+from t5x_like.vocabularies.chat_template import ChatTemplate, is_conversation
+
+CHATML = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+LLAMA_3 = """\
+{{ bos_token }}{% for message in messages %}
+{% if loop.index0 > 3 %}{% break %}{% endif %}
+{{ '<|im_start|>' + message['role'] + '<|im_end|>' + '\\n\\n' + message['content'] | trim + eos_token }}{% endfor %}
+{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_end|>\\n\\n' }}{% endif %}"""
+# A loop with state, JSON, and the block that marks answers.
+TOOLS = """\
+{%- set ns = namespace(count=0) %}
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- for message in messages %}
+{%- set ns.count = ns.count + 1 %}
+{%- if message.role == 'assistant' %}
+{{- '<|im_start|>' }}{% generation %}{{ message.content }}{{ '<|im_end|>' }}{% endgeneration %}
+{%- else %}{{- ns.count | string + ':' + message | tojson + '\\n' }}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"""
+REFUSING = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}ok"
+TEMPLATES = {"chatml": CHATML, "llama 3": LLAMA_3, "tools": TOOLS}
+CONVERSATION = [
+    {"role": "system", "content": "Answer “briefly”."},
+    {"role": "user", "content": " What is <|im_end|> for?\n"},
+    {"role": "assistant", "content": "It ends a message."},
+    {"role": "user", "content": "Thanks <b>\u00e9</b>"},
+]
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Returns a function that writes a tokenizer of bytes with special tokens and a chat template."""
+    tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2", reason="needs the extra `chat`")
+
+    def write(template, *, as_file=False):
+        model = tokenizers.models.BPE({letter: n for n, letter in enumerate(sorted(alphabet()))}, [])
+        made = tokenizers.Tokenizer(model)
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = tokenizers.decoders.ByteLevel()
+        made.add_special_tokens(["<s>", "</s>", "<|im_start|>", "<|im_end|>"])
+        made.save(str(tmp_path / "tokenizer.json"))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+        if as_file:
+            (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
+        else:
+            config["chat_template"] = template
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        return str(tmp_path)
+
+    def alphabet():
+        return tokenizers.pre_tokenizers.ByteLevel.alphabet()
+
+    return write
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("as_file", [False, True], ids=["config", "jinja"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_texts_and_ids_equal_those_of_transformers(name, as_file, directory):
+    transformers = pytest.importorskip("transformers", reason="compares with transformers (extra `parity`)")
+    path = directory(TEMPLATES[name], as_file=as_file)
+    reference, template = transformers.AutoTokenizer.from_pretrained(path), ChatTemplate(path)
+    for number in (2, 3, 4):
+        messages = CONVERSATION[:number]
+        for prompted in (False, True):
+            expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompted)
+            assert template.render(messages, add_generation_prompt=prompted) == expected
+        ids = reference.apply_chat_template(messages, add_generation_prompt=True)
+        assert template.prompt(messages) == list(ids)
+
+
+def test_refusals_name_the_file_and_the_reason(directory, tmp_path):
+    template = ChatTemplate(directory(REFUSING))
+    assert template.render(CONVERSATION[1:]) == "ok"
+    with pytest.raises(UserError, match="tokenizer_config.json: the chat template refuses the messages: System role"):
+        template.render(CONVERSATION)
+    with pytest.raises(UserError, match="is not a valid chat template: .*Unexpected end of template"):
+        ChatTemplate(directory("{% if messages %}")).render(CONVERSATION)
+    with pytest.raises(UserError, match="refuses the messages: .*unsafe"):
+        ChatTemplate(directory("{{ messages.__class__.__mro__ }}")).render(CONVERSATION)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(UserError, match="has no chat template. Give one with chat_template.jinja"):
+        ChatTemplate(str(tmp_path))
+
+
+def test_conversations_are_told_from_token_ids():
+    assert is_conversation(CONVERSATION)
+    assert not any(map(is_conversation, ("text", [], [1, 2], [{"content": "no role"}], {"role": "user"})))
+
+
+def test_infer_reads_conversations(tmp_path):
+    """A conversation is answered as its token ids are, whose BOS the row has already."""
+    pytest.importorskip("jinja2", reason="needs the extra `chat`")
+    path = tmp_path / "llama"
+    small_models.write_llama(path)
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    template = "{{ '<s>' }}{% for message in messages %}{{ message.role[0] + ':' + message.content + ';' }}{% endfor %}"
+    (path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    messages = [{"role": "user", "content": "ab"}]
+    ids = ChatTemplate(str(path)).prompt(messages)
+    assert ids[0] == 1 and 1 not in ids[1:]
+    opened = open_model(str(path), decoding=Decoding(max_length=6))
+    answer, expected = opened.predict([{"inputs": messages}, {"inputs": ids[1:]}])
+    assert answer["prediction"] == expected["prediction"]
+    with pytest.raises(UserError, match="texts.jsonl:1: .*tokenizer_config.json: the chat template refuses the mess"):
+        opened.predict([{"inputs": [{"role": "user"}]}])
