@@ -9,14 +9,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from t5x_like import partitioning
-from t5x_like.kernels.dropout import Dropout
-from t5x_like.kernels.dropout import dropout as apply_dropout
 from t5x_like.kernels.fused_attention import blocks, distance_tables, global_keys, streams
 from t5x_like.kernels.fused_attention.backward import backward
 from t5x_like.kernels.fused_attention.forward import forward
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.layout import Layout
-from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, Operands, joined, pad, segments, separated
+from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, Operands, joined, pad, separated
+from t5x_like.kernels.fused_attention.problem import arrays
 from t5x_like.kernels.fused_outputs import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.score_bias import ScoreTerms, bias_key
 from t5x_like.kernels.scoring import Scoring
@@ -93,45 +92,15 @@ def attention_and_log_sum_exp(
 
 def _problem(q, k, v, terms: ScoreTerms, scoring: Scoring, *, interpret, sizes) -> tuple[Inputs, "Static"]:
     """Returns the arrays of an attention with a bias that is given by its terms; see `fused_attention`."""
-    mask, dropout, dropout_key = scoring.mask, scoring.dropout, scoring.dropout_key
+    mask = scoring.mask
+    inputs, dropout_rate = arrays(q, k, v, terms, scoring)
     static = Static(
         causal=mask.causal,
         window=mask.window,
         scale=scoring.scale,
-        dropout_rate=0.0,
+        dropout_rate=dropout_rate,
         sizes=blocks.within(sizes or blocks.sizes(partitioning.bound_mesh()), mask.window),
         interpret=interpret,
-    )
-    seeds = None
-    if dropout_key is not None and dropout.rate:
-        if dropout.broadcast_dims:
-            k, v = _drop_keys(q, k, v, dropout, dropout_key)
-        else:
-            static = dataclasses.replace(static, dropout_rate=dropout.rate)
-            seeds = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, (2,)), jnp.int32)
-    query_segments, key_segments = segments(mask, q.shape, k.shape[1])
-    ranks = (None, None)
-    if mask.query_ranks is not None:  # of integers, a lower or equal rank is lower than the next one
-        ranks = mask.query_ranks if mask.strict_ranks else mask.query_ranks + 1, mask.key_ranks
-    inputs = Inputs(
-        q=q,
-        k=k,
-        v=v,
-        bias=terms.diagonals,
-        query_segments=query_segments,
-        key_segments=key_segments,
-        prefix=None if mask.prefix is None else mask.prefix.astype(jnp.int32),
-        seeds=seeds,
-        query_table=terms.query_table,
-        key_table=terms.key_table,
-        direction=terms.direction,
-        content_bias=terms.content_bias,
-        position_bias=terms.position_bias,
-        same_type=terms.same_type,
-        query_types=terms.query_types,
-        key_types=terms.key_types,
-        query_ranks=ranks[0],
-        key_ranks=ranks[1],
     )
     return inputs if mask.global_keys is None else global_keys.add(inputs, mask), static
 
@@ -183,24 +152,6 @@ class Static:
             dropout_rate=self.dropout_rate,
         )
         return dataclasses.replace(geometry, q_chunks=blocks.q_chunks(geometry, q.dtype.itemsize, self.sizes))
-
-
-def _drop_keys(q, k, v, dropout: Dropout, key):
-    """Applies dropout that all queries share, which multiplies the values of dropped keys by zero.
-
-    The decisions equal those in the reference. With grouped queries, the heads of a group have decisions of their own,
-    and therefore values of their own.
-    """
-    batch, q_len, heads, _ = q.shape
-    kv_len, kv_heads = k.shape[1:3]
-    group = heads // kv_heads
-    shared = tuple(dim % 5 for dim in dropout.broadcast_dims)
-    shape = [batch, kv_heads, group, 1, kv_len]
-    factors = apply_dropout(jnp.ones(shape, jnp.float32), dropout.rate, key, broadcast_dims=shared)
-    factors = jnp.moveaxis(factors.reshape(batch, heads, kv_len), 1, 2)[..., None]
-    if group > 1:
-        k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
-    return k, (v * factors).astype(v.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -312,9 +263,6 @@ _attention_and_lse.defvjp(_forward_with_lse, _backward_with_lse)
 def _operands(inputs: Inputs, layout: "Layout", static: Static) -> tuple[Operands, Geometry]:
     """Returns the operands of the kernels on one device, and their sizes."""
     g = static.geometry(inputs)
-    seeds = inputs.seeds
-    if seeds is not None:
-        seeds = jnp.concatenate([seeds, layout.first_row_and_head(g), jnp.full(1, layout.num_heads, jnp.int32)])
     row = lambda x, length, value=0: None if x is None else pad(x, 1, length, value)[:, None]  # noqa: E731
     dtype = inputs.q.dtype
 
@@ -332,7 +280,7 @@ def _operands(inputs: Inputs, layout: "Layout", static: Static) -> tuple[Operand
         query_segments=row(inputs.query_segments, g.padded_q),
         key_segments=row(inputs.key_segments, g.padded_k, NO_SEGMENT),
         prefix=row(inputs.prefix, g.padded_k),
-        seeds=seeds,
+        seeds=layout.seeds(inputs, g),
         query_table=table(inputs.query_table, g.query_distances - g.q_len),
         key_table=table(inputs.key_table, g.key_distances - g.kv_len, -1),
         direction=inputs.direction,

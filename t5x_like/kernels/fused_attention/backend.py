@@ -4,6 +4,7 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
+from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.score_bias import ScoreBias
 from t5x_like.kernels.scoring import Scoring
@@ -43,6 +44,11 @@ def unsupported_reason(
         return "dropout shares its decisions, with global keys"
     if bias is not None and (reason := _unsupported_bias(mesh, q, k, mask, bias)):
         return reason
+    return unsupported_dropout(dropout)
+
+
+def unsupported_dropout(dropout: Dropout) -> str | None:
+    """Returns why the kernels for TPUs and GPUs do not compute a dropout of weights, or None if they do."""
     if dropout.rate and dropout.broadcast_dims and not set(dropout.broadcast_dims) & {-2, 3}:
         return f"dropout shares its decisions along the dimensions {dropout.broadcast_dims}, not along the queries"
     return None

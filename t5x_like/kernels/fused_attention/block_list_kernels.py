@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int
 
-from t5x_like.kernels.fused_attention import costs, tiles
+from t5x_like.kernels.fused_attention import costs, masking, tiles
 from t5x_like.kernels.fused_attention.geometry import LANES, ListGeometry
 from t5x_like.kernels.fused_attention.operands import NO_SEGMENT
 from t5x_like.kernels.masks import MASK_VALUE
@@ -368,7 +368,7 @@ class _Tiles:
             head = (seeds[2] + self.row) * seeds[4] + seeds[3] + self.head
             queries = lax.broadcasted_iota(jnp.int32, (g.size, 1), 0) + (self.chunk * g.chunk + index * g.size)
             keys = lax.broadcasted_iota(jnp.int32, (1, x.shape[1]), 1) + number * g.listed * g.size
-            return jnp.where(tiles.keep((seeds[0], seeds[1]), head, queries, keys, g.dropout_rate), x, 0.0)
+            return jnp.where(masking.keep((seeds[0], seeds[1]), head, queries, keys, g.dropout_rate), x, 0.0)
 
         return _Tile(
             kv=jnp.concatenate([self.kv_ref[pl.ds(start, g.size), :] for start in starts], axis=0),

@@ -18,7 +18,8 @@ from t5x_like.kernels.fused_attention import block_list_kernels, blocks
 from t5x_like.kernels.fused_attention.block_list_kernels import ListOperands
 from t5x_like.kernels.fused_attention.geometry import ListGeometry
 from t5x_like.kernels.fused_attention.layout import Layout
-from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, joined, pad, segments, separated
+from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, joined, pad, separated
+from t5x_like.kernels.fused_attention.problem import segments
 from t5x_like.kernels.fused_outputs import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.scoring import Scoring
 
@@ -157,9 +158,6 @@ _attention.defvjp(_forward, _backward)
 def _operands(inputs: Inputs, layout: Layout, static: Static) -> tuple[ListOperands, ListGeometry]:
     """Returns the operands of the kernels on one device, and their sizes."""
     g = static.geometry(inputs)
-    seeds = inputs.seeds
-    if seeds is not None:
-        seeds = jnp.concatenate([seeds, layout.first_row_and_head(g), jnp.full(1, layout.num_heads, jnp.int32)])
     return ListOperands(
         lists=_lists(inputs.block_lists, g),
         q=joined(inputs.q, g.padded),
@@ -167,7 +165,7 @@ def _operands(inputs: Inputs, layout: Layout, static: Static) -> tuple[ListOpera
         v=joined(inputs.v, g.padded),
         query_segments=pad(inputs.query_segments, 1, g.padded)[:, None],
         key_segments=pad(inputs.key_segments, 1, g.padded, NO_SEGMENT).reshape(g.batch, g.num_blocks, g.size),
-        seeds=seeds,
+        seeds=layout.seeds(inputs, g),
     ), g
 
 

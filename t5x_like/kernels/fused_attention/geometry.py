@@ -39,6 +39,7 @@ class Geometry:
       ranks: Whether queries and keys have ranks.
       strided: See `blocks.Sizes`.
       scale: Factor of the scores.
+      softcap: See `Scoring`; the kernels of TPUs do not read it.
       dropout_rate: Rate of the dropout of each attention weight.
       q_chunks: Parts of the queries of a row whose gradients are held on the core one after another.
     """
@@ -64,6 +65,7 @@ class Geometry:
     ranks: bool = False
     strided: bool = True
     scale: float = 1.0
+    softcap: float | None = None
     dropout_rate: float = 0.0
     q_chunks: int = 1
 

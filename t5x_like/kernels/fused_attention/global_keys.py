@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from t5x_like.kernels.fused_attention import tiles
+from t5x_like.kernels.fused_attention import masking
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs
 from t5x_like.kernels.masks import MASK_VALUE, Mask
@@ -101,7 +101,7 @@ def _drop(weights: Scores, seeds: Array | None, g: Geometry) -> Scores:
     rows, heads = jnp.arange(g.batch)[:, None, None, None], jnp.arange(g.heads)[None, :, None, None]
     number = (seeds[2] + rows) * seeds[4] + seeds[3] + heads
     keys = g.padded_k + jnp.arange(weights.shape[2])[:, None]
-    kept = tiles.keep((seeds[0], seeds[1]), number, jnp.arange(g.q_len)[None], keys, g.dropout_rate)
+    kept = masking.keep((seeds[0], seeds[1]), number, jnp.arange(g.q_len)[None], keys, g.dropout_rate)
     return jnp.where(kept, weights, 0.0) / (1.0 - g.dropout_rate)
 
 

@@ -60,10 +60,13 @@ class Layout:
             function, mesh=self.partitioner.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
 
-    def first_row_and_head(self, geometry: Geometry) -> Int[Array, " 2"]:
-        """Returns the indices of the first row and of the first query head of this device."""
+    def seeds(self, inputs: Inputs, geometry: Geometry) -> Int[Array, " 5"] | None:
+        """Returns `Operands.seeds` of this device, None without dropout."""
+        if inputs.seeds is None:
+            return None
         rows, _, heads, _ = self.heads
-        return jnp.stack([_shard(rows) * geometry.batch, _shard(heads) * geometry.heads])
+        first = [_shard(rows) * geometry.batch, _shard(heads) * geometry.heads]
+        return jnp.concatenate([inputs.seeds, jnp.stack(first), jnp.full(1, self.num_heads, jnp.int32)])
 
     def sum_over_rows(self, x: Array) -> Array:
         """Sums over the devices that hold different rows.

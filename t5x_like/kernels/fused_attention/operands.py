@@ -11,7 +11,6 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from t5x_like.kernels.fused_attention.geometry import Geometry
-from t5x_like.kernels.masks import Mask
 
 # A segment that no query has: the segment of padding keys and of keys that are not valid.
 NO_SEGMENT = -(2**30)
@@ -188,16 +187,6 @@ def pad(x: jax.Array, axis: int, size: int, value=0) -> jax.Array:
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, size - x.shape[axis])
     return jnp.pad(x, widths, constant_values=value)
-
-
-def segments(mask: Mask, q_shape: tuple[int, ...], kv_len: int):
-    """Returns segments that express the segments and the valid keys of a mask."""
-    queries, keys = mask.query_segments, mask.key_segments
-    if mask.key_valid is not None:
-        if keys is None:
-            queries, keys = jnp.zeros(q_shape[:2], jnp.int32), jnp.zeros((q_shape[0], kv_len), jnp.int32)
-        keys = jnp.where(mask.key_valid, keys, NO_SEGMENT)
-    return queries, keys
 
 
 def joined(x: jax.Array, length: int):

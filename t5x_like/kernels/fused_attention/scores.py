@@ -1,12 +1,10 @@
 """The scores of a step, as both passes compute them."""
 
-import math
-
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from t5x_like.kernels.fused_attention import distances, tiles
+from t5x_like.kernels.fused_attention import distances, masking, tiles
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.operands import Operands
 from t5x_like.kernels.masks import MASK_VALUE
@@ -30,9 +28,17 @@ class Scores:
         self.refs, self.geometry, self.i, self.j = refs, geometry, i, j
         self.row, self.first_head = row, head_step * geometry.step_heads
         self.queries, self.keys = tiles.positions(geometry, i, j)
-        rows = (refs.query_segments, refs.key_segments, refs.prefix, refs.query_ranks, refs.key_ranks)
-        self.visible = tiles.visible(
-            geometry, self.queries, self.keys, *(None if ref is None else ref[0] for ref in rows)
+        row_of = lambda ref: None if ref is None else ref[0]  # noqa: E731
+        column_of = lambda ref: None if ref is None else tiles.column(ref[0])  # noqa: E731
+        self.visible = masking.visible(
+            geometry,
+            self.queries,
+            self.keys,
+            query_segments=row_of(refs.query_segments),
+            key_segments=column_of(refs.key_segments),
+            prefix=column_of(refs.prefix),
+            query_ranks=row_of(refs.query_ranks),
+            key_ranks=column_of(refs.key_ranks),
         )
         self.direction = 0 if refs.direction is None else refs.direction[row]
         self.same_type = tiles.column(refs.key_types[0]) == refs.query_types[0] if geometry.types else None
@@ -113,10 +119,7 @@ class Scores:
         """
         logarithm = self._unmasked(head) - lse
         if self.visible is not None:
-            hidden = MASK_VALUE
-            if not self.geometry.skips:  # a query without visible keys averages all values
-                hidden = jnp.where(lse > MASK_VALUE / 2, hidden, -math.log(self.geometry.kv_len))
-            logarithm = jnp.where(self.visible, logarithm, hidden)
+            logarithm = jnp.where(self.visible, logarithm, masking.hidden_logarithm(lse, self.geometry))
         return self.without_padding(jnp.exp(logarithm))
 
     def without_padding(self, weights: Tile) -> Tile:
@@ -133,4 +136,4 @@ class Scores:
             return x
         seeds = self.refs.seeds
         number = (seeds[2] + self.row) * seeds[4] + seeds[3] + self.first_head + head
-        return jnp.where(tiles.keep((seeds[0], seeds[1]), number, self.queries, self.keys, g.dropout_rate), x, 0.0)
+        return jnp.where(masking.keep((seeds[0], seeds[1]), number, self.queries, self.keys, g.dropout_rate), x, 0.0)

@@ -1,4 +1,4 @@
-"""What the kernels compute for a tile of scores `[keys, queries]`: products, masks, biases and dropout.
+"""What the kernels compute for a tile of scores `[keys, queries]`: products and biases.
 
 Tiles have keys as rows, so that the statistics of a query are a row vector, which a reduction over rows returns and
 which is stored without padding.
@@ -7,12 +7,10 @@ which is stored without padding.
 import functools
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from t5x_like.kernels.dropout import mix_bits, threshold
 from t5x_like.kernels.fused_attention.geometry import LANES, Geometry
 
 _dot = functools.partial(lax.dot_general, preferred_element_type=jnp.float32)
@@ -42,43 +40,6 @@ def positions(geometry: Geometry, i, j) -> tuple[Int[Array, "1 queries"], Int[Ar
     """Returns the positions of the queries of block `i` as a row, and of the keys of block `j` as a column."""
     queries = i * geometry.block_q + lax.broadcasted_iota(jnp.int32, (1, geometry.block_q), 1)
     return queries, j * geometry.block_k + lax.broadcasted_iota(jnp.int32, (geometry.block_k, 1), 0)
-
-
-def visible(
-    geometry: Geometry,
-    queries: Int[Array, "1 queries"],
-    keys: Int[Array, "keys 1"],
-    query_segments: Int[Array, "1 queries"] | None,
-    key_segments: Int[Array, "1 keys"] | None,
-    prefix: Int[Array, "1 keys"] | None,
-    query_ranks: Int[Array, "1 queries"] | None,
-    key_ranks: Int[Array, "1 keys"] | None,
-) -> Bool[Array, "keys queries"] | None:
-    """Returns which keys are visible to which queries, or None if all are.
-
-    Args:
-      geometry: Sizes and the structure of the mask.
-      queries: Positions of the queries.
-      keys: Positions of the keys.
-      query_segments: Segments of the queries.
-      key_segments: Segments of the keys.
-      prefix: 1 for keys that are visible regardless of `causal`.
-      query_ranks: Ranks of the queries.
-      key_ranks: Ranks of the keys.
-    """
-    conditions = []
-    if geometry.causal:
-        past = keys <= queries
-        conditions.append(past if prefix is None else past | (column(prefix) == 1))
-    if geometry.window is not None:
-        conditions.append(jnp.abs(queries - keys) < geometry.window)
-    if geometry.ranks:
-        conditions.append(column(key_ranks) < query_ranks)
-    if geometry.segments:
-        conditions.append(column(key_segments) == query_segments)
-    elif geometry.padded_k != geometry.kv_len and not (geometry.causal and geometry.q_len <= geometry.kv_len):
-        conditions.append(keys < geometry.kv_len)
-    return functools.reduce(jnp.logical_and, conditions) if conditions else None
 
 
 def bias_tile(values: Float[Array, "1 relative"], geometry: Geometry) -> Float[Array, "keys queries"]:
@@ -147,30 +108,3 @@ def _contract(block: Float[Array, "128 128"]) -> Float[Array, "1 256"]:
     for bit in _BITS:
         block = jnp.where(row & bit != 0, pltpu.roll(block, 2 * LANES - bit, 1), block)
     return pltpu.roll(jnp.sum(block, axis=0, keepdims=True), LANES - 1, 1)
-
-
-def keep(
-    seeds: tuple[Int[Array, ""], Int[Array, ""]],
-    head: Int[Array, ""],
-    queries: Int[Array, "1 queries"],
-    keys: Int[Array, "keys 1"],
-    rate: float,
-) -> Bool[Array, "keys queries"]:
-    """Decides which attention weights of a head are kept, independently for each with probability `1 - rate`.
-
-    A decision is a hash of the seeds and of the indices of the weight. It depends neither on blocks nor on devices, so
-    the backward pass repeats the decisions of the forward pass.
-
-    Args:
-      seeds: Two words of random bits.
-      head: Index of the row and the head in the whole batch, as one number.
-      queries: Positions of the queries.
-      keys: Positions of the keys.
-      rate: Probability of dropping a weight.
-    """
-    row, column = mix_bits(mix_bits(head ^ seeds[0]) + queries), mix_bits(keys ^ seeds[1])
-    bits = row ^ column
-    # One more multiplication makes the decisions of the corners of a rectangle independent. All of `mix_bits` for each
-    # weight takes half as long again in the backward pass, because vector units multiply integers slowly.
-    bits = (bits ^ lax.shift_right_logical(bits, np.int32(15))) * np.int32(0x2C1B3C6D)
-    return bits >= threshold(rate)

@@ -11,7 +11,7 @@ from scorings import by_keywords, reference
 
 from t5x_like.kernels import gathered_attention
 from t5x_like.kernels.dropout import Dropout
-from t5x_like.kernels.fused_attention import backend, costs, tiles
+from t5x_like.kernels.fused_attention import backend, costs, masking
 from t5x_like.kernels.fused_attention.block_lists import block_list_attention
 from t5x_like.kernels.fused_attention.geometry import ListGeometry
 from t5x_like.kernels.masks import BlockLists, Mask
@@ -118,7 +118,7 @@ def test_dropout_equals_that_of_gathered_keys_with_the_same_decisions():
                 queries = np.arange(64, 320).reshape(4, 64)
             heads = jnp.arange(4).reshape(2, 2, 1, 1, 1)
             keys = jnp.arange(weights.shape[4])
-            decisions = tiles.keep((seeds[0], seeds[1]), heads, queries[..., None], keys, self.rate)
+            decisions = masking.keep((seeds[0], seeds[1]), heads, queries[..., None], keys, self.rate)
             return jnp.where(decisions, weights / (1.0 - self.rate), 0.0)
 
     found = case.run(fused, dropout=Dropout(rate), dropout_key=key)
