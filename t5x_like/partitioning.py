@@ -35,7 +35,7 @@ from t5x_like.axis_rules import (
 from t5x_like.errors import UserError
 from t5x_like.mesh import equal_feed_shards, make_mesh
 
-ATTENTION = ("auto", "xla")
+ATTENTION = ("auto", "xla", "fused", "cudnn", "triton", "gathered")
 _ACTIVE: contextvars.ContextVar["Partitioner | None"] = contextvars.ContextVar("partitioner", default=None)
 
 
@@ -47,8 +47,8 @@ class Partitioner:
       ici: See `make_mesh`.
       dcn: See `make_mesh`.
       devices: See `make_mesh`.
-      attention: `auto` chooses the implementation of attention (`kernels.attention.backend_for`); `xla` uses plain
-        matrix products everywhere.
+      attention: `auto` chooses the implementation of attention (`kernels.attention.backend_for`), `xla` plain matrix
+        products. The name of a backend (`kernels.attention.BACKENDS`) uses it for what it computes, else `xla`.
 
     Attributes:
       rules: Logical axis -> mesh axes.

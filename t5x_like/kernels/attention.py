@@ -15,6 +15,7 @@ from t5x_like.kernels.dropout import NO_DROPOUT
 from t5x_like.kernels.fused_attention import backend as tpu
 from t5x_like.kernels.reference_attention import by_blocks, has_blocks, reference
 from t5x_like.kernels.scoring import Scoring
+from t5x_like.kernels.triton_attention import backend as triton
 
 
 class Backend(Protocol):
@@ -33,10 +34,18 @@ class Backend(Protocol):
         """Computes the attention, if it is supported; see `attention`."""
 
 
-BACKENDS: dict[str, Backend] = {"fused": tpu, "cudnn": cudnn_attention, "gathered": gathered_attention}
+BACKENDS: dict[str, Backend] = {
+    "fused": tpu,
+    "cudnn": cudnn_attention,
+    "triton": triton,
+    "gathered": gathered_attention,
+}
 
 # Platform -> the backends to ask, in this order. XLA's plain products compute what none of them supports.
-BACKENDS_OF_PLATFORM: dict[str, tuple[str, ...]] = {"tpu": ("fused", "gathered"), "gpu": ("cudnn", "gathered")}
+BACKENDS_OF_PLATFORM: dict[str, tuple[str, ...]] = {
+    "tpu": ("fused", "gathered"),
+    "gpu": ("cudnn", "triton", "gathered"),
+}
 # The backends to ask on other platforms, and without a bound partitioner.
 OTHER_BACKENDS = ("gathered",)
 
@@ -62,7 +71,9 @@ def backend_for(
     names = BACKENDS_OF_PLATFORM.get(platform, OTHER_BACKENDS)
     is_logged = platform in BACKENDS_OF_PLATFORM or not scoring.mask.conditions.isdisjoint(gathered_attention.SPARSE)
     partitioner = partitioning.bound_partitioner()
-    if partitioner is not None and partitioner.attention == "xla":
+    if partitioner is not None and partitioner.attention != "auto":
+        names = tuple(name for name in names if name == partitioner.attention)
+    if not names:
         return "xla"
     (_, q_len, heads, head_dim), (kv_len, kv_heads) = q.shape, k.shape[1:3]
     problem = (

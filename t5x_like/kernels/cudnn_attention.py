@@ -2,7 +2,7 @@
 
 `jax.nn.dot_product_attention` calls cuDNN. Of a mask, cuDNN knows whether it is causal, and a window. Segments, invalid
 keys and other conditions become a matrix `[rows, 1, queries, keys]` that all heads read, in the dtype of the queries,
-which is 1 / heads of the scores. Everything else is left to XLA, with the reason:
+which is 1 / heads of the scores. Everything else is left to other backends, with the reason:
 
 * Biases. cuDNN reads them in the dtype of the queries, so that a bias of 10 would be off by up to 0.03. T5's bias of
   each head, combined with segments of each row, would also be a matrix as large as the scores.
@@ -30,7 +30,7 @@ from t5x_like.kernels.scoring import Scoring
 TITLE = "cuDNN flash attention"
 
 DTYPES = (jnp.bfloat16, jnp.float16)
-# Compute capability of Ampere, the first generation with flash attention in cuDNN.
+# Compute capability of Ampere, the first generation with flash attention in cuDNN, and with bfloat16.
 MIN_CAPABILITY = (8, 0)
 # Gathered keys are preferred where a query visits one of this many keys. Their scores are stored, so that each takes
 # longer than in a flash kernel.
@@ -54,13 +54,9 @@ def unsupported_reason(
     The program is compiled for `mesh`. `kernels.attention` describes the other arguments; `q` and `k` may be shapes.
     """
     mask, head_dim, lengths = scoring.mask, q.shape[-1], (q.shape[1], k.shape[1])
-    capability = _compute_capability(mesh.devices.flat[0])
-    if capability is None:
-        return "the device is not a GPU of NVIDIA"
-    if capability < MIN_CAPABILITY:
-        return f"cuDNN needs compute capability 8.0, and the device has {'.'.join(map(str, capability))}"
-    if q.dtype not in DTYPES:
-        return f"cuDNN computes attention in bfloat16 and float16, not in {q.dtype}"
+    if reason := unsupported_device(mesh, q.dtype):
+        return reason
+    capability = compute_capability(mesh.devices.flat[0])
     largest = HOPPER_HEAD_DIM if capability[0] == HOPPER else HEAD_DIM
     if head_dim % 8 or head_dim > largest:
         return f"the size of its heads, {head_dim}, is not a multiple of 8 up to {largest}"
@@ -80,7 +76,19 @@ def unsupported_reason(
     return None
 
 
-def _compute_capability(device: Any) -> tuple[int, ...] | None:
+def unsupported_device(mesh: Mesh, dtype: jnp.dtype) -> str | None:
+    """Returns why no flash attention for NVIDIA GPUs runs on the devices of a mesh and in a dtype, or None."""
+    capability = compute_capability(mesh.devices.flat[0])
+    if capability is None:
+        return "the device is not a GPU of NVIDIA"
+    if capability < MIN_CAPABILITY:
+        return f"it needs compute capability 8.0, and the device has {'.'.join(map(str, capability))}"
+    if dtype not in DTYPES:
+        return f"GPUs compute flash attention in bfloat16 and float16, not in {dtype}"
+    return None
+
+
+def compute_capability(device: Any) -> tuple[int, ...] | None:
     """Returns a capability such as (9, 0), or None for devices of other vendors."""
     parts = str(getattr(device, "compute_capability", "")).split(".")
     return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else None

@@ -18,6 +18,7 @@ _FILES = {
     "kernels/gathered_attention.py": ATTENTION,
     "kernels/cudnn_attention.py": ATTENTION,
     "kernels/fused_attention/": ATTENTION,
+    "kernels/triton_attention/": ATTENTION,
 }
 _MOVES = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "broadcast", "reshape", "transpose", "copy")

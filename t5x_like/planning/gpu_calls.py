@@ -1,4 +1,4 @@
-"""Custom calls of XLA's compiler for GPUs: matrix products of cuBLAS and attention of cuDNN."""
+"""Custom calls of XLA's compiler for GPUs: products of cuBLAS, attention of cuDNN, and kernels of Triton."""
 
 import dataclasses
 import math
@@ -11,6 +11,12 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CUBLAS = ("__cublas$gemm", "__cublas$lt$matmul")
 _ATTENTION = "__cudnn$fmha"
 _BACKWARD = "Backward"
+_TRITON = "__gpu$xla.gpu.triton"
+_NAME = re.compile(r'\bname = "(\w+)"')
+# What `kernels/triton_attention/costs.py` writes. Other kernels of Triton have no cost.
+_COST = re.compile(
+    r"flops=(?P<flops>\d+) exponentials=(?P<exponentials>\d+) operations=(?P<operations>\d+) bytes=(?P<hbm_bytes>\d+)"
+)
 # Products per score of the forward and backward pass of flash attention: of queries and keys, and of weights and
 # values; in the backward pass, the scores again and four gradients.
 _PRODUCTS, _BACKWARD_PRODUCTS = 2, 5
@@ -25,10 +31,14 @@ class Call:
     Attributes:
       flops: FLOPs of its matrix products.
       hbm_bytes: Bytes of its operands and results, without workspaces.
+      exponentials: Exponentials that are not part of a product.
+      operations: Other elementwise operations.
     """
 
     flops: float
     hbm_bytes: float
+    exponentials: float = 0.0
+    operations: float = 0.0
 
 
 def call(computation: Computation, instruction: Instruction) -> Call | None:
@@ -44,20 +54,23 @@ def call(computation: Computation, instruction: Instruction) -> Call | None:
     if is_product(instruction):
         return Call(_product_flops(computation, instruction), _bytes(computation, instruction))
     if is_attention(instruction):
-        products = _BACKWARD_PRODUCTS if _BACKWARD in _target(instruction) else _PRODUCTS
+        products = _BACKWARD_PRODUCTS if _BACKWARD in target(instruction) else _PRODUCTS
         head_dim = computation.operand_arrays(instruction)[0][0].dims[-1]
-        return Call(2.0 * products * scores(instruction) * head_dim, _bytes(computation, instruction))
+        number = scores(instruction)
+        return Call(2.0 * products * number * head_dim, _bytes(computation, instruction), exponentials=number)
+    if target(instruction) == _TRITON and (cost := _COST.search(instruction.attributes)):
+        return Call(**{name: float(value) for name, value in cost.groupdict().items()})
     return None
 
 
 def is_product(instruction: Instruction) -> bool:
     """Returns whether an instruction is a matrix product of cuBLAS."""
-    return _target(instruction).startswith(_CUBLAS)
+    return target(instruction).startswith(_CUBLAS)
 
 
 def is_attention(instruction: Instruction) -> bool:
     """Returns whether an instruction is an attention of cuDNN."""
-    return _target(instruction).startswith(_ATTENTION)
+    return target(instruction).startswith(_ATTENTION)
 
 
 def scores(instruction: Instruction) -> float:
@@ -77,11 +90,6 @@ def scores(instruction: Instruction) -> float:
     return whole / 2 if re.search(r'"mask_type": ?"[A-Z_]*CAUSAL', instruction.attributes) else float(whole)
 
 
-def exponentials(instruction: Instruction) -> float:
-    """Returns the number of exponentials of an attention of cuDNN, one per score; 0 for other instructions."""
-    return scores(instruction) if is_attention(instruction) else 0.0
-
-
 def relative_rate(computation: Computation, instruction: Instruction) -> float:
     """Returns the rate of the products of an instruction, relative to products of bfloat16."""
     operands = computation.operand_arrays(instruction) if is_product(instruction) else []
@@ -90,7 +98,14 @@ def relative_rate(computation: Computation, instruction: Instruction) -> float:
     return _RELATIVE_RATES.get(int(operands[0][0].bytes / max(1, operands[0][0].size)), 1.0)
 
 
-def _target(instruction: Instruction) -> str:
+def triton_name(instruction: Instruction) -> str | None:
+    """Returns the name of a kernel of Triton, or None for other instructions."""
+    name = _NAME.search(instruction.attributes) if target(instruction) == _TRITON else None
+    return name and name[1]
+
+
+def target(instruction: Instruction) -> str:
+    """Returns the target of a custom call; an empty string for other instructions."""
     match = _TARGET.search(instruction.attributes) if instruction.opcode == "custom-call" else None
     return match[1] if match else ""
 

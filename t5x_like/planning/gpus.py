@@ -123,7 +123,8 @@ class Gpu(Chip):
     def core_time(self, module, computation, instruction, work) -> CoreTime:
         """See `Chip.core_time`. An instruction is a kernel, bound by its products, elementwise operations or bytes."""
         cycles = elementwise.operations(module, instruction) / self.lanes
-        cycles += gpu_calls.exponentials(instruction) / EXPONENTIALS_PER_CYCLE
+        if (call := gpu_calls.call(computation, instruction)) is not None:
+            cycles += call.operations / self.lanes + call.exponentials / EXPONENTIALS_PER_CYCLE
         vector = cycles / (self.multiprocessors * self.clock)
         products = work.flops / (self.attainable * self.peak_flops * gpu_calls.relative_rate(computation, instruction))
         # Exponentials and other elementwise operations wait for products, or these for them.

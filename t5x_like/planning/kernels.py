@@ -7,7 +7,6 @@ from t5x_like.planning import gpu_calls
 from t5x_like.planning.hlo import Computation, Instruction
 
 _ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
-_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 # Targets by which the compiler marks arrays, checks indices, and prepares, starts and completes communication. They do
 # no work.
 _MARKERS = (
@@ -79,20 +78,16 @@ def _estimate(instruction: Instruction) -> dict[str, float] | None:
 
 def is_marker(instruction: Instruction) -> bool:
     """Returns whether a custom call does no work."""
-    return target(instruction) in _MARKERS
+    return gpu_calls.target(instruction) in _MARKERS
 
 
 def label(instruction: Instruction) -> str:
     """Returns the name of a kernel without the number of the instruction, and its target if it is not Pallas."""
+    if triton_name := gpu_calls.triton_name(instruction):
+        return triton_name
     name = re.sub(r"(\.\d+|\.clone)+$", "", instruction.name)
-    kind = target(instruction)
+    kind = gpu_calls.target(instruction)
     return name if kind == "tpu_custom_call" else f"{name} ({kind})"
-
-
-def target(instruction: Instruction) -> str:
-    """Returns the target of a custom call; an empty string for other instructions."""
-    match = _TARGET.search(instruction.attributes) if instruction.opcode == "custom-call" else None
-    return match[1] if match else ""
 
 
 def fill(computation: Computation, instruction: Instruction, matrix_unit: int) -> float:

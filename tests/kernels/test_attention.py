@@ -18,7 +18,7 @@ from t5x_like.kernels.relative_bias import RelativeBias
 from t5x_like.kernels.score_bias import DenseBias
 from t5x_like.kernels.softmax import softmax
 from t5x_like.mesh import make_mesh
-from t5x_like.partitioning import Partitioner
+from t5x_like.partitioning import ATTENTION, Partitioner
 
 BATCH, QUERIES, KEYS, HEADS, DIM = 2, 3, 5, 4, 6
 
@@ -119,11 +119,12 @@ def test_backend_is_the_fused_kernel_on_tpus_alone():
     assert backend_for(tpu_mesh(), *shapes(), mask=Mask(causal=True, window=9), bias=bias) == "fused"
 
 
-def test_partitioner_may_require_plain_products():
-    for setting, expected in (("auto", "fused"), ("xla", "xla")):
+def test_partitioner_may_require_a_backend():
+    assert set(ATTENTION) == {"auto", "xla", *attention_module.BACKENDS}
+    for setting, expected in (("auto", "fused"), ("xla", "xla"), ("fused", "fused"), ("gathered", "xla")):
         with Partitioner(attention=setting).bound():
             assert backend_for(tpu_mesh(), *shapes(), mask=Mask()) == expected
-    with pytest.raises(UserError, match="Partitioner.attention='flash' is unknown. Give one of auto, xla"):
+    with pytest.raises(UserError, match="Partitioner.attention='flash' is unknown. Give one of auto, xla, fused"):
         Partitioner(attention="flash")
 
 

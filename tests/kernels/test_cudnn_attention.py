@@ -15,6 +15,7 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gpu_meshes import gpu_mesh, shapes
 from jax._src.cudnn import fused_attention_stablehlo
 from objective_cases import terms_of
 from scorings import backend_for, by_keywords, reference
@@ -24,7 +25,6 @@ from t5x_like.kernels import cudnn_attention
 from t5x_like.kernels.cudnn_attention import FORWARD_PRIMITIVE
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import BlockLists, Mask
-from t5x_like.kernels.relative_bias import RelativeBias
 from t5x_like.kernels.score_bias import DenseBias
 from t5x_like.kernels.scoring import Scoring
 from t5x_like.layers.stacks import REMAT_POLICIES
@@ -162,16 +162,6 @@ def test_sharded_rows_and_heads_equal_reference(calls):
 # ---- choice ----------------------------------------------------------------------------------------------------------
 
 
-def gpu_mesh(capability="9.0"):
-    device = types.SimpleNamespace(platform="gpu", compute_capability=capability)
-    return types.SimpleNamespace(devices=np.array([device]))
-
-
-def shapes(q_len=128, kv_len=128, kv_heads=4, head_dim=64, dtype="bfloat16"):
-    queries, keys = (2, q_len, 4, head_dim), (2, kv_len, kv_heads, head_dim)
-    return jax.ShapeDtypeStruct(queries, dtype), jax.ShapeDtypeStruct(keys, dtype)
-
-
 ROW = jnp.ones((2, 128), jnp.int32)
 PER_ROW = Mask(causal=True, query_segments=ROW, key_segments=ROW)
 
@@ -196,9 +186,9 @@ def test_gpus_use_cudnn(options, mask):
         assert backend_for(mesh, *shapes(**options), mask=mask) == "xla"
 
 
-def test_long_rows_with_windows_are_gathered():
+def test_long_rows_with_two_sided_windows_do_not_use_cudnn():
     given = {"mask": Mask(window=65, key_valid=jnp.ones((2, 640), bool))}
-    assert backend_for(gpu_mesh("9.0"), *shapes(q_len=640, kv_len=640), **given) == "gathered"
+    assert backend_for(gpu_mesh("9.0"), *shapes(q_len=640, kv_len=640), **given) == "triton"
     assert backend_for(gpu_mesh("9.0"), *shapes(q_len=638, kv_len=638), **given) == "cudnn"
     assert backend_for(gpu_mesh("9.0"), *shapes(q_len=640, kv_len=640), mask=Mask(causal=True, window=65)) == "cudnn"
 
@@ -206,17 +196,20 @@ def test_long_rows_with_windows_are_gathered():
 @pytest.mark.parametrize(
     ("options", "given", "reason"),
     [
-        ({"capability": "7.5"}, {}, "cuDNN needs compute capability 8.0, and the device has 7.5"),
+        ({"capability": "7.5"}, {}, "it needs compute capability 8.0, and the device has 7.5"),
         ({"capability": "gfx942"}, {}, "the device is not a GPU of NVIDIA"),
         ({"dtype": "float32"}, {}, "not in float32"),
         ({"head_dim": 60}, {}, "the size of its heads, 60, is not a multiple of 8 up to 256"),
-        ({"head_dim": 136, "q_len": 256, "capability": "10.0"}, {}, "not a multiple of 8 up to 128"),
+        (
+            {"head_dim": 136, "q_len": 256, "capability": "10.0"},
+            {"mask": Mask(dense=jnp.ones((2, 256, 128), bool))},
+            "not a multiple of 8 up to 128",
+        ),
         ({"q_len": 64}, {}, "few queries"),
-        ({}, {"bias": RelativeBias(jnp.zeros((4, 255)))}, "cuDNN would round the bias to bfloat16"),
         ({}, {"bias": DenseBias(jnp.zeros((1, 4, 128, 128)))}, "cuDNN would round the bias to bfloat16"),
         ({}, {"mask": Mask(blocks=BlockLists(jnp.zeros((4, 2, 2), int), 64))}, "its mask has lists of blocks"),
-        ({}, {"dropout": Dropout(0.1)}, "cuDNN would drop the same attention weights in every step"),
-        ({"kv_len": 129}, {"mask": Mask(key_valid=jnp.ones((2, 129), bool))}, "to be even, not 128 x 129"),
+        ({}, {"dropout": Dropout(0.1, (-1,))}, "cuDNN would drop the same attention weights in every step"),
+        ({"kv_len": 129}, {"mask": Mask(dense=jnp.ones((2, 128, 129), bool))}, "to be even, not 128 x 129"),
         ({}, {"sharded": {"sequence": 8}}, "positions are sharded"),
         ({"kv_heads": 1}, {"sharded": {"tensor": 2}}, "1 key/value heads are not divisible by the 2 shards"),
     ],
@@ -292,7 +285,7 @@ LOWERED = {"dtype": "bfloat16", "scan_layers": True, "remat": "dots"}
     ("config", "objective"),
     [
         (LlamaConfig(**SMALL, num_layers=2, num_kv_heads=1, **LOWERED), CausalLM()),
-        # The biases of self-attention are refused, so only the decoder's attention to the encoder uses cuDNN.
+        # Self-attention has biases, so only the decoder's attention to the encoder uses cuDNN.
         (T5Config(**SMALL, encoder_layers=2, decoder_layers=2, **LOWERED), SequenceToSequence()),
     ],
     ids=["llama", "t5"],

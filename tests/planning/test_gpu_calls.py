@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from t5x_like.planning import breakdown, collectives, gpu_calls, hlo, kernels, schedule, topologies, walk
+from t5x_like.planning import breakdown, collectives, gpu_calls, gpus, hlo, kernels, schedule, topologies, walk
 
 PROGRAM = Path(__file__).parent / "programs" / "gpu_scan.hlo"
 MESH = collectives.DeviceMesh({"fsdp": 2}, (0, 0), ((0,), (1,)))
@@ -85,13 +85,13 @@ def test_rate_of_products_depends_on_the_size_of_an_element(dtype, rate):
 
 def test_attention_without_a_causal_mask_computes_all_scores(module):
     text = PROGRAM.read_text().replace('"mask_type": "CAUSAL"', '"mask_type": "NO_MASK"')
-    calls = [
-        one
+    calls = {
+        one: gpu_calls.call(computation, one)
         for computation in hlo.parse(text).computations.values()
         for one in computation.instructions
         if gpu_calls.is_attention(one)
-    ]
-    assert [gpu_calls.exponentials(one) for one in calls] == [2 * SCORES] * 2
+    }
+    assert [call.exponentials for call in calls.values()] == [2 * SCORES] * 2
     assert sorted(map(kernels.label, calls)) == [
         "dot_product_attention_bwd (__cudnn$fmhaSoftmaxBackward)",
         "dot_product_attention_fwd (__cudnn$fmhaSoftmax)",
@@ -108,6 +108,29 @@ def test_attention_with_a_window_computes_the_scores_of_its_keys():
     ]
     visible = sum(min(query + 1, 16) for query in range(LENGTH))
     assert [gpu_calls.scores(one) for one in calls] == [ROWS * HEADS * visible] * 2
+
+
+TRITON = """\
+ENTRY %main (a: bf16[8,4]) -> bf16[8,4] {
+  %a = bf16[8,4]{1,0} parameter(0)
+  ROOT %pallas_call.1 = bf16[8,4]{1,0} custom-call(%a), custom_call_target="__gpu$xla.gpu.triton", backend_config={\
+ir = "tt", name = "triton_attention_forward", serialized_metadata = "{\\22cost\\22: \\22flops=132000000 \
+exponentials=1000 operations=2000 bytes=40\\22}"}
+}
+"""
+
+
+def test_kernel_of_triton_has_the_cost_that_it_declares():
+    module = hlo.parse(TRITON)
+    call, found = module.entry.by_name["pallas_call.1"], walk.work(module, MESH)
+    assert kernels.label(call) == "triton_attention_forward"
+    assert (found.flops, found.hbm_bytes, found.unknown_kernels) == (132e6, 40, set())
+    chip = topologies.parse("h100:1").chip
+    seconds = chip.core_time(module, module.entry, call, found).seconds - gpus.LAUNCH_SECONDS
+    products = found.flops / (chip.attainable * chip.peak_flops)
+    assert seconds == pytest.approx(products + (1000 / 16 + 2000 / chip.lanes) / (chip.multiprocessors * chip.clock))
+    without = hlo.parse(TRITON.replace("flops=132000000", ""))
+    assert walk.work(without, MESH).unknown_kernels == {"triton_attention_forward"}
 
 
 SOURCES = """\
