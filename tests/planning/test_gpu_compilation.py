@@ -1,5 +1,6 @@
 """Steps that XLA's compiler for GPUs compiles on a host without GPUs. Skipped without the extra `plan-gpu`."""
 
+import dataclasses
 import importlib.util
 import json
 import types
@@ -9,7 +10,9 @@ import recipes
 
 from t5x_like import optimizers, plan
 from t5x_like.models.llama import LlamaConfig
+from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.causal_lm import CausalLM
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
 from t5x_like.planning import breakdown, topologies
 
@@ -26,11 +29,14 @@ MODEL = LlamaConfig(
 ROWS, LENGTH = 16, 256
 
 
-def recipe(topology, **partitioner):
-    objective = CausalLM()
+T5 = T5Config(vocab_size=512, embed_dim=256, mlp_dim=512, num_heads=4, head_dim=64, encoder_layers=2, decoder_layers=2)
+
+
+def recipe(topology, model=MODEL, objective=None, **partitioner):
+    objective = objective or CausalLM()
     shapes = {feature: (ROWS, LENGTH) for feature in objective.features.dtypes}
     return recipes.make(
-        model=MODEL,
+        model=model,
         objective=objective,
         optimizer=optimizers.adamw(learning_rate=1e-3),
         data=types.SimpleNamespace(batch_shapes=lambda features: shapes),
@@ -63,6 +69,16 @@ def test_compiler_knows_the_other_gpus(gpu):
     found = plan.plan(recipe=recipe(f"{gpu}:1"), topology=f"{gpu}:1")
     assert found.compiled.fits and found.compiled.expected.by_part[breakdown.ATTENTION].flops > 0
     assert found.compiled.memory.peak > found.compiled.memory.parameters + found.compiled.memory.optimizer
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_self_attention_of_t5_uses_the_triton_kernels(gpus, tmp_path):
+    model = dataclasses.replace(T5, dtype="bfloat16")
+    given = recipe(f"h100:{gpus}", model, SequenceToSequence(), ici={"data": gpus})
+    found = plan.plan(recipe=given, topology=f"h100:{gpus}", json_path=str(tmp_path / "plan.json"))
+    kinds = {each["kind"] for each in json.loads((tmp_path / "plan.json").read_text())["expected_largest"]}
+    assert {"triton_attention_forward", "triton_attention_backward_keys"} <= kinds
+    assert not found.compiled.work.unknown_kernels
 
 
 def test_search():

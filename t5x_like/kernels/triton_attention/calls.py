@@ -1,5 +1,6 @@
 """How the kernels are called: sizes of tiles, and costs."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ from jax.experimental.pallas import triton as plgpu
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from t5x_like import partitioning
 from t5x_like.kernels.cudnn_attention import compute_capability
 from t5x_like.kernels.fused_attention.operands import Inputs
 
@@ -63,6 +65,14 @@ def sizes_for(mesh: Mesh | None, head_dim: int) -> SizesOfPasses:
     return next(sizes for largest, sizes in by_head.items() if head_dim <= largest)
 
 
+def _target() -> contextlib.AbstractContextManager:
+    """Lets Triton know the devices of the bound mesh, also on hosts without them; within `jax.shard_map` it does."""
+    mesh = partitioning.bound_mesh()
+    if mesh is None or not jax.sharding.get_abstract_mesh().empty:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
 def call(
     kernel: Callable,
     inputs: Inputs,
@@ -97,12 +107,13 @@ def call(
         named = iter(refs)
         kernel(Inputs(*(None if x is None else next(named) for x in inputs)), *named)
 
-    return pl.pallas_call(
-        with_inputs,
-        grid=grid,
-        out_shape=list(out_shape),
-        compiler_params=plgpu.CompilerParams(num_warps=sizes.warps, num_stages=sizes.stages),
-        interpret=interpret,
-        name=name,
-        metadata=cost,
-    )(*given, *more)
+    with _target():
+        return pl.pallas_call(
+            with_inputs,
+            grid=grid,
+            out_shape=list(out_shape),
+            compiler_params=plgpu.CompilerParams(num_warps=sizes.warps, num_stages=sizes.stages),
+            interpret=interpret,
+            name=name,
+            metadata=cost,
+        )(*given, *more)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import Kept, assert_equal
+from gpu_meshes import ABSTRACT_MESH
 from lanes import others_are_full
 from scorings import by_keywords
 
@@ -127,8 +128,9 @@ def lowered(**options):
         mask = Mask(query_segments=segments, key_segments=segments, **options)
         return jnp.sum(triton_attention(q, k, v, mask=mask, bias=RelativeBias(values)).astype(jnp.float32))
 
-    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
-    return gradient.trace(q, k, v, bias).lower(lowering_platforms=("cuda",)).as_text()
+    with jax.sharding.use_abstract_mesh(ABSTRACT_MESH):
+        traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).trace(q, k, v, bias)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 def test_each_kernel_is_called_once_and_has_its_cost():
