@@ -72,7 +72,7 @@ def widened(
     Args:
       product: `product(x, y, result_dtype=dtype)`, linear in `x` and in `y`.
       x: An array.
-      y: An array in the dtype of `x`.
+      y: An array. If its dtype is not that of `x`, the function is `product`.
       result_dtype: Dtype of the result; None for the dtype of `x`.
       platform: As for `contract`.
 
@@ -80,7 +80,7 @@ def widened(
       The product. On GPUs, it does not support forward-mode differentiation if its dtype is wider.
     """
     is_wider = result_dtype is not None and jnp.dtype(result_dtype).itemsize > x.dtype.itemsize
-    if not is_wider or (platform or partitioning.bound_platform()) != "gpu":
+    if not is_wider or x.dtype != y.dtype or (platform or partitioning.bound_platform()) != "gpu":
         return product(x, y, result_dtype=result_dtype)
 
     @jax.custom_vjp
@@ -94,6 +94,15 @@ def widened(
     # The product itself, so that policies of rematerialization see it.
     wide.defvjp(lambda x, y: (product(x, y, result_dtype=result_dtype), (x, y)), backward)
     return wide(x, y)
+
+
+def einsum_in_float32(subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Returns `jnp.einsum(subscripts, x, y)` in float32, on GPUs `widened`."""
+
+    def product(x, y, *, result_dtype):
+        return jnp.einsum(subscripts, x, y, preferred_element_type=result_dtype)
+
+    return widened(product, x, y, jnp.float32)
 
 
 def project(

@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like.kernels import score_products
+from t5x_like.kernels.contraction import widened
 from t5x_like.kernels.masks import MASK_VALUE, Mask
 from t5x_like.kernels.reference_attention import reference
 from t5x_like.kernels.scoring import Scoring
@@ -132,14 +134,17 @@ def _gathered(q, k, v, gather: "_Gather", scoring: Scoring) -> Array:
     # The queries of a block, for all heads of a group, become the rows of one product.
     rows = gather.query_blocks(q).reshape(batch, kv_heads, group, number, size, head_dim)
     rows = jnp.swapaxes(rows, 2, 3).reshape(batch, kv_heads, number, group * size, head_dim)
-    scores = lax.dot_general(rows, gather.keys(k), (((4,), (4,)), _BATCH), preferred_element_type=jnp.float32)
-    scores = scoring.scaled(scores)
+    scores = scoring.scaled(widened(_products, rows, gather.keys(k), jnp.float32))
     hidden = jnp.where(gather.visible(), 0.0, MASK_VALUE)
     scores = scores.reshape(batch, kv_heads, number, group, size, -1) + hidden[:, :, :, None]
     weights = softmax(scores.reshape(batch, kv_heads, number, group * size, -1))
     weights = scoring.dropout(weights, scoring.dropout_key).astype(v.dtype)
     output = score_products.average(weights, gather.keys(v)).reshape(batch, kv_heads, number, group, size, head_dim)
     return output.transpose(0, 2, 4, 1, 3, 5).reshape(batch, number * size, heads, head_dim)
+
+
+def _products(rows: Array, keys: Array, *, result_dtype: DTypeLike | None) -> Array:
+    return lax.dot_general(rows, keys, (((4,), (4,)), _BATCH), preferred_element_type=result_dtype)
 
 
 def _interleave(output: Array, others: Array, gather: "_Gather") -> Array:

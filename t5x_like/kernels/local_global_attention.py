@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like import partitioning
 from t5x_like.kernels import attention as kernels
+from t5x_like.kernels.contraction import einsum_in_float32
 from t5x_like.kernels.dropout import Dropout
 from t5x_like.kernels.masks import MASK_VALUE, Mask
 from t5x_like.kernels.relative_scores import DistanceScores
@@ -202,10 +203,9 @@ def attention(
     is_near = jnp.asarray(np.abs(window.distances) <= window.radius)
     is_visible = (same & is_near & (segments != 0)[..., None])[:, None]
     queries, keys, values = window.blocks(q), neighbors(window.blocks(k)), neighbors(window.blocks(v))
-    products = {"preferred_element_type": jnp.float32}
-    local = scale * jnp.einsum("bnqhd,bnkhd->bhnqk", queries, keys, **products)
+    local = scale * einsum_in_float32("bnqhd,bnkhd->bhnqk", queries, keys)
     local += local_scores
-    across = scale * jnp.einsum("bnqhd,bkhd->bhnqk", queries, globals_.key, **products)
+    across = scale * einsum_in_float32("bnqhd,bkhd->bhnqk", queries, globals_.key)
     across += window.blocks(globals_.scores, 2)
     local = local + jnp.where(is_visible, 0.0, MASK_VALUE)
     across = across + jnp.where(window.blocks(globals_.is_visible)[:, None], 0.0, MASK_VALUE)

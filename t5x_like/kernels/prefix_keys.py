@@ -6,6 +6,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like.kernels import score_products
+from t5x_like.kernels.contraction import einsum_in_float32
 from t5x_like.kernels.masks import Mask
 
 
@@ -36,7 +37,7 @@ class Prefix:
         """Returns the inner products of queries and all keys in float32; see `score_products.scores`."""
         if not _is_step(q.shape[1] * q.shape[3], q.shape[-1]):
             return score_products.scores(q, self.prepend(k))
-        own = jnp.einsum("bqhgd,phd->bhgqp", q, _for_heads(self.key, k), preferred_element_type=jnp.float32)
+        own = einsum_in_float32("bqhgd,phd->bhgqp", q, _for_heads(self.key, k))
         return jnp.concatenate([own, score_products.scores(q, k)], axis=-1)
 
     def averages(

@@ -10,6 +10,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from t5x_like.kernels.contraction import einsum_in_float32
 from t5x_like.kernels.score_bias import ScoreTerms
 
 # Largest period of the sinusoids is 2π times this number (Vaswani et al. 2017, section 3.5).
@@ -56,7 +57,7 @@ class DistanceScores:
         dropout_key: jax.Array | None = None,
     ) -> Float[Array, "batch heads q_len kv_len"]:
         """Returns the scores of all pairs of queries and keys; see `ScoreBias.materialize`."""
-        products = jnp.einsum("bqhd,rhd->bhqr", q, self.vectors, preferred_element_type=jnp.float32)
+        products = einsum_in_float32("bqhd,rhd->bhqr", q, self.vectors)
         entries = key_positions[:, None, :] - query_positions[:, :, None] + q.shape[1] - 1
         entries = jnp.broadcast_to(entries[:, None], (*products.shape[:3], k.shape[1]))
         return scale * jnp.take_along_axis(products + self.scores.T[:, None], entries, axis=-1)
@@ -112,7 +113,7 @@ class RelativeScores:
             return None
         if q.shape[1] != self.length + (targets or 0):
             return None
-        of_types = jnp.einsum("bqhd,thd->tbhq", q + self.type_bias, self.types, preferred_element_type=jnp.float32)
+        of_types = einsum_in_float32("bqhd,thd->tbhq", q + self.type_bias, self.types)
         return ScoreTerms(
             query_table=self.relative,
             direction=self.is_reversed,
@@ -135,19 +136,17 @@ class RelativeScores:
         dropout_key: jax.Array | None = None,
     ) -> Float[Array, "batch heads q_len kv_len"]:
         """Returns the scores of all pairs of queries and keys; see `ScoreBias.materialize`."""
-        of_content = jnp.einsum("hd,bkhd->bhk", self.content_bias, k, preferred_element_type=jnp.float32)
+        of_content = einsum_in_float32("hd,bkhd->bhk", self.content_bias, k)
         of_types = self._type_scores(q, k.shape[1])
         return scale * (of_content[:, :, None] + of_types + self._position_scores(q, query_positions, key_positions))
 
     def _position_scores(self, q: Array, query_positions: Array, key_positions: Array) -> Array:
         """Returns (q + v) · r for the distance of each query and key."""
         if self.is_reversed is None:
-            scores = jnp.einsum(
-                "bqhd,rhd->bhqr", q + self.position_bias, self.relative[0], preferred_element_type=jnp.float32
-            )
+            scores = einsum_in_float32("bqhd,rhd->bhqr", q + self.position_bias, self.relative[0])
         else:
             chosen = jnp.where(self.is_reversed[:, None, None, None] > 0, self.relative[1], self.relative[0])
-            scores = jnp.einsum("bqhd,brhd->bhqr", q + self.position_bias, chosen, preferred_element_type=jnp.float32)
+            scores = einsum_in_float32("bqhd,brhd->bhqr", q + self.position_bias, chosen)
         num_distances, kv_len, length = self.relative.shape[1], key_positions.shape[1], self.length or 0
         if num_distances != kv_len + length - 1:  # a prefix, or a step of decoding
             length = 0
@@ -168,7 +167,7 @@ class RelativeScores:
 
     def _type_scores(self, q: Array, kv_len: int) -> Array:
         """Returns (q + w) · s for the types of each query and key; the keys of a prefix have type 0."""
-        scores = jnp.einsum("bqhd,thd->bhqt", q + self.type_bias, self.types, preferred_element_type=jnp.float32)
+        scores = einsum_in_float32("bqhd,thd->bhqt", q + self.type_bias, self.types)
         keys = jnp.pad(self.key_types, ((0, 0), (kv_len - self.key_types.shape[1], 0)))
         differs = self.query_types[:, :, None] != keys[:, None, :]
         return jnp.where(differs[:, None], scores[..., 1:], scores[..., :1])

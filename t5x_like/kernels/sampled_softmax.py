@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from t5x_like.kernels.contraction import einsum_in_float32
+
 # A logit that the softmax ignores.
 _EXCLUDED = -1e30
 
@@ -92,7 +94,7 @@ def cross_entropy(
         return jnp.take(bias, ids) - samples.log_expected_count(ids)
 
     vectors, others = (jnp.take(kernel, ids, axis=0).astype(dtype) for ids in (targets, samples.ids))
-    target = jnp.einsum("bld,bld->bl", hidden, vectors, preferred_element_type=jnp.float32) + corrected(targets)
-    logits = jnp.einsum("bld,nd->bln", hidden, others, preferred_element_type=jnp.float32) + corrected(samples.ids)
+    target = einsum_in_float32("bld,bld->bl", hidden, vectors) + corrected(targets)
+    logits = einsum_in_float32("bld,nd->bln", hidden, others) + corrected(samples.ids)
     logits = jnp.where(samples.ids == targets[..., None], _EXCLUDED, logits)
     return jnp.logaddexp(target, jax.nn.logsumexp(logits, axis=-1)) - target

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from t5x_like.kernels import attention as kernels
 from t5x_like.kernels import local_global_attention
+from t5x_like.kernels.contraction import einsum_in_float32
 from t5x_like.kernels.dropout import split_key
 from t5x_like.kernels.local_global_attention import GlobalKeys, Window
 from t5x_like.kernels.masks import Mask
@@ -218,7 +219,7 @@ class EtcAttention(MultiHeadAttention):
         of_text, of_globals = slice(number, None), slice(0, number)
         options = {"scale": self.scale, "dropout": self.dropout}
         vectors = self.relative.embedding[...].astype(query.dtype)
-        products = jnp.einsum("bqhd,rhd->bhqr", query[:, of_text], vectors, preferred_element_type=jnp.float32)
+        products = einsum_in_float32("bqhd,rhd->bhqr", query[:, of_text], vectors)
         relative = self.scale * (products + self.relative.bias[...].T[:, None])
         window = Window(self.radius, segments[:, of_text])
         rows = bigbird_etc_inputs.rows_of_distances(jnp.asarray(window.distances), self.max_distance)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from t5x_like.kernels.contraction import einsum_in_float32
 from t5x_like.kernels.local_global_attention import BetweenScores, InputScores
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.relative_scores import DistanceScores
@@ -256,6 +257,6 @@ class TableScores:
             if not q[:, part].shape[1]:  # queries of one input alone
                 continue
             vectors = vectors.astype(q.dtype)
-            products = jnp.einsum("bqhd,rhd->bhqr", q[:, part], vectors, preferred_element_type=jnp.float32)
+            products = einsum_in_float32("bqhd,rhd->bhqr", q[:, part], vectors)
             scores.append(jnp.take_along_axis(scale * (products + bias.T[:, None]), ids[:, :, part], axis=-1))
         return jnp.concatenate(scores, axis=2)

@@ -17,6 +17,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
+from t5x_like.kernels.contraction import einsum_in_float32
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout, split_key
 from t5x_like.kernels.score_bias import ScoreTerms
 from t5x_like.layers import captures as capturing
@@ -197,8 +198,8 @@ class DisentangledBias:
         """Returns the scores of all pairs of queries and keys; see `ScoreBias.materialize`."""
         first, queries, keys = self._projected(k.shape[1], dropout_key)
         rows = self.positions.rows(query_positions[:, :, None] - key_positions[:, None, :])[:, None] - first
-        to_position = jnp.einsum("bqhd,rhd->bhqr", q, keys, preferred_element_type=jnp.float32)
-        to_content = jnp.einsum("bkhd,rhd->bhkr", k, queries, preferred_element_type=jnp.float32)
+        to_position = einsum_in_float32("bqhd,rhd->bhqr", q, keys)
+        to_content = einsum_in_float32("bkhd,rhd->bhkr", k, queries)
         to_content = jnp.take_along_axis(to_content, jnp.swapaxes(rows, 2, 3), axis=-1)
         return scale * (jnp.take_along_axis(to_position, rows, axis=-1) + jnp.swapaxes(to_content, 2, 3))
 

@@ -18,6 +18,7 @@ from flax import nnx, struct
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like.kernels import local_global_attention
+from t5x_like.kernels.contraction import einsum_in_float32
 from t5x_like.kernels.local_global_attention import GlobalKeys, Window
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.prefix_keys import positions_in_segments
@@ -180,7 +181,7 @@ class TransientGlobalAttention(MultiHeadAttention):
           **options: See `MultiHeadAttention.attend`.
         """
         length, window = x.shape[1], Window(self.radius, segments)
-        sums = jnp.einsum("bls,ble->bse", blocks.member.astype(x.dtype), x, preferred_element_type=jnp.float32)
+        sums = einsum_in_float32("bls,ble->bse", blocks.member.astype(x.dtype), x)
         of_blocks = self.keys_values(self.global_norm(sums.astype(x.dtype)), dropout_key=dropout_key)
         of_tokens = self.keys_values(x, dropout_key=dropout_key)
         if length > _WINDOWS * window.size and not capture and not edits.edits and self.adapter is None:

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from t5x_like import partitioning
+from t5x_like.kernels import gathered_attention, sampled_softmax
 from t5x_like.kernels.contraction import contract, project
+from t5x_like.kernels.masks import Mask
+from t5x_like.kernels.relative_scores import DistanceScores
+from t5x_like.kernels.scoring import Scoring
 from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
 
@@ -195,6 +199,13 @@ def test_sums_in_the_dtype_of_the_result(platform):
     assert [gradient.dtype for gradient in pullback(y)] == [jnp.bfloat16, jnp.bfloat16]
 
 
+def dtypes_of_products(function, *arguments):
+    """Returns the dtypes of the operands of all products of a jitted function."""
+    text = function.lower(*arguments).as_text()
+    operands = re.findall(r"dot_general[^\n]*\((tensor<[^>]*>), (tensor<[^>]*>)\)", text)
+    return {tensor.rpartition("x")[2].strip(">") for pair in operands for tensor in pair}
+
+
 @pytest.mark.parametrize(("platform", "dtypes"), [("gpu", {"bf16"}), ("tpu", {"bf16", "f32"})])
 def test_gradients_of_wide_products_on_gpus_are_products_of_narrow_operands(platform, dtypes):
     x, kernel = (jnp.asarray(array, jnp.bfloat16) for array in make_inputs((2, 3, 4), (4, 5)))
@@ -203,10 +214,36 @@ def test_gradients_of_wide_products_on_gpus_are_products_of_narrow_operands(plat
         return jnp.sum(jnp.sin(contract(x, kernel, 1, result_dtype=jnp.float32, platform=platform)))
 
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
-    operands = re.findall(r"dot_general[^\n]*\((tensor<[^>]*>), (tensor<[^>]*>)\)", gradient.lower(x, kernel).as_text())
-    assert {tensor.rpartition("x")[2].strip(">") for pair in operands for tensor in pair} == dtypes
+    assert dtypes_of_products(gradient, x, kernel) == dtypes
     # The gradient of the result is rounded to bfloat16 first, with 8 bits.
     y = jnp.cos(contract(x, kernel, 1, result_dtype=jnp.float32, platform="tpu"))
     expected = jnp.einsum("bln,kn->blk", y, kernel.astype(jnp.float32)), jnp.einsum("blk,bln->kn", x, y)
     for found, exact in zip(gradient(x, kernel), expected, strict=True):
         np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=0.02, atol=0.02)
+
+
+def gathered(x, y):
+    scoring = Scoring(Mask(window=5))
+    return gathered_attention.attention(*(z.reshape(1, 60, 2, 8) for z in (x, y, x)), scoring)
+
+
+def sampled(x, y):
+    samples = sampled_softmax.draw(jax.random.key(0), 7, jnp.log(jnp.full(60, 1 / 60)))
+    targets = jnp.zeros((1, 60), jnp.int32)
+    return sampled_softmax.cross_entropy(x[None], y.astype(jnp.float32), jnp.zeros(60), targets, samples)
+
+
+def distances(x, y):
+    q, k = (z[None, :, None] for z in (x, y))
+    scores = DistanceScores(jnp.concatenate([y, y[1:]])[:, None], jnp.zeros((119, 1)))
+    positions = jnp.arange(60)[None]
+    return scores.materialize(q, k, query_positions=positions, key_positions=positions)
+
+
+@pytest.mark.parametrize("product", [gathered, sampled, distances])
+@pytest.mark.parametrize(("platform", "dtypes"), [("gpu", {"bf16"}), ("tpu", {"bf16", "f32"})])
+def test_all_wide_products_have_narrow_gradients_on_gpus(product, platform, dtypes, monkeypatch):
+    monkeypatch.setattr(partitioning, "bound_platform", lambda: platform)
+    x, y = (jnp.asarray(array, jnp.bfloat16) for array in make_inputs((60, 16), (60, 16)))
+    gradient = jax.jit(jax.grad(lambda x, y: jnp.sum(jnp.sin(product(x, y).astype(jnp.float32))), argnums=(0, 1)))
+    assert dtypes_of_products(gradient, x, y) == dtypes

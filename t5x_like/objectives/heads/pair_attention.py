@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from t5x_like.kernels.contraction import einsum_in_float32
 from t5x_like.layers import initializers
 from t5x_like.layers.projections import Projection
 
@@ -112,6 +113,6 @@ def attend(queries: States, keys: States, values: Features, visible: Bool[Array,
       values: Another vector per attended word.
       visible: Whether the first word attends to the second one. Words that attend to none get 0.
     """
-    scores = jnp.einsum("bid,bjd->bij", queries, keys, preferred_element_type=jnp.float32)
+    scores = einsum_in_float32("bid,bjd->bij", queries, keys)
     weights = jnp.where(visible, jax.nn.softmax(jnp.where(visible, scores, MASKED), axis=-1), 0)
     return jnp.einsum("bij,bjd->bid", weights.astype(values.dtype), values)
