@@ -1,6 +1,6 @@
 """Attention with cuDNN: what is refused, what is computed around the call, and the call as it is lowered for CUDA.
 
-The call itself needs a GPU; `test_cudnn_attention_on_gpu.py` compares it with the reference there. Here,
+The call itself needs a GPU; `test_attention_on_gpu.py` compares it with the reference there. Here,
 an einsum with cuDNN's documented semantics stands in for it.
 """
 

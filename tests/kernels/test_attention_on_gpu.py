@@ -1,6 +1,8 @@
-"""cuDNN's attention on a GPU against the reference in float32: outputs, gradients and memory. Skipped without a GPU.
+"""Attention on a GPU, with cuDNN and the Triton kernels, against the reference in float32: outputs, gradients, memory.
 
-XLA_FLAGS= JAX_PLATFORMS=cuda CUDA_VISIBLE_DEVICES=0 pytest -n 0 tests/kernels/test_cudnn_attention_on_gpu.py
+Skipped without a GPU.
+
+XLA_FLAGS= JAX_PLATFORMS=cuda CUDA_VISIBLE_DEVICES=0 pytest -n 0 tests/kernels/test_attention_on_gpu.py
 """
 
 import dataclasses
@@ -9,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import Kept
 from scorings import attention, backend_for, reference
 
 from t5x_like.kernels.dropout import Dropout
@@ -87,23 +90,25 @@ def partitioner():
         yield bound
 
 
-def compare(partitioner, case, given, backend="cudnn", **options):
-    """Compares the output and the gradients with the reference's in float32."""
+def compare(partitioner, case, given, backend="cudnn", bias=None, **options):
+    """Compares the output and the gradients, of `bias` too, with the reference's in float32."""
     q, k, v, gradient = case.arrays()
-    assert backend_for(partitioner.mesh, q, k, mask=given, **options) == backend
+    options = {"mask": given, "scale": case.head_dim**-0.5} | options
+    biased = lambda values: {} if values is None else {"bias": RelativeBias(values)}  # noqa: E731
+    assert backend_for(partitioner.mesh, q, k, **options, **biased(bias)) == backend
 
-    def run(function, *xs):
-        options_of_call = {"mask": given, "scale": case.head_dim**-0.5} | options
-        output, pull = jax.vjp(lambda *qkv: function(*qkv, **options_of_call), *xs[:3])
-        return output, *pull(xs[3])
+    def run(function, q, k, v, gradient, bias):
+        output, pull = jax.vjp(lambda q, k, v, bias: function(q, k, v, **options, **biased(bias)), q, k, v, bias)
+        return output, *pull(gradient)
 
-    found = jax.jit(lambda *xs: run(attention, *xs))(q, k, v, gradient)
+    found = jax.jit(lambda *xs: run(attention, *xs))(q, k, v, gradient, bias)
     with jax.default_matmul_precision("highest"):
         exact = [x.astype(jnp.float32) for x in (q, k, v, gradient)]
-        wanted = jax.jit(lambda *xs: run(lambda *qkv, **more: reference(*qkv, **more).output, *xs))(*exact)
-    for name, one, other in zip(("output", "dq", "dk", "dv"), found, wanted, strict=True):
-        one, other = np.asarray(one, np.float32), np.asarray(other)
-        np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE * np.abs(other).max(), err_msg=name)
+        wanted = jax.jit(lambda *xs: run(lambda *qkv, **more: reference(*qkv, **more).output, *xs))(*exact, bias)
+    for name, one, other in zip(("output", "dq", "dk", "dv", "dbias"), found, wanted, strict=True):
+        if other is not None:
+            one, other = np.asarray(one, np.float32), np.asarray(other)
+            np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE * np.abs(other).max(), err_msg=name)
 
 
 @pytest.mark.parametrize("case", SQUARE)
@@ -125,30 +130,43 @@ def test_odd_lengths_equal_reference(name, partitioner):
 def test_largest_heads_equal_reference(partitioner):
     is_hopper = partitioner.mesh.devices.flat[0].compute_capability == "9.0"
     case = Case(head_dim=256)
-    compare(partitioner, case, mask("packed causal", case), "cudnn" if is_hopper else "xla")
+    compare(partitioner, case, mask("packed causal", case), "cudnn" if is_hopper else "triton")
 
 
-@pytest.mark.parametrize(
-    ("case", "options"),
-    [
-        (Case(dtype="float32"), {}),
-        (Case(), {"bias": RelativeBias(jnp.linspace(-2.0, 2.0, 4 * 1023).reshape(4, 1023))}),
-        (Case(203, 203), {}),
-    ],
-)
-def test_refused_attention_equals_reference(case, options, partitioner):
-    compare(partitioner, case, mask("packed", case), "xla", **options)
+BIASED = SQUARE | {"heads of 256": Case(head_dim=256), "odd lengths": Case(203, 203)}
 
 
-def test_dropout_is_refused(partitioner):
-    q, k, *_ = Case().arrays()
-    assert backend_for(partitioner.mesh, q, k, mask=Mask(), dropout=Dropout(0.1)) == "xla"
+@pytest.mark.parametrize("case", BIASED)
+@pytest.mark.parametrize("name", MASKS)
+def test_attention_with_bias_equals_reference(name, case, partitioner):
+    case = BIASED[case]
+    values = jnp.linspace(-2.0, 2.0, case.heads * (2 * case.q_len - 1)).reshape(case.heads, -1)
+    compare(partitioner, case, mask(name, case), "triton", bias=jnp.sin(40 * values))
 
 
-def test_compiled_attention_has_no_scores_in_memory(partitioner):
+@pytest.mark.parametrize("case", BIASED)
+def test_attention_with_softcap_equals_reference(case, partitioner):
+    compare(partitioner, BIASED[case], mask("packed causal window", BIASED[case]), "triton", softcap=2.0)
+
+
+def test_attention_with_dropout_equals_reference_with_the_same_decisions(partitioner):
+    key, case = jax.random.key(3), Case()
+    with pytest.MonkeyPatch.context() as patch:
+        reference_dropout = Kept(0.2)
+        patch.setattr(Dropout, "__call__", lambda self, weights, key: reference_dropout(weights, key))
+        compare(partitioner, case, mask("packed", case), "triton", dropout=Dropout(0.2), dropout_key=key)
+
+
+@pytest.mark.parametrize("case", [Case(dtype="float32")])
+def test_refused_attention_equals_reference(case, partitioner):
+    compare(partitioner, case, mask("packed", case), "xla")
+
+
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_compiled_attention_has_no_scores_in_memory(is_biased, partitioner):
     case = Case(2048, 2048, heads=16, kv_heads=16)
     q, k, v, gradient = case.arrays()
-    packed = mask("packed causal", case)
-    loss = lambda *qkv: jnp.vdot(attention(*qkv, mask=packed), gradient)  # noqa: E731
+    packed, bias = mask("packed causal", case), RelativeBias(jnp.ones((16, 4095))) if is_biased else None
+    loss = lambda *qkv: jnp.vdot(attention(*qkv, mask=packed, bias=bias), gradient)  # noqa: E731
     compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(q, k, v).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < ROWS * 16 * 2048**2
