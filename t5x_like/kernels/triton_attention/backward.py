@@ -118,7 +118,7 @@ def of_keys(inputs: Inputs, g: Geometry, sizes: Sizes, upstream: Upstream, *, in
         tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (inputs.k, inputs.v)),
         grid=(g.k_blocks, g.kv_heads, g.batch),
         sizes=sizes,
-        cost=costs.estimate(costs.OF_KEYS, g, inputs),
+        cost=costs.of(costs.OF_KEYS, g, inputs),
         name="triton_attention_backward_keys",
         interpret=interpret,
     )
@@ -148,7 +148,7 @@ def of_queries(inputs: Inputs, g: Geometry, sizes: Sizes, upstream: Upstream, *,
         (jax.ShapeDtypeStruct(inputs.q.shape, inputs.q.dtype),),
         grid=(g.q_blocks, g.heads, g.batch),
         sizes=sizes,
-        cost=costs.estimate(costs.OF_QUERIES, g, inputs),
+        cost=costs.of(costs.OF_QUERIES, g, inputs),
         name="triton_attention_backward_queries",
         interpret=interpret,
     )
@@ -197,7 +197,7 @@ def of_bias(
         (jax.ShapeDtypeStruct(shape, jnp.float32),),
         grid=(len(diagonals), g.heads, g.batch // rows),
         sizes=sizes,
-        cost=costs.estimate(costs.OF_BIAS, g, inputs, further_bytes=4 * math.prod(shape)),
+        cost=costs.of(costs.OF_BIAS, g, inputs, further_bytes=4 * math.prod(shape)),
         name="triton_attention_backward_bias",
         interpret=interpret,
     )

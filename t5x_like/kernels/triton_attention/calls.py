@@ -13,6 +13,7 @@ from jaxtyping import Array
 from t5x_like import partitioning
 from t5x_like.kernels.cudnn_attention import compute_capability
 from t5x_like.kernels.fused_attention.operands import Inputs
+from t5x_like.kernels.triton_attention.costs import Cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,7 @@ def call(
     *,
     grid: tuple[int, ...],
     sizes: Sizes,
-    cost: dict[str, str],
+    cost: Cost,
     name: str,
     interpret: bool,
 ) -> list[Array]:
@@ -94,7 +95,7 @@ def call(
       out_shape: Shapes of the results.
       grid: Numbers of programs.
       sizes: Threads and stages.
-      cost: See `costs.estimate`.
+      cost: Cost of the call.
       name: Name of the kernel.
       interpret: Whether to interpret the kernel, on any device.
 
@@ -115,5 +116,6 @@ def call(
             compiler_params=plgpu.CompilerParams(num_warps=sizes.warps, num_stages=sizes.stages),
             interpret=interpret,
             name=name,
-            metadata=cost,
+            cost_estimate=cost.estimate,
+            metadata=cost.metadata,
         )(*given, *more)

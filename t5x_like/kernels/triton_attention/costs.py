@@ -6,6 +6,8 @@ the L2 cache.
 
 import dataclasses
 
+from jax.experimental import pallas as pl
+
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.operands import Inputs
 
@@ -40,8 +42,35 @@ OF_QUERIES = Work(products=3, instructions=9, queries=3, keys=2, statistics=2)
 OF_BIAS = Work(products=2, instructions=13, queries=2, keys=2, statistics=2)
 
 
-def estimate(work: Work, g: Geometry, inputs: Inputs, *, further_bytes: int = 0) -> dict[str, str]:
-    """Returns the cost of a call as metadata: its FLOPs, exponentials, other operations and bytes.
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Cost of a call.
+
+    Attributes:
+      flops: FLOPs of its products.
+      exponentials: Exponentials.
+      operations: Other instructions per element.
+      bytes: Bytes of memory that it reads and writes.
+    """
+
+    flops: int
+    exponentials: int
+    operations: int
+    bytes: int
+
+    @property
+    def estimate(self) -> pl.CostEstimate:
+        """The cost as an argument of `pl.pallas_call`, which the lowering to Triton drops."""
+        return pl.CostEstimate(self.flops, self.exponentials, self.bytes)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The cost as metadata, which the compiled program has."""
+        return {"cost": " ".join(f"{name}={number}" for name, number in dataclasses.asdict(self).items())}
+
+
+def of(work: Work, g: Geometry, inputs: Inputs, *, further_bytes: int = 0) -> Cost:
+    """Returns the cost of a call.
 
     Args:
       work: The kernel.
@@ -54,10 +83,9 @@ def estimate(work: Work, g: Geometry, inputs: Inputs, *, further_bytes: int = 0)
     instructions = work.instructions + BIAS * g.biased + MASK * masked
     instructions += DROPOUT * (g.dropout_rate > 0) + SOFTCAP * (g.softcap is not None)
     arrays = inputs.q.dtype.itemsize * (work.queries * inputs.q.size + work.keys * inputs.k.size)
-    numbers = {
-        "flops": work.products * 2 * scores * g.head_dim,
-        "exponentials": scores,
-        "operations": scores * instructions,
-        "bytes": arrays + _FLOAT32 * work.statistics * g.batch * g.heads * g.q_len + further_bytes,
-    }
-    return {"cost": " ".join(f"{name}={round(number)}" for name, number in numbers.items())}
+    return Cost(
+        flops=work.products * 2 * scores * g.head_dim,
+        exponentials=scores,
+        operations=round(scores * instructions),
+        bytes=arrays + _FLOAT32 * work.statistics * g.batch * g.heads * g.q_len + further_bytes,
+    )

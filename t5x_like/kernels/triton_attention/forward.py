@@ -72,7 +72,7 @@ def forward(
         ),
         grid=(g.q_blocks, g.heads, g.batch),
         sizes=sizes,
-        cost=costs.estimate(costs.FORWARD, g, inputs),
+        cost=costs.of(costs.FORWARD, g, inputs),
         name="triton_attention_forward",
         interpret=interpret,
     )
