@@ -69,6 +69,11 @@ class PositionLoss:
     trained: Callable[[Any], Scalar] = lambda sums: sums
 
 
+def min_positions() -> int:
+    """Returns the smallest number of positions of a chunk on a device of the bound partitioner."""
+    return MIN_POSITIONS_ON_GPU if partitioning.bound_platform() == "gpu" else MIN_POSITIONS
+
+
 def sum_over_positions(network: Readout, loss: PositionLoss, *, budget_bytes: int | None = None) -> Any:
     """Sums a function of logits over all positions in bounded memory.
 
@@ -288,8 +293,7 @@ class Chunks:
         rows = batch / partitioning.batch_shards()
         bytes_per_position = 4 * vocab * rows / partitioning.axis_size("vocab")
         if budget_bytes is None:
-            positions = MIN_POSITIONS_ON_GPU if partitioning.bound_platform() == "gpu" else MIN_POSITIONS
-            budget_bytes = max(LOGITS_BUDGET_BYTES, positions * bytes_per_position / rows)
+            budget_bytes = max(LOGITS_BUDGET_BYTES, min_positions() * bytes_per_position / rows)
         number = min(local_length, math.ceil(bytes_per_position * local_length / budget_bytes))
         return cls(number, -(-local_length // number), shards, length)
 

@@ -10,6 +10,7 @@ import jax
 
 from t5x_like import parameters, partitioning
 from t5x_like.axis_rules import INPUT_TOKENS_SUFFIX, KV_HEADS
+from t5x_like.kernels import chunks
 from t5x_like.layers.stacks import REMAT_POLICIES
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.gathering import Gathering
@@ -27,8 +28,9 @@ RESIDUAL_RULES = "fsdp_tp_residual"
 GRADIENT_ELEMENT_BYTES = 4  # gradients are float32
 COLLECTIVE_ELEMENT_BYTES = 2  # weights are gathered, and their gradients reduced, in bfloat16
 # Memory of a step that the estimate does not count: the logits of a chunk and their gradient, the gathered weights of a
-# layer, and the program.
+# layer, and the program. Chunks of GPUs are larger: `LOGITS_BYTES` are those of a logit and of its gradient.
 SLACK_BYTES = 2 * GIB
+LOGITS_BYTES = 6
 # Largest fraction of the memory that an estimate may use. Compiled steps needed up to 5 GiB more than estimated, for
 # scheduling.
 MAX_HBM_FRACTION = 0.9
@@ -118,18 +120,18 @@ def candidates(
     device = partitioning.Partitioner(devices=[mesh.devices.flat[0]], attention=program.partitioner.attention)
     per_step = gather_parameters == "per_step"
     found = []
-    for remat in REMAT_POLICIES if hasattr(program.config, "remat") else (None,):
-        config = program.config if remat is None else dataclasses.replace(program.config, remat=remat)
-        with device.bound():
+    with device.bound():
+        for remat in REMAT_POLICIES if hasattr(program.config, "remat") else (None,):
+            config = program.config if remat is None else dataclasses.replace(program.config, remat=remat)
             row_cost = tracing.row_cost(config, objective, program.shapes, program.batch_shapes, embed)
-        for ici in meshes(topology, leaves):
-            if per_step and ici["tensor"] > 1:
-                continue  # `gathering.check` refuses it
-            shards = ici["data"] * ici["fsdp"] * topology.slices
-            numbers = [number for number in MICROBATCHES if rows % (shards * number) == 0]
-            for rules, number in itertools.product(rule_sets(ici, lengths), numbers):
-                one = _Estimate(program, leaves, row_cost, ici, number, topology, rules=rules, per_step=per_step)
-                found.append(Candidate(number, remat, ici, rules, one.bytes, max(one.seconds), sum(one.seconds)))
+            for ici in meshes(topology, leaves):
+                if per_step and ici["tensor"] > 1:
+                    continue  # `gathering.check` refuses it
+                shards = ici["data"] * ici["fsdp"] * topology.slices
+                numbers = [number for number in MICROBATCHES if rows % (shards * number) == 0]
+                for rules, number in itertools.product(rule_sets(ici, lengths), numbers):
+                    one = _Estimate(program, leaves, row_cost, ici, number, topology, rules=rules, per_step=per_step)
+                    found.append(Candidate(number, remat, ici, rules, one.bytes, max(one.seconds), sum(one.seconds)))
     fitting = [one for one in found if one.bytes <= MAX_HBM_FRACTION * topology.chip.hbm_bytes]
     return sorted(fitting, key=lambda one: (round(one.seconds, 6), one.serial_seconds, one.bytes))
 
@@ -234,7 +236,7 @@ class _Estimate:
             read = sum(leaf.bytes / leaf.num_shards(ici) for leaf in used)
             gradients = sum(GRADIENT_ELEMENT_BYTES * leaf.size / leaf.num_shards(ici) for leaf in trained)
             held = gradients * (2 if microbatches > 1 else 1)  # the accumulated sum and the gradients of a microbatch
-        self.bytes = static + held + residuals / microbatches + SLACK_BYTES
+        self.bytes = static + held + residuals / microbatches + SLACK_BYTES + self._larger_chunk()
         within, across = self._sent()
         self.seconds = (
             row_cost.flops * self._rows / ici["tensor"] / chip.peak_flops,
@@ -242,6 +244,12 @@ class _Estimate:
             within / topology.ici_bandwidth,
             across / chip.dcn_bandwidth,
         )
+
+    def _larger_chunk(self) -> float:
+        """Returns the bytes of the logits of a chunk that are more than those of the smallest chunk on TPUs."""
+        positions = min(chunks.min_positions(), self._rows / self._microbatches * self._length)
+        vocab = max((size for leaf in self._leaves for axis, size in leaf.dims if axis == "vocab"), default=0)
+        return LOGITS_BYTES * vocab / self._ici["tensor"] * max(0, positions - chunks.MIN_POSITIONS)
 
     def _sent(self) -> tuple[float, float]:
         """Returns the bytes that a device sends within its slice and to other slices."""

@@ -1,12 +1,14 @@
 """FLOPs and residual bytes of a model per row of a batch, from abstract traces."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from t5x_like import optimizers, parameters
+from t5x_like.kernels import chunks
 from t5x_like.models import build
 from t5x_like.objectives import passes
 from t5x_like.objectives.base import Objective
@@ -33,9 +35,10 @@ class RowCost:
 def row_cost(
     config: Any, objective: Objective, shapes: Any, row_shapes: Mapping[str, tuple[int, ...]], embed: int
 ) -> RowCost:
-    """Computes the cost of a row as the difference between traces of the loss on two rows and on one.
+    """Computes the cost of a row as the difference between traces of the loss on two numbers of rows, such as 1 and 2.
 
-    The traces use the kernels of the bound partitioner's devices.
+    The traces use the kernels of the bound partitioner's devices. On GPUs, whose chunks of logits are larger, more rows
+    are traced, so that the loss has several chunks, whose logits are not saved.
 
     Args:
       config: Configuration of the model.
@@ -55,8 +58,11 @@ def row_cost(
     own = parameters.map_named(lambda name, leaf: leaf if name in trained else None, params)
     others = parameters.map_named(lambda name, leaf: None if name in trained else leaf, params)
     fixed = Frozen(others, frozen.teachers)
-    one, two = (_cost_of_rows(objective, own, fixed, row_shapes, rows, embed) for rows in (1, 2))
-    return RowCost(*(after - before for before, after in zip(one, two, strict=True)))
+    first = 1
+    if (positions := chunks.min_positions()) > chunks.MIN_POSITIONS:
+        first += math.ceil(positions / min(shape[1] for shape in row_shapes.values() if len(shape) > 1))
+    fewer, more = (_cost_of_rows(objective, own, fixed, row_shapes, rows, embed) for rows in (first, first + 1))
+    return RowCost(*(after - before for before, after in zip(fewer, more, strict=True)))
 
 
 def _cost_of_rows(objective, params, frozen, row_shapes, rows, embed) -> tuple[float, float, float]:

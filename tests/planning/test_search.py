@@ -13,6 +13,7 @@ from t5x_like import optimizers, parameters, partitioning
 from t5x_like.kernels.fused_attention.attention import fused_attention
 from t5x_like.kernels.masks import Mask
 from t5x_like.kernels.scoring import Scoring
+from t5x_like.kernels.triton_attention.attention import triton_attention
 from t5x_like.models.lstm import LSTMConfig
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.recurrent_lm import RecurrentLM
@@ -83,12 +84,47 @@ def test_flops_of_a_scan_count_every_iteration():
     assert flops.jaxpr_flops(jaxpr) == 3 * 2 * 2 * 8 * 8
 
 
-def test_flops_of_a_kernel_are_those_of_its_estimate():
+# Two products in the forward pass, and five in the backward pass, seven of which two kernels of GPUs compute.
+@pytest.mark.parametrize(("kernel", "products"), [(fused_attention, 2 + 5), (triton_attention, 2 + 7)])
+def test_flops_of_a_kernel_are_those_of_its_estimate(kernel, products):
     q = jax.ShapeDtypeStruct((3, 256, 2, 64), jnp.bfloat16)
-    attend = functools.partial(fused_attention, scoring=Scoring(Mask()), interpret=True)
+    attend = functools.partial(kernel, scoring=Scoring(Mask()), interpret=True)
     jaxpr = jax.make_jaxpr(jax.grad(lambda q: attend(q, q, q).astype(jnp.float32).sum()))(q).jaxpr
-    # Two products in the forward and five in the backward pass, per row and head.
-    assert flops.jaxpr_flops(jaxpr) == (2 + 5) * 2 * 3 * 2 * 256 * 256 * 64
+    assert flops.jaxpr_flops(jaxpr) == products * 2 * 3 * 2 * 256 * 256 * 64
+
+
+def test_memory_on_gpus_includes_the_logits_of_one_chunk(monkeypatch):
+    """A chunk of GPUs has 4,096 positions, more than a row, so that the traces of a few rows would save all logits."""
+    vocab, topology = 2**16, topologies.parse("l4:1")
+    large = program.make_program(
+        recipes.make(
+            model=dataclasses.replace(CONFIG, vocab_size=vocab, dtype="bfloat16", remat="none"),
+            objective=OBJECTIVE,
+            optimizer=optimizers.adafactor(learning_rate=0.01),
+            data=types.SimpleNamespace(
+                batch_shapes=lambda spec: {
+                    name: (64, 256) for name in spec.model_lengths({"inputs": 256, "targets": 256})
+                }
+            ),
+            partitioner=partitioning.Partitioner(devices=jax.devices()[:1]),
+        )
+    )
+    logits_of_a_row = 4 * 256 * vocab
+    monkeypatch.setattr(partitioning, "bound_platform", lambda: "gpu")
+    cost = tracing.row_cost(large.config, OBJECTIVE, large.shapes, large.batch_shapes, CONFIG.embed_dim)
+    assert 0 < cost.residual_bytes + cost.unsplit_residual_bytes < logits_of_a_row / 4
+    monkeypatch.setattr(tracing, "row_cost", lambda *_: COST)
+
+    def estimate():
+        found = search.candidates(large, OBJECTIVE, topology)
+        return {one.microbatches: one.bytes for one in found if one.remat == "none"}
+
+    on_gpu = estimate()
+    monkeypatch.setattr(partitioning, "bound_platform", lambda: "tpu")
+    on_tpu = estimate()
+    larger = {number: on_gpu[number] - on_tpu[number] for number in (1, 4, 8, 16)}
+    positions = {1: 4096, 4: 4096, 8: 2048, 16: 1024}  # at most those of a microbatch
+    assert larger == {number: search.LOGITS_BYTES * vocab * (size - 1024) for number, size in positions.items()}
 
 
 def test_rows_are_traced_for_the_planned_devices(planned, monkeypatch):
