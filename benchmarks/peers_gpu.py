@@ -70,20 +70,41 @@ SCRIPT = Script(__file__, measure_here)
 PLANNED = ("peak, GiB", "HBM traffic, GB", "expected, ms", "MFU expected")
 
 
-def plan_row(model: str, sizes: Sizes, gpu: str) -> tuple[str, list[str]]:
-    """Compiles the step of this library for one GPU, and returns a line of the table, and the names of its parts."""
+def plan_row(model: str, sizes: Sizes, gpu: str) -> str:
+    """Compiles the step of this library for one GPU, and returns a line of the table.
+
+    Raises:
+      UserError: The GPU is unknown, or its compiler is not installed.
+    """
     from t5x_like.plan import plan
     from t5x_like.planning import topologies
+    from t5x_like.planning.breakdown import PARTS
 
     topology = f"{gpu}:1"
     found = plan(recipe=our_recipe(sizes, topologies.devices(topology)[0], attention="auto"), topology=topology)
+    peak = f"{found.compiled.memory.peak / 2**30:.1f}"
+    if not found.compiled.fits:
+        cells = [f"{peak}, does not fit", *["–"] * (len(PLANNED) - 1 + len(PARTS))]
+        return f"| {' | '.join([model, str(sizes.rows), *cells])} |"
     by_part = found.compiled.expected.by_part
     numbers = (
-        *(f"{found.compiled.memory.peak / 2**30:.1f}", f"{found.compiled.work.hbm_bytes / 1e9:.0f}"),
+        *(peak, f"{found.compiled.work.hbm_bytes / 1e9:.0f}"),
         *(f"{1000 * found.expected_seconds:.1f}", f"{found.mfu_expected:.0%}"),
         *(f"{1000 * share.seconds:.1f}" for share in by_part.values()),
     )
-    return f"| {' | '.join([model, str(sizes.rows), *numbers])} |", list(by_part)
+    return f"| {' | '.join([model, str(sizes.rows), *numbers])} |"
+
+
+def print_plans(models: dict[str, Sizes], gpu: str) -> None:
+    """Prints the plans of all models as a table, or why the GPU cannot be planned for."""
+    from t5x_like.errors import UserError
+    from t5x_like.planning.breakdown import PARTS
+
+    try:
+        lines = [plan_row(name, sizes, gpu) for name, sizes in models.items()]
+    except UserError as error:
+        sys.exit(f"--plan={gpu}: {error}")
+    print(table(["model", "rows", *PLANNED, *(f"{part}, ms" for part in PARTS)], lines))
 
 
 def table_row(model: str, sizes: Sizes, found: dict[str, dict[str, Any] | None]) -> str:
@@ -110,20 +131,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.worker:
         return SCRIPT.answer(arguments.worker)
-    lines, device, parts = [], None, []
-    for name in arguments.models:
-        sizes = MODELS[name] if arguments.sizes == "full" else MODELS[name].tiny()
-        sizes = dataclasses.replace(sizes, rows=arguments.rows or sizes.rows)
-        if arguments.plan:
-            line, parts = plan_row(name, sizes, arguments.plan)
-            lines.append(line)
-            continue
+    lines, device = [], None
+    chosen = {name: MODELS[name] if arguments.sizes == "full" else MODELS[name].tiny() for name in arguments.models}
+    chosen = {name: dataclasses.replace(sizes, rows=arguments.rows or sizes.rows) for name, sizes in chosen.items()}
+    if arguments.plan:
+        return print_plans(chosen, arguments.plan)
+    for name, sizes in chosen.items():
         found = {library: SCRIPT.measure(library, sizes, steps=arguments.steps) for library in LIBRARIES}
         device = device or (found[OURS] and found[OURS]["device"])
         lines.append(table_row(name, sizes, found))
         print(lines[-1], file=sys.stderr, flush=True)
-    if arguments.plan:
-        return print(table(["model", "rows", *PLANNED, *(f"{part}, ms" for part in parts)], lines))
     columns = ["model", "rows", *(f"{library}, ms" for library in LIBRARIES), "best peer / t5x_like", "MFU"]
     print(f"{device}; {versions()}. Medians of {arguments.steps} steps:\n")
     print(table(columns, lines))

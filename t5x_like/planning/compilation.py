@@ -45,8 +45,8 @@ class CompiledStep:
     Attributes:
       memory: Memory per device.
       fits: Whether the step fits in the memory of the devices.
-      work: Work of a device; None if the compiler returns no program, because the step does not fit.
-      expected: Expected time of the step; None without a program.
+      work: Work of a device; None for a step that does not fit.
+      expected: Expected time of the step; None likewise.
       devices: The devices of the program.
       seconds: Time of lowering and compilation on this host, in seconds.
     """
@@ -90,10 +90,12 @@ def compile_step(program: Program, topology: Topology) -> CompiledStep:
         return CompiledStep(memory, False, None, None, devices, time.monotonic() - started)
     peak = peak_memory(compiled.memory_analysis())
     memory = Memory(*arguments, peak - sum(arguments), peak)
+    if peak > topology.chip.hbm_bytes:  # the compiler for TPUs fails then, and the one for GPUs does not
+        return CompiledStep(memory, False, None, None, devices, time.monotonic() - started)
     module = hlo.parse(compiled.as_text())
     return CompiledStep(
         memory=memory,
-        fits=peak <= topology.chip.hbm_bytes,
+        fits=True,
         work=walk.work(module, devices),
         expected=schedule.expected(module, devices, topology),
         devices=devices,

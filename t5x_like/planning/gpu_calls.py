@@ -20,8 +20,9 @@ _COST = re.compile(
 # Products per score of the forward and backward pass of flash attention: of queries and keys, and of weights and
 # values; in the backward pass, the scores again and four gradients.
 _PRODUCTS, _BACKWARD_PRODUCTS = 2, 5
-# Rate of products by the bytes of an element, relative to bfloat16. float32 is rounded to TF32.
-_RELATIVE_RATES = {4: 0.5, 1: 2.0}
+# Rate of products by the bytes of an element, relative to bfloat16. By default, float32 is rounded to TF32.
+_FLOAT32 = 4
+_RELATIVE_RATES = {_FLOAT32: 0.5, 1: 2.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +92,22 @@ def scores(instruction: Instruction) -> float:
 
 
 def relative_rate(computation: Computation, instruction: Instruction) -> float:
-    """Returns the rate of the products of an instruction, relative to products of bfloat16."""
-    operands = computation.operand_arrays(instruction) if is_product(instruction) else []
-    if not operands or not operands[0]:
+    """Returns the rate of the products of an instruction on tensor cores, relative to products of bfloat16."""
+    if not is_product(instruction):
         return 1.0
-    return _RELATIVE_RATES.get(int(operands[0][0].bytes / max(1, operands[0][0].size)), 1.0)
+    return _RELATIVE_RATES.get(_operand_bytes(computation, instruction), 1.0)
+
+
+def _operand_bytes(computation: Computation, instruction: Instruction) -> int:
+    """Returns the bytes of an element of the first operand, 0 without operands."""
+    operands = computation.operand_arrays(instruction)
+    return int(operands[0][0].bytes / max(1, operands[0][0].size)) if operands and operands[0] else 0
+
+
+def is_exact(computation: Computation, instruction: Instruction) -> bool:
+    """Returns whether an instruction is a product in float32 whose operands are not rounded to TF32."""
+    is_float32 = is_product(instruction) and _operand_bytes(computation, instruction) == _FLOAT32
+    return is_float32 and re.search(r'"operand_precision": ?\[[^\]]*HIGHEST', instruction.attributes) is not None
 
 
 def triton_name(instruction: Instruction) -> str | None:

@@ -1,6 +1,8 @@
 """Compile-only devices of NVIDIA GPUs."""
 
 import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,13 +11,17 @@ from t5x_like.errors import UserError
 from t5x_like.planning.chips import PlanError
 
 _INSTALL = "Install the versions that match jax: pip install -e '.[plan-gpu]' -c constraints.txt"
-# Module -> package. Without nvcc's ptxas and nvvm, no kernel compiles; without cuDNN, no attention.
+# Module -> package. Without cuDNN, no attention compiles.
 _REQUIRED = {
     "jax_cuda13_plugin": "jax-cuda13-plugin",
     "jax_plugins.xla_cuda13": "jax-cuda13-pjrt",
-    "nvidia.cu13": "nvidia-cuda-nvcc",
     "nvidia.cudnn": "nvidia-cudnn-cu13",
 }
+# Files of CUDA without which no kernel compiles -> package. XLA looks for them in `nvidia.cu13`, which other packages
+# have parts of too, then in `CUDA_HOME`.
+_CUDA = "nvidia.cu13"
+CUDA_HOME = Path("/usr/local/cuda")
+_FILES = {"bin/ptxas": "nvidia-cuda-nvcc", "nvvm/libdevice/libdevice.10.bc": "nvidia-nvvm"}
 
 
 def make(name: str, target_config: str, *, hosts: int, per_host: int) -> list[Any]:
@@ -36,9 +42,11 @@ def make(name: str, target_config: str, *, hosts: int, per_host: int) -> list[An
       PlanError: A package of the compiler is not installed.
       UserError: The compiler refuses the description.
     """
-    for module, package in _REQUIRED.items():
-        if not _is_installed(module):
-            raise PlanError(f"{package}, a part of XLA's compiler for NVIDIA GPUs, is not installed. {_INSTALL}")
+    missing = [package for module, package in _REQUIRED.items() if not _is_installed(module)]
+    directories = [*map(Path, _locations(_CUDA)), CUDA_HOME]
+    missing += [name for file, name in _FILES.items() if not any((each / file).exists() for each in directories)]
+    if missing:
+        raise PlanError(f"{missing[0]}, a part of XLA's compiler for NVIDIA GPUs, is not installed. {_INSTALL}")
     jax.config.update("jax_platforms", "cpu")
     from jax.experimental import topologies
 
@@ -52,7 +60,17 @@ def make(name: str, target_config: str, *, hosts: int, per_host: int) -> list[An
 
 
 def _is_installed(module: str) -> bool:
+    return _spec(module) is not None
+
+
+def _locations(module: str) -> Sequence[str]:
+    """Returns the directories of a package, none if it is not installed."""
+    spec = _spec(module)
+    return () if spec is None else spec.submodule_search_locations or ()
+
+
+def _spec(module: str) -> Any:
     try:
-        return importlib.util.find_spec(module) is not None
+        return importlib.util.find_spec(module)
     except ModuleNotFoundError:  # a parent of the module
-        return False
+        return None

@@ -126,7 +126,10 @@ class Gpu(Chip):
         if (call := gpu_calls.call(computation, instruction)) is not None:
             cycles += call.operations / self.lanes + call.exponentials / EXPONENTIALS_PER_CYCLE
         vector = cycles / (self.multiprocessors * self.clock)
-        products = work.flops / (self.attainable * self.peak_flops * gpu_calls.relative_rate(computation, instruction))
+        rate = self.attainable * self.peak_flops * gpu_calls.relative_rate(computation, instruction)
+        if gpu_calls.is_exact(computation, instruction):  # the lanes multiply and add, instead of the tensor cores
+            rate = 2 * self.lanes * self.multiprocessors * self.clock
+        products = work.flops / rate
         # Exponentials and other elementwise operations wait for products, or these for them.
         compute = products + vector
         seconds = max(compute, work.hbm_bytes / (MEMORY_EFFICIENCY * self.hbm_bandwidth))

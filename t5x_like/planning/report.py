@@ -61,6 +61,11 @@ class Plan:
         return bound(work, self.topology, self.compiled.devices) if work else None
 
     @property
+    def memory_note(self) -> str | None:
+        """What a step that fits needs besides the memory; see `Chip.memory_note`."""
+        return self.topology.chip.memory_note(self.compiled.memory.peak) if self.compiled.fits else None
+
+    @property
     def expected_seconds(self) -> float | None:
         """Expected time of a step, at least the bound's; None without a program."""
         return max(self.compiled.expected.seconds, self.bound.seconds) if self.bound else None
@@ -129,6 +134,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "hbm_bytes_per_device": memory.peak,
         "hbm_capacity_bytes": plan.topology.chip.hbm_bytes,
         "fits": plan.compiled.fits,
+        "memory_note": plan.memory_note,
         "model_flops": plan.model_flops,
         "executed_flops": work.flops if work else None,
         "hbm_traffic_bytes": work.hbm_bytes if work else None,
@@ -180,8 +186,8 @@ def text(plan: Plan) -> str:
             f"{_gib(memory.peak)} of {_gib(chip.hbm_bytes)}: " + ("fits" if plan.compiled.fits else "DOES NOT FIT"),
         ),
     ]
-    if plan.compiled.fits and (note := chip.memory_note(memory.peak)):
-        lines.append(_row("", note))
+    if plan.memory_note:
+        lines.append(_row("", plan.memory_note))
     if not plan.compiled.fits:
         lines += [
             "",
@@ -189,7 +195,7 @@ def text(plan: Plan) -> str:
             "along `fsdp` or `tensor`. `--search` tries these settings.",
         ]
     if plan.compiled.work is None:
-        lines += ["The compiler returned no program, so the speed of the step is unknown."]
+        lines += ["The speed of a step that does not fit is unknown."]
         return "\n".join([*lines, "", _compiled_in(plan)])
     return "\n".join([*lines, "", *_work_lines(plan, each), "", *_speed_lines(plan), "", _compiled_in(plan)])
 

@@ -1,6 +1,12 @@
 """The comparison on a GPU: the lines of its table, and a measurement of this library on any device."""
 
+import types
+
 import peers_gpu as peers
+import pytest
+
+from t5x_like import plan
+from t5x_like.planning import topologies
 
 
 def test_line_has_the_ratio_to_the_best_peer_and_no_time_for_failures():
@@ -16,3 +22,21 @@ def test_line_has_the_ratio_to_the_best_peer_and_no_time_for_failures():
 def test_this_library_is_measured_without_a_gpu():
     found = peers.measure_here(peers.OURS, peers.MODELS["gpt2_medium"].tiny(), steps=1)
     assert found["seconds"] > 0 and found["flops"] > 0 and found["device"] == "cpu" and found["peak_flops"] is None
+
+
+def test_unknown_gpu_is_one_line():
+    with pytest.raises(SystemExit, match="^--plan=h101: .*h100") as stopped:
+        peers.print_plans({"t5_base": peers.MODELS["t5_base"].tiny()}, "h101")
+    assert "\n" not in str(stopped.value)
+
+
+def test_plan_that_does_not_fit_has_no_time(monkeypatch, capsys):
+    compiled = types.SimpleNamespace(
+        fits=False, memory=types.SimpleNamespace(peak=30 * 2**30), expected=None, work=None
+    )
+    monkeypatch.setattr(plan, "plan", lambda **_: types.SimpleNamespace(compiled=compiled))
+    monkeypatch.setattr(topologies, "devices", lambda topology: [None])
+    monkeypatch.setattr(peers, "our_recipe", lambda *_, **__: None)
+    peers.print_plans({"t5_base": peers.MODELS["t5_base"]}, "l4")
+    header, _, row = capsys.readouterr().out.strip().splitlines()
+    assert row.startswith("| t5_base | 64 | 30.0, does not fit | – |") and row.count("|") == header.count("|")

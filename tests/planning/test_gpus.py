@@ -2,11 +2,12 @@
 
 import dataclasses
 import importlib.util
+import types
 
 import pytest
 
 from t5x_like import metrics
-from t5x_like.planning import gpus, hlo, topologies
+from t5x_like.planning import gpu_devices, gpus, hlo, topologies
 from t5x_like.planning.gpus import GPUS
 from t5x_like.planning.walk import Work
 
@@ -112,6 +113,30 @@ def test_kernel_is_bound_by_its_products_its_bytes_or_its_elementwise_operations
     assert seconds("b", Work()) == 0.0
 
 
+PRODUCT = """\
+ENTRY %main (a: f32[1000,1000], b: f32[1000,1000]) -> f32[1000,1000] {
+  %a = f32[1000,1000]{1,0} parameter(0)
+  %b = f32[1000,1000]{1,0} parameter(1)
+  ROOT %p = f32[1000,1000]{1,0} custom-call(%a, %b), custom_call_target="__cublas$lt$matmul", backend_config={\
+"precision_config":{"operand_precision":["HIGHEST","HIGHEST"],"algorithm":"ALG_UNSET"}}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        (PRODUCT, 132 * 128 * 2 * 1.98e9),  # on the lanes
+        (PRODUCT.replace("HIGHEST", "DEFAULT"), 0.5 * 0.803 * 989e12),  # in TF32
+        (PRODUCT.replace("f32", "bf16"), 0.803 * 989e12),
+    ],
+)
+def test_float32_products_of_the_highest_precision_do_not_use_tensor_cores(text, rate):
+    module = hlo.parse(text)
+    time = GPUS["h100"].core_time(module, module.entry, module.entry.by_name["p"], Work(flops=1e12))
+    assert time.seconds == pytest.approx(gpus.LAUNCH_SECONDS + 1e12 / rate)
+
+
 def test_memory_beyond_the_default_of_jax_needs_a_variable():
     h100 = GPUS["h100"]
     assert h100.memory_note(0.7 * h100.memory_bytes) is None
@@ -121,4 +146,21 @@ def test_memory_beyond_the_default_of_jax_needs_a_variable():
 def test_missing_compiler_names_the_package_and_the_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(topologies.PlanError, match=r"jax-cuda13-plugin.* pip install -e '.\[plan-gpu\]'"):
+        topologies.devices("h100:8")
+
+
+@pytest.mark.parametrize(
+    ("file", "package"),
+    [("bin/ptxas", "nvidia-cuda-nvcc"), ("nvvm/libdevice/libdevice.10.bc", "nvidia-nvvm")],
+)
+def test_missing_file_of_cuda_names_its_package(file, package, monkeypatch, tmp_path):
+    for each in gpu_devices._FILES:
+        path = tmp_path / "cu13" / each
+        path.parent.mkdir(parents=True)
+        path.touch()
+    (tmp_path / "cu13" / file).unlink()
+    spec = types.SimpleNamespace(submodule_search_locations=[str(tmp_path / "cu13")])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(gpu_devices, "CUDA_HOME", tmp_path / "cuda")
+    with pytest.raises(topologies.PlanError, match=f"^{package}, a part of .* is not installed"):
         topologies.devices("h100:8")

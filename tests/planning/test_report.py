@@ -53,7 +53,7 @@ KEYS = (
     *("collective_bytes", "step_seconds_bound", "bound_by", "tokens_per_second_at_bound", "mfu_at_bound"),
     *("compile_seconds", "tokens_per_second_expected", "expected_run_seconds", "expected_cost"),
     *("expected_step_seconds", "expected_parts", "mfu_expected", "collective_counts", "synchronous_collective_bytes"),
-    *("kernels_without_cost", "teacher_parameters", "expected_largest", "expected_breakdown"),
+    *("kernels_without_cost", "teacher_parameters", "expected_largest", "expected_breakdown", "memory_note"),
 )
 
 
@@ -150,9 +150,19 @@ def test_small_costs_keep_digits_and_unknown_length_has_no_cost():
     assert found["total_tokens"] is found["expected_run_seconds"] is found["expected_cost"] is None
 
 
+def test_memory_that_needs_a_variable_is_noted():
+    one = topologies.parse("h100:1")
+    memory = dataclasses.replace(MEMORY, peak=0.9 * one.chip.memory_bytes)
+    plan = dataclasses.replace(PLAN, topology=one, compiled=dataclasses.replace(PLAN.compiled, memory=memory))
+    found = report.as_json(plan)["memory_note"]
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95" in found and found in report.text(plan)
+    assert report.as_json(PLAN)["memory_note"] is None
+
+
 def test_step_that_does_not_fit_is_reported_with_remedies():
     text = report.text(TOO_LARGE)
     assert "20.00 GiB of 15.75 GiB: DOES NOT FIT" in text and "MICROBATCHES" in text
+    assert "tokens/s" not in text and "speed of a step that does not fit is unknown" in text
     found = report.as_json(TOO_LARGE)
     assert found["fits"] is False and found["executed_flops"] is None and found["tokens_per_second_expected"] is None
 
