@@ -19,7 +19,7 @@ from t5x_like.kernels.fused_attention.operands import Inputs
 from t5x_like.kernels.triton_attention import bias, costs, tile
 from t5x_like.kernels.triton_attention.calls import Sizes, call
 
-# Largest number of rows of a program that adds gradients of biases. Their tiles in memory are 1 / rows of the scores.
+# Largest number of rows whose gradients of biases a program adds. Each chunk of rows has a tile per diagonal in memory.
 ROWS = 8
 Statistics = Float[Array, "batch heads q_len"]
 
@@ -62,7 +62,7 @@ class _Keys:
 
 
 def _gradients(refs: Inputs, g: Geometry, row, head, queries: _Queries, keys: _Keys, *, transposed: bool):
-    """Returns the weights after dropout, and the gradients of scores by products with and without a softcap."""
+    """Returns the weights after dropout, and the gradients of the scaled products, with a bias those of the scores."""
     scores = tile.Tile(refs, g, row, head, queries.block, keys.block, transposed=transposed)
     score, derivative = scores.of(queries.query, keys.key)
     weights = scores.weights(score, queries.lse)
