@@ -25,6 +25,7 @@ class Case:
     head_dim: int = 64
     causal: bool = False
     window: int | None = None
+    after: int | None = None
     segments: bool = False
     valid: bool = False
     prefix: bool = False
@@ -45,6 +46,7 @@ class Case:
         return Mask(
             causal=self.causal,
             window=self.window,
+            window_after=self.after,
             query_segments=jnp.asarray(queries) if self.segments else None,
             key_segments=jnp.asarray(keys) if self.segments else None,
             key_valid=jnp.asarray(rng.random((self.batch, self.kv_len)) < 0.8) if self.valid else None,

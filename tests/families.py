@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from family_case import VOCABULARY, Family
+from flax import nnx
 from numerics import assert_close
 
 from t5x_like import parameters
@@ -69,6 +70,15 @@ def scanned(config: ModelConfig, **changes: Any) -> ModelConfig:
     return dataclasses.replace(config, scan_layers=True, **changes)
 
 
+def resized(config: ModelConfig, **sizes: Any) -> ModelConfig:
+    """Returns the configuration with other values of fields, which may be those of its parts."""
+    own = {field.name for field in dataclasses.fields(config)}
+    of_parts = {name: value for name, value in sizes.items() if name not in own} if config.parts else {}
+    parts = {name: dataclasses.replace(part, **of_parts) for name, part in config.parts.items()}
+    rest = {name: value for name, value in sizes.items() if name not in of_parts}
+    return dataclasses.replace(config, **parts, **rest)
+
+
 @functools.cache
 def shapes(config: ModelConfig) -> Model:
     """Returns the model of a configuration with shapes as parameters."""
@@ -83,11 +93,12 @@ def random_model(config: ModelConfig) -> Model:
     """
     stack = shapes(scanned(config))
     rng = np.random.default_rng(0)
+    offsets = {"/".join(map(str, path)): getattr(module, "OFFSET", 0.0) for path, module in nnx.iter_modules(stack)}
 
     def draw(name, leaf):
-        # Scales of norms stay close to 1: scales around 0 amplify rounding.
+        # Factors of norms stay close to 1: others amplify rounding.
         if name.endswith("scale"):
-            return 1 + 0.2 * rng.normal(size=leaf.shape)
+            return 1 - offsets[name.rpartition("/")[0]] + 0.2 * rng.normal(size=leaf.shape)
         return (0.3 if name.endswith("kernel") else 0.6) * rng.normal(size=leaf.shape)
 
     drawn = {name: draw(name, leaf).astype(np.float32) for name, leaf in parameters.named_leaves(stack).items()}

@@ -6,7 +6,7 @@ Each family has a module in this package with a constant `FAMILY`, which `regist
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -143,7 +143,11 @@ def _agreeing_config(path: str, config: ModelConfig, other_sizes: bool) -> Model
     Raises:
       UserError: it differs from the configuration of the model.
     """
-    stored, family = config_from_huggingface(path), find_family(config)
+    stored = config_from_huggingface(path)
+    if type(stored) is not type(config):  # a part of the model may be of this family
+        parts = [part for part in config.parts.values() if type(part) is type(stored)]
+        config = min(parts, key=lambda part: len(_differences(stored, part, FREE_FIELDS)), default=config)
+    family = find_family(config)
     same_family = type(stored) is type(config)
     if other_sizes or family is None:  # a model that transformers lacks may begin as one that it has, as ERNIE as BERT
         same_family = isinstance(stored, type(config)) or isinstance(config, type(stored))
@@ -153,19 +157,24 @@ def _agreeing_config(path: str, config: ModelConfig, other_sizes: bool) -> Model
             "same family, or another directory."
         )
     free = {*FREE_FIELDS, *(family or family_of(stored)).free_fields, *(SIZE_FIELDS if other_sizes else ())}
-    differences = [
-        f"{field.name}={getattr(stored, field.name)!r} instead of {getattr(config, field.name)!r}"
-        for field in dataclasses.fields(stored)
-        if field.name not in free
-        and hasattr(config, field.name)
-        and getattr(stored, field.name) != getattr(config, field.name)
-    ]
-    if differences:
+    if differences := _differences(stored, config, free):
         raise UserError(
             f"{path}: architecture differs from the configured model: {', '.join(differences)}. Change the model, or "
             "give another directory."
         )
     return stored
+
+
+def _differences(stored: Any, config: Any, free: Collection[str], prefix: str = "") -> list[str]:
+    """Returns the fields, also of configurations of parts, in which two configurations differ, with both values."""
+    found = []
+    for name in [field.name for field in dataclasses.fields(stored) if field.name not in free]:
+        theirs, ours = getattr(stored, name), getattr(config, name, getattr(stored, name))
+        if name in stored.parts and type(theirs) is type(ours):
+            found += _differences(theirs, ours, free, f"{prefix}{name}.")
+        elif theirs != ours:
+            found.append(f"{prefix}{name}={theirs!r} instead of {ours!r}")
+    return found
 
 
 def _read(path: str, family: tensor_mapping.Family, config: ModelConfig) -> dict[str, Float[np.ndarray, "..."]]:

@@ -64,7 +64,7 @@ class BlockLists:
         *("query_segments", "key_segments", "key_valid", "prefix", "dense"),
         *("query_ranks", "key_ranks", "global_keys", "blocks"),
     ],
-    meta_fields=["causal", "window", "strict_ranks", "max_global_keys"],
+    meta_fields=["causal", "window", "window_after", "strict_ranks", "max_global_keys"],
 )
 @dataclasses.dataclass(frozen=True)
 class Mask:
@@ -73,6 +73,7 @@ class Mask:
     Attributes:
       causal: Whether keys after the query are masked. Positions count from the start of the row, also in packed rows.
       window: Masks keys at a distance of `window` positions or more from the query; None for no limit.
+      window_after: Replaces `window` for the keys after the query; None for `window`.
       query_segments: Segment of each query. A query attends only to keys of its own segment.
       key_segments: Segment of each key; required with `query_segments`.
       key_valid: False masks a key for all queries, such as padding.
@@ -89,6 +90,7 @@ class Mask:
 
     causal: bool = False
     window: int | None = None
+    window_after: int | None = None
     query_segments: Int[Array, "batch q_len"] | None = None
     key_segments: Int[Array, "batch kv_len"] | None = None
     key_valid: Bool[Array, "batch kv_len"] | None = None
@@ -112,10 +114,13 @@ class Mask:
             raise ValueError("global_keys requires window or blocks: without them, all keys are global")
         if self.max_global_keys is not None and self.global_keys is None:
             raise ValueError(f"max_global_keys={self.max_global_keys} requires global_keys")
-        if self.window is not None and self.window < 1:
-            raise ValueError(
-                f"window={self.window} is not a positive integer. A window of 1 masks all keys but the query's own."
-            )
+        for name in ("window", "window_after"):
+            if (size := getattr(self, name)) is not None and size < 1:
+                raise ValueError(
+                    f"{name}={size} is not a positive integer. A window of 1 masks all keys but the query's own."
+                )
+        if self.window_after is not None and self.window is None:
+            raise ValueError(f"window_after={self.window_after} requires window, the limit for the other keys")
         if self.prefix is not None and not self.causal:
             raise ValueError("prefix requires causal=True: without causal masking, all keys are visible")
 
@@ -125,6 +130,7 @@ class Mask:
         given = {
             "causal": self.causal or None,
             "window": self.window,
+            "window_after": self.window_after,
             "segments": self.query_segments,
             "key_valid": self.key_valid,
             "prefix": self.prefix,
@@ -154,7 +160,9 @@ class Mask:
                 visible = visible | self.prefix[:, None, :]
             conditions.append(visible)
         if self.window is not None:
-            conditions.append(self._or_global((jnp.abs(queries - keys) < self.window)[None]))
+            after = self.window if self.window_after is None else self.window_after
+            near = (queries - keys < self.window) & (keys - queries < after)
+            conditions.append(self._or_global(near[None]))
         if self.query_segments is not None:
             conditions.append(self.query_segments[:, :, None] == self.key_segments[:, None, :])
         if self.query_ranks is not None:

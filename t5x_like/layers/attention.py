@@ -44,14 +44,16 @@ class Sizes:
     """Sizes of the activations of an attention.
 
     Attributes:
-      inputs: Size of the activations that queries and keys are computed from.
-      values: Size of the activations that values are computed from; None for `inputs`.
+      inputs: Size of the activations that queries are computed from.
+      values: Size of the activations that values are computed from; None for `source`.
       outputs: Size of the output; None for `inputs`.
+      source: Size of the activations that keys are computed from; None for `inputs`.
     """
 
     inputs: int
     values: int | None = None
     outputs: int | None = None
+    source: int | None = None
 
 
 class MultiHeadAttention(nnx.Module):
@@ -121,8 +123,9 @@ class MultiHeadAttention(nnx.Module):
 
         self.kv_heads = kv_heads or heads
         self.query = project_to_heads("query", query_key, sizes.inputs, heads, query_init or init)
-        self.key = project_to_heads("key", key_key, sizes.inputs, self.kv_heads, init)
-        self.value = project_to_heads("value", value_key, sizes.values or sizes.inputs, self.kv_heads, init)
+        source = sizes.source or sizes.inputs
+        self.key = project_to_heads("key", key_key, source, self.kv_heads, init)
+        self.value = project_to_heads("value", value_key, sizes.values or source, self.kv_heads, init)
         self.out = Projection(
             (heads, head_dim),
             (sizes.outputs or sizes.inputs,),
@@ -284,11 +287,9 @@ class MultiHeadAttention(nnx.Module):
         layer: int | Int[Array, ""],
         index: Int[Array, ""],
         *,
-        mask: Mask,
-        bias: ScoreBias | None = None,
         positions: Int[Array, "batch steps"] | None = None,
-        key_positions: Int[Array, "batch kv_len"] | None = None,
         rotary: Rotary | None = None,
+        **options,
     ) -> tuple[Float[Array, "batch steps embed"], KeyValueCache]:
         """Computes self-attention of new positions and writes their keys and values to the cache.
 
@@ -297,18 +298,15 @@ class MultiHeadAttention(nnx.Module):
           cache: Keys and values of the earlier positions.
           layer: Index of this layer in the cache.
           index: The first new position, which determines its slot.
-          mask: The slots to attend to.
-          bias: Added to the scores.
           positions: Positions of `x` for rotations and biases; None for 0, 1, 2 …
-          key_positions: Positions of the slots for biases; see `__call__`.
           rotary: See `attend`.
+          **options: See `attend`. `mask` has the slots to attend to, and `key_positions` their positions.
 
         Returns:
           The output and the updated cache.
         """
         cache = cache.write(layer, index, *self.keys_values(x, positions, rotary=rotary))
-        options = {"bias": bias, "positions": positions, "key_positions": key_positions, "rotary": rotary}
-        output, _ = self(x, mask=mask, keys_values=cache.at(layer), **options)
+        output, _ = self(x, keys_values=cache.at(layer), positions=positions, rotary=rotary, **options)
         return output, cache
 
     def _apply_rope(self, rotary, x, positions):

@@ -18,10 +18,17 @@ class LayerKind:
       window: Masks keys at a distance of `window` positions or more from the query; None for no limit. A decoder sees
         `window` keys, its own included, and an encoder `window - 1` keys on either side.
       rotary: Rotation of queries and keys; None for no rotation.
+      window_after: Replaces `window` for the keys after the query, in an encoder; None for `window`.
     """
 
     window: int | None = None
     rotary: Rotary | None = None
+    window_after: int | None = None
+
+    @property
+    def reach(self) -> dict[str, int | None]:
+        """The windows as arguments of `Mask`."""
+        return {"window": self.window, "window_after": self.window_after}
 
 
 def shortest(values: Sequence[Any]) -> tuple[Any, ...]:

@@ -300,6 +300,11 @@ class BaseConfig:
         return {}
 
     @property
+    def parts(self) -> Mapping[str, ModelConfig]:
+        """Name -> configuration of a model whose weights parts of this model may start from; none by default."""
+        return {}
+
+    @property
     def unembed_dim(self) -> int:
         """Size of the vectors that `unembed` reads, if a head transforms hidden states before."""
         return self.embed_dim

@@ -9,12 +9,14 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like.adapters import model_adapters
+from t5x_like.kernels import head_exchange
 from t5x_like.kernels.dropout import split_key
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import captures as capturing
 from t5x_like.layers import stacks
-from t5x_like.layers.blocks import Hidden
+from t5x_like.layers.blocks import Hidden, Inputs
 from t5x_like.layers.cache import KeyValueCache, step_mask
+from t5x_like.layers.layer_kinds import LayerKind
 from t5x_like.models.base import BaseModel, Batch, ModelConfig
 from t5x_like.models.outputs import Outputs
 
@@ -26,12 +28,22 @@ class EncoderDecoderConfig(ModelConfig, Protocol):
     """The fields of an encoder-decoder's configuration that this module reads.
 
     Attributes:
+      encoder_layers: Number of layers of the encoder.
+      decoder_layers: Number of layers of the decoder.
+    """
+
+    encoder_layers: int
+    decoder_layers: int
+
+
+class UniformConfig(EncoderDecoderConfig, Protocol):
+    """The fields of a configuration whose stacks differ in their numbers of layers alone, for `forward_flops`.
+
+    Attributes:
       embed_dim: Size of a hidden state.
       mlp_dim: Size within a feed-forward block.
       num_heads: Number of attention heads.
       head_dim: Size of the queries, keys and values of a head.
-      encoder_layers: Number of layers of the encoder.
-      decoder_layers: Number of layers of the decoder.
       activations: Activations of the feed-forward blocks; with two, their product.
     """
 
@@ -39,8 +51,6 @@ class EncoderDecoderConfig(ModelConfig, Protocol):
     mlp_dim: int
     num_heads: int
     head_dim: int
-    encoder_layers: int
-    decoder_layers: int
     activations: tuple[str, ...]
 
 
@@ -92,11 +102,15 @@ class EncoderDecoder(BaseModel):
       config: Configuration of the model.
       encoder: Stack of layers, or what `run_encoder` of the family uses.
       decoder: Stack of layers with the blocks `self_attention` and `cross_attention`.
+      cross_attention: Name of the block that attends to the encoder.
+      decoder_kinds: The kinds of the layers of the decoder, repeated over the layers.
     """
 
     config: EncoderDecoderConfig
     encoder: Any
     decoder: Any
+    cross_attention: str = "cross_attention"
+    decoder_kinds: tuple[LayerKind, ...] = (LayerKind(),)
 
     # ---- defined or overridden by families -------------------------------------------------------------------------
 
@@ -154,6 +168,24 @@ class EncoderDecoder(BaseModel):
         """
         return {}
 
+    def stack_inputs(self, batch: Batch, stack: str) -> dict[str, Any]:
+        """Returns further options of `run_encoder` or `run_decoder`, such as positions, by default none.
+
+        Args:
+          batch: Features by name.
+          stack: `encoder` or `decoder`.
+        """
+        return {}
+
+    def block_inputs(self, own: dict[str, Any], cross: dict[str, Any]) -> Inputs:
+        """Returns the inputs of the blocks of a layer of the decoder.
+
+        Args:
+          own: Inputs of the self-attention.
+          cross: Inputs of the attention to the encoder.
+        """
+        return {"self_attention": own, "cross_attention": cross}
+
     @property
     def encoder_capturable(self) -> tuple[str, ...]:
         """Names of the arrays that can be captured in a layer of the encoder."""
@@ -196,6 +228,7 @@ class EncoderDecoder(BaseModel):
             mask=_encoder_mask(batch),
             dropout_key=encoder_key,
             captures=captures["encoder"],
+            **self.stack_inputs(batch, "encoder"),
         )
         encoded, encoder_output = captures["encoder"].state(capturing.OUTPUT, encoded)
         decoder_mask, cross_mask = _decoder_masks(batch)
@@ -206,6 +239,7 @@ class EncoderDecoder(BaseModel):
             cross_mask=cross_mask,
             dropout_key=decoder_key,
             captures=captures["decoder"],
+            **self.stack_inputs(batch, "decoder"),
         )
         hidden, decoder_output = captures["decoder"].state(capturing.OUTPUT, hidden)
         captured = encoder_output | decoder_output | encoder_captures | decoder_captures
@@ -223,7 +257,8 @@ class EncoderDecoder(BaseModel):
         """
         batch = model_adapters.extend(self.config, batch)
         tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
-        hidden, _ = self.run_encoder(self.embed_encoder(batch), mask=_encoder_mask(batch))
+        inputs = {"mask": _encoder_mask(batch), **self.stack_inputs(batch, "encoder")}
+        hidden, _ = self.run_encoder(self.embed_encoder(batch), **inputs)
         return Encoded(hidden=hidden, valid=tokens != PADDING_ID if segments is None else segments == FIRST_SEGMENT)
 
     def init_cache(self, batch_size: int, cache_length: int, encoded: Encoded) -> Cache:
@@ -240,11 +275,13 @@ class EncoderDecoder(BaseModel):
         config, layers = self.config, self.decoder.layers
         _, cross = stacks.apply_layers(
             layers,
-            lambda layer, _, index, key: (None, layer.cross_attention.make_cache(encoded.hidden)),
+            lambda layer, _, index, key: (None, getattr(layer, self.cross_attention).make_cache(encoded.hidden)),
             None,
             order=range(config.decoder_layers),
         )
-        shape = (batch_size, config.num_heads, cache_length, config.head_dim)
+        info = config.stacks["decoder"]
+        heads = info.num_kv_heads * head_exchange.kv_head_copies(info.num_kv_heads)
+        shape = (batch_size, heads, cache_length, info.head_dim)
         return Cache(
             self_attention=KeyValueCache.empty(
                 shape, layers=config.decoder_layers, stacked=stacks.is_scanned(layers), dtype=config.compute_dtype
@@ -271,27 +308,32 @@ class EncoderDecoder(BaseModel):
         """
         cache_length = cache.self_attention.length_of(0)
         positions = jnp.broadcast_to(index + jnp.arange(tokens.shape[1]), tokens.shape)
-        mask = step_mask(jnp.arange(cache_length) <= positions[:, :, None])
+        slots = jnp.arange(cache_length)
 
-        def inputs(layer):
-            return {
-                "self_attention": {
-                    "mask": mask,
-                    "positions": positions,
-                    **self.step_inputs(index, cache_length, tokens.shape[1]),
-                },
-                "cross_attention": {
-                    "mask": Mask(key_valid=cache.encoder_valid),
-                    "keys_values": cache.cross_attention.at(layer),
-                },
+        def inputs(kind):
+            visible = slots <= positions[:, :, None]
+            if kind.window is not None:
+                visible &= slots > positions[:, :, None] - kind.window
+            own = {
+                "mask": step_mask(visible),
+                "positions": positions,
+                "rotary": kind.rotary,
+                **self.step_inputs(index, cache_length, tokens.shape[1]),
             }
+            cross_mask = Mask(key_valid=cache.encoder_valid)
+            return lambda layer: self.block_inputs(
+                own, {"mask": cross_mask, "keys_values": cache.cross_attention.at(layer)}
+            )
 
-        x, self_cache = self.decoder.step(self.embed_step(tokens, index), cache.self_attention, index, inputs)
+        kinds = self.decoder_kinds[: self.decoder.num_layers]
+        x, self_cache = self.decoder.step(
+            self.embed_step(tokens, index), cache.self_attention, index, *map(inputs, kinds)
+        )
         return x, cache.replace(self_attention=self_cache)
 
 
 def forward_flops(
-    config: EncoderDecoderConfig, shapes: Mapping[str, tuple[int, ...]], *, encoder_keys: int | None = None
+    config: UniformConfig, shapes: Mapping[str, tuple[int, ...]], *, encoder_keys: int | None = None
 ) -> float:
     """Returns the floating-point operations of the matrix products in a forward pass.
 

@@ -9,15 +9,14 @@ limiting scores; of six layers, five have a window and rotations of a smaller ba
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.norms import UnitOffsetRMSNorm
 from t5x_like.layers.rotary import Rotary
 from t5x_like.models import checks
-from t5x_like.models.rotary_decoder import RotaryDecoder, RotaryDecoderConfig
+from t5x_like.models.rotary_decoder import RotaryDecoderConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,18 +50,9 @@ class GemmaConfig(RotaryDecoderConfig):
         """Makes the norm of a block or of the stack."""
         return UnitOffsetRMSNorm(self.embed_dim, epsilon=self.norm_epsilon)
 
-    def make(self, key: jax.Array) -> "Gemma":
-        """Returns a Gemma with newly initialized parameters; see `ModelConfig.make`."""
-        return Gemma(self, key=key)
-
-
-class Gemma(RotaryDecoder):
-    """Gemma. Implements `Model` and `GenerativeDecoder` of `models/base.py`; see `RotaryDecoder`."""
-
-    def embed_tokens(self, tokens: Int[Array, "batch length"], positions: Int[Array, "batch length"]) -> Hidden:
-        """Returns the token embeddings times √embed_dim, which is rounded to their dtype."""
-        embedded = super().embed_tokens(tokens, positions)
-        return embedded * jnp.asarray(self.config.embed_dim**0.5, embedded.dtype)
+    def scale_embeddings(self, embedded: Hidden) -> Hidden:
+        """Returns token embeddings times √embed_dim, which is rounded to their dtype."""
+        return embedded * jnp.asarray(self.embed_dim**0.5, embedded.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,17 +92,9 @@ class Gemma2Config(GemmaConfig):
         """Returns the arguments of `MultiHeadAttention`; see `RotaryConfig.attention_options`."""
         return super().attention_options() | {"scale": self.query_scalar**-0.5, "softcap": self.attention_softcap}
 
-    def make(self, key: jax.Array) -> "Gemma2":
-        """Returns a Gemma 2 or 3 with newly initialized parameters; see `ModelConfig.make`."""
-        return Gemma2(self, key=key)
-
-
-class Gemma2(Gemma):
-    """Gemma 2 or 3. Implements `Model` and `GenerativeDecoder` of `models/base.py`; see `RotaryDecoder`."""
-
-    def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
-        """Returns logits in float32, within the limit."""
-        logits, limit = super().unembed(hidden), self.config.final_softcap
+    def limit_logits(self, logits: Float[Array, "batch length vocab"]) -> Float[Array, "batch length vocab"]:
+        """Returns logits within `final_softcap`."""
+        limit = self.final_softcap
         return logits if limit is None else limit * jnp.tanh(logits / limit)
 
 

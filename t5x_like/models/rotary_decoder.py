@@ -47,4 +47,4 @@ class RotaryDecoder(RotaryModel, decoder.Decoder):
 
     def embed_tokens(self, tokens: Int[Array, "batch length"], positions: Int[Array, "batch length"]) -> Hidden:
         """Returns the token embeddings; positions enter through the rotations."""
-        return self.token_embedder(tokens)
+        return self.config.scale_embeddings(self.token_embedder(tokens))

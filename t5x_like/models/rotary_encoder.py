@@ -82,7 +82,7 @@ class RotaryEncoder(RotaryModel):
         """
         tokens = batch["encoder_input_tokens"]
         checks.row_length(self.config, tokens.shape[1])
-        return {"encoder": self.token_embedder(tokens)}
+        return {"encoder": self.config.scale_embeddings(self.token_embedder(tokens))}
 
     def trunk(
         self,

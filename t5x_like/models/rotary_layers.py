@@ -7,7 +7,7 @@ of a stack have parameters of the same shapes. `rotary_decoder` and `rotary_enco
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -110,6 +110,14 @@ class RotaryConfig(BaseConfig):
         """Dropout of the output of each block."""
         return Dropout(self.dropout_rate)
 
+    def scale_embeddings(self, embedded: Hidden) -> Hidden:
+        """Returns token embeddings as the first layer reads them."""
+        return embedded
+
+    def limit_logits(self, logits: Float[Array, "batch length vocab"]) -> Float[Array, "batch length vocab"]:
+        """Returns logits within the limit of the family, if it has one."""
+        return logits
+
     def make_norm(self) -> RMSNorm | LayerNorm:
         """Makes the norm of a block or of the stack."""
         return RMSNorm(self.embed_dim, epsilon=self.norm_epsilon)
@@ -151,23 +159,31 @@ class RotaryConfig(BaseConfig):
             "dtype": self.compute_dtype,
         }
 
-    def make_layer(self, key: jax.Array) -> TransformerLayer:
-        """Makes a layer of self-attention and a feed-forward block."""
-        attention_key, mlp_key = jax.random.split(key)
-        blocks = {
-            "attention": self.make_attention(attention_key),
-            "mlp": MLP(**self.mlp_options(), key=mlp_key),
-        }
+    def make_layer(
+        self, key: jax.Array, attentions: Mapping[str, Callable[[jax.Array], MultiHeadAttention]] | None = None
+    ) -> TransformerLayer:
+        """Makes a layer of attention blocks and a feed-forward block.
+
+        Args:
+          key: Random key of the initialization.
+          attentions: Name of an attention block -> makes it from a random key; None for self-attention alone.
+        """
+        attentions = {"attention": self.make_attention} if attentions is None else attentions
+        *attention_keys, mlp_key = jax.random.split(key, len(attentions) + 1)
+        blocks = {name: make(own) for (name, make), own in zip(attentions.items(), attention_keys, strict=True)}
+        blocks["mlp"] = MLP(**self.mlp_options(), key=mlp_key)
         return TransformerLayer(blocks, self.make_norm, norm_position=self.norm_position, dropout=self.block_dropout)
 
     def make_attention(self, key: jax.Array) -> MultiHeadAttention:
         """Makes the self-attention of a layer."""
         return MultiHeadAttention(**self.attention_options(), key=key)
 
-    def make_stack(self, key: jax.Array) -> stacks.Stack:
-        """Makes the layers and the norm after the last one."""
+    def make_stack(
+        self, key: jax.Array, make_layer: Callable[[jax.Array], TransformerLayer] | None = None
+    ) -> stacks.Stack:
+        """Makes the layers, by default those of `make_layer`, and the norm after the last one."""
         return stacks.Stack(
-            self.make_layer,
+            make_layer or self.make_layer,
             self.num_layers,
             key=key,
             norm=self.make_norm(),
@@ -211,6 +227,5 @@ class RotaryModel(BaseModel):
 
     def unembed(self, hidden: Hidden) -> Float[Array, "batch length vocab"]:
         """Returns logits in float32."""
-        if self.config.tied_embeddings:
-            return self.token_embedder.attend(hidden)
-        return self.logits(hidden)
+        product = self.token_embedder.attend if self.config.tied_embeddings else self.logits
+        return self.config.limit_logits(product(hidden))

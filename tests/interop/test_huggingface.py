@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from families import FAMILIES, random_model, scanned, shapes
+from families import FAMILIES, random_model, resized, scanned, shapes
 
 from t5x_like import interop, parameters
 from t5x_like.config import description
@@ -121,12 +121,17 @@ def test_table_maps_every_parameter_once(name):
 
 @EVERY
 def test_config_changes_must_keep_shapes(name, directory):
-    config, _ = interop.from_huggingface(str(directory), dropout_rate=0.25, norm_epsilon=1e-3)
-    assert (config.dropout_rate, config.norm_epsilon) == (0.25, 1e-3)
+    def change(**changes):
+        changed = resized(config_of(name), **changes)
+        return {part: getattr(changed, part) for part in changed.parts} or changes
+
+    config, _ = interop.from_huggingface(str(directory), dropout_rate=0.25, **change(norm_epsilon=1e-3))
+    assert config.dropout_rate == 0.25
+    assert {part.norm_epsilon for part in config.parts.values() or [config]} == {1e-3}
     with pytest.raises(UserError, match="colour: not a field of"):
         interop.from_huggingface(str(directory), colour="red")
     with pytest.raises(UserError, match="tensor .* has shape"):
-        interop.from_huggingface(str(directory), mlp_dim=32)
+        interop.from_huggingface(str(directory), **change(mlp_dim=32))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral"])
@@ -326,11 +331,13 @@ def test_truncated_file_raises(name, directory):
 @EVERY
 def test_unknown_activations_raise(name, directory, tmp_path):
     hf_config = json.loads((directory / "config.json").read_text())
-    key = next(key for key in ACTIVATION_KEYS if key in hf_config)
-    update_config(directory, **{key: "mish"})
-    with pytest.raises(UserError, match=f"config.json: {key} 'mish': not supported. Supported: "):
+    of_stack = hf_config.get("decoder", hf_config)
+    key = next(key for key in ACTIVATION_KEYS if key in of_stack)
+    changed = {key: "mish"} if of_stack is hf_config else {"decoder": of_stack | {key: "mish"}}
+    update_config(directory, **changed)
+    with pytest.raises(UserError, match=f"config.json: (decoder: )?{key} 'mish': not supported. Supported: "):
         interop.from_huggingface(str(directory))
-    config = dataclasses.replace(config_of(name), activations=("relu", "gelu"))
+    config = resized(config_of(name), activations=("relu", "gelu"))
     with pytest.raises(UserError, match="activations"):
         interop.to_huggingface({"model": random_model(config)}, config, str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -339,8 +346,8 @@ def test_unknown_activations_raise(name, directory, tmp_path):
 @SOME
 def test_other_architecture_raises_and_free_fields_may_differ(name, directory):
     config = config_of(name)
-    with pytest.raises(UserError, match="architecture differs .* embed_dim=12 instead of 24"):
-        interop.read(str(directory), dataclasses.replace(config, embed_dim=24))
+    with pytest.raises(UserError, match="architecture differs .*[ .]embed_dim=12 instead of 24"):
+        interop.read(str(directory), resized(config, embed_dim=24))
     free = scanned(config, vocab_size=99, dropout_rate=0.5, dtype="bfloat16", remat="full")
     size = getattr(config, "embedding_dim", None) or config.embed_dim
     found = interop.read(str(directory), free)

@@ -38,6 +38,12 @@ def test_prefix_applies_within_packed_segments():
     assert rows(mask, 5, 5) == ["x....", "xx...", "..xx.", "..xx.", "..xxx"]
 
 
+def test_window_of_another_size_after_the_query():
+    assert rows(Mask(window=1, window_after=3), 4, 4) == ["xxx.", ".xxx", "..xx", "...x"]
+    with pytest.raises(ValueError, match="window_after=3 requires window"):
+        Mask(window_after=3)
+
+
 def test_window():
     assert rows(Mask(window=2), 4, 4) == ["xx..", "xxx.", ".xxx", "..xx"]
     assert rows(Mask(causal=True, window=2), 4, 4) == ["x...", "xx..", ".xx.", "..xx"]

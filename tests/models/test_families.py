@@ -22,6 +22,7 @@ from families import (
     others_are_slow,
     parametrize_families,
     random_model,
+    resized,
     scanned,
     shapes,
     tokens,
@@ -329,7 +330,8 @@ def test_captures_have_the_same_names_in_all_families_and_the_same_values_in_bot
     whats = ["hidden", *(f"attention/{what}" for what in ("query", "key", "value", "scores", "probabilities"))]
     wanted = [f"{stack}/{what}" for stack in family.stacks for what in ("embedding", "output", "layers/hidden")]
     wanted += [f"{stack}/layers/{layers - 1}/{what}" for stack in family.stacks for what in whats]
-    if family.is_encoder_decoder:
+    merged = getattr(config, "merged_attention", False)  # one attention to both stacks
+    if family.is_encoder_decoder and not merged:
         wanted += ["decoder/layers/0/cross_attention/probabilities"]
     run = jax.jit(lambda model: model(batch, capture=tuple(wanted)))
     unrolled, scan = run(random_model(config)), run(random_model(scanned(config)))
@@ -343,7 +345,8 @@ def test_captures_have_the_same_names_in_all_families_and_the_same_values_in_bot
         np.testing.assert_allclose(found[f"{stack}/embedding"], random_model(config).embed(batch)[stack], atol=2e-5)
         assert found[f"{stack}/layers/hidden"].shape == (layers, 2, length, config.embed_dim)
         np.testing.assert_array_equal(found[f"{last}/hidden"], found[f"{stack}/layers/hidden"][-1])
-        assert found[f"{last}/attention/scores"].shape == (2, config.num_heads, length, length)
+        keys = sum(rows.shape[1] for rows in batch.values()) if merged and stack == "decoder" else length
+        assert found[f"{last}/attention/scores"].shape == (2, config.stacks[stack].num_heads, length, keys)
         if stack == "encoder" and getattr(config, "global_block_size", None):
             continue  # the weights of LongT5's global tokens are left out
         probabilities = jax.nn.softmax(found[f"{last}/attention/scores"])
@@ -427,10 +430,11 @@ WITHOUT_WINDOWS = {"gpt3": {"attention_windows": (None,)}, "mistral": {"attentio
 def test_initial_loss_is_close_to_uniform_prediction(name):
     """A loss far above ln(vocab) means that an initialization or a scale is wrong."""
     family = FAMILIES[name]
-    layers = {key: 1 for key in ("encoder_layers", "decoder_layers") if hasattr(family.config, key)}
+    layers = {"num_layers": 1} if family.config.parts else {}
+    layers = layers or {key: 1 for key in ("encoder_layers", "decoder_layers") if hasattr(family.config, key)}
     sizes = dict(vocab_size=512, embed_dim=64, mlp_dim=128, num_heads=4, head_dim=16)
     kv_heads = {"num_kv_heads": 4} if hasattr(family.config, "num_kv_heads") else {}
-    config, batch = scanned(family.config, **sizes, **kv_heads, **layers), eight_rows(family)
+    config, batch = scanned(resized(family.config, **sizes, **kv_heads, **layers)), eight_rows(family)
     first = jax.jit(lambda key: loss(config.make(key), batch))(jax.random.key(0, impl="rbg"))
     assert float(first) / 64 < np.log(512) + family.initial_loss_margin
 

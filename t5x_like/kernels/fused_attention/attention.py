@@ -97,6 +97,7 @@ def _problem(q, k, v, terms: ScoreTerms, scoring: Scoring, *, interpret, sizes) 
     static = Static(
         causal=mask.causal,
         window=mask.window,
+        window_after=mask.window_after,
         scale=scoring.scale,
         dropout_rate=dropout_rate,
         sizes=blocks.within(sizes or blocks.sizes(partitioning.bound_mesh()), mask.window),
@@ -110,7 +111,7 @@ class Static:
     """What the compiled kernels depend on besides shapes.
 
     Attributes:
-      causal, window: See `Mask`.
+      causal, window, window_after: See `Mask`.
       scale: Factor of the scores.
       dropout_rate: Rate of the dropout of each attention weight.
       sizes: Blocks and memory.
@@ -119,6 +120,7 @@ class Static:
 
     causal: bool
     window: int | None
+    window_after: int | None
     scale: float
     dropout_rate: float
     sizes: blocks.Sizes
@@ -138,6 +140,7 @@ class Static:
             block_k=blocks.block_size(k.shape[1], self.sizes.block_k),
             causal=self.causal,
             window=self.window,
+            window_after=self.window_after,
             prefix=inputs.prefix is not None,
             segments=inputs.key_segments is not None,
             biased=inputs.bias is not None,

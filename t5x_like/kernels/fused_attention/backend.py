@@ -12,7 +12,7 @@ from t5x_like.kernels.scoring import Scoring
 TITLE = "fused kernel"
 
 # The conditions of a mask that the kernel reads.
-MASKS = frozenset({"causal", "window", "segments", "key_valid", "prefix", "ranks", "global_keys"})
+MASKS = frozenset({"causal", "window", "window_after", "segments", "key_valid", "prefix", "ranks", "global_keys"})
 # Those that the kernel of lists of blocks reads, and the sizes of blocks that it computes.
 LIST_MASKS = frozenset({"blocks", "segments", "key_valid"})
 LIST_SIZES = (64, 128)
@@ -37,7 +37,7 @@ def unsupported_reason(
         return _unsupported_lists(mesh, q, k, scoring)
     if others := mask.conditions - MASKS:
         return f"the kernel does not read these conditions of the mask: {', '.join(sorted(others))}"
-    is_plain = not mask.causal and mask.query_ranks is None and bias is None
+    is_plain = not mask.causal and mask.window_after is None and mask.query_ranks is None and bias is None
     if mask.global_keys is not None and (mask.max_global_keys is None or not is_plain):
         return "its global keys are not limited in number, or its mask is causal or has ranks, or it has a bias"
     if mask.global_keys is not None and dropout.rate and dropout.broadcast_dims:

@@ -27,7 +27,7 @@ class Geometry:
       block_q: Queries of a step, a multiple of 128.
       block_k: Keys of a step, a multiple of 128.
       causal: Whether keys after the query are masked.
-      window: See `Mask`.
+      window, window_after: See `Mask`.
       prefix: Whether some keys are visible regardless of `causal`; no block is skipped then because of it.
       segments: Whether queries and keys have segments.
       biased: Whether scores have a relative bias.
@@ -54,6 +54,7 @@ class Geometry:
     block_k: int
     causal: bool = False
     window: int | None = None
+    window_after: int | None = None
     prefix: bool = False
     segments: bool = False
     biased: bool = False
@@ -117,7 +118,9 @@ class Geometry:
     @property
     def _after(self) -> int:
         """How many positions a visible key can follow its query."""
-        return 0 if self.causal and not self.prefix else self._before
+        if self.causal and not self.prefix:
+            return 0
+        return self._before if self.window_after is None else self.window_after - 1
 
     @property
     def query_distances(self) -> int:

@@ -44,8 +44,10 @@ def visible(
     if geometry.causal:
         past = keys <= queries
         conditions.append(past if prefix is None else past | (prefix == 1))
-    if geometry.window is not None:
+    if geometry.window is not None and geometry.window_after is None:
         conditions.append(jnp.abs(queries - keys) < geometry.window)
+    elif geometry.window is not None:
+        conditions += [queries - keys < geometry.window, keys - queries < geometry.window_after]
     if geometry.ranks:
         conditions.append(key_ranks < query_ranks)
     if geometry.segments:

@@ -56,6 +56,7 @@ def triton_attention(
     static = Static(
         causal=scoring.mask.causal,
         window=scoring.mask.window,
+        window_after=scoring.mask.window_after,
         scale=scoring.scale,
         softcap=scoring.softcap,
         dropout_rate=dropout_rate,
@@ -70,7 +71,7 @@ class Static:
     """What the compiled kernels depend on besides shapes.
 
     Attributes:
-      causal, window: See `Mask`.
+      causal, window, window_after: See `Mask`.
       scale, softcap: See `Scoring`.
       dropout_rate: Rate of the dropout of each attention weight.
       sizes: Sizes of tiles.
@@ -79,6 +80,7 @@ class Static:
 
     causal: bool
     window: int | None
+    window_after: int | None
     scale: float
     softcap: float | None
     dropout_rate: float
@@ -99,6 +101,7 @@ class Static:
             block_k=sizes.block_k,
             causal=self.causal,
             window=self.window,
+            window_after=self.window_after,
             prefix=inputs.prefix is not None,
             segments=inputs.key_segments is not None,
             biased=inputs.bias is not None,

@@ -11,7 +11,7 @@ from t5x_like.kernels.scoring import Scoring
 TITLE = "Triton kernel"
 
 # The conditions of a mask that the kernels read.
-MASKS = frozenset({"causal", "window", "segments", "key_valid", "prefix", "ranks"})
+MASKS = frozenset({"causal", "window", "window_after", "segments", "key_valid", "prefix", "ranks"})
 # Sizes of heads: Triton multiplies at least 16 numbers, and larger heads do not fit into registers.
 SMALLEST_HEAD, LARGEST_HEAD = 16, 256
 

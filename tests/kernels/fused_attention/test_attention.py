@@ -49,6 +49,7 @@ CASES = {
     "two-sided window": Case(260, 260, window=40, heads=1, kv_heads=1, head_dim=128, sizes=Sizes(256, 128, MIB)),
     "prefix and invalid keys": Case(140, 140, causal=True, prefix=True, valid=True, head_dim=96),
     "small heads": Case(100, 100, heads=4, kv_heads=4, head_dim=16, bias=True, sizes=Sizes(256, 128, MIB)),
+    "windows of two sizes": Case(300, 300, window=40, after=150, heads=1, kv_heads=1, segments=True),
     "window and global keys": Case(300, 300, heads=4, window=40, shared=5, valid=True),
     "packed window and global keys": Case(390, 390, heads=3, kv_heads=3, window=130, shared=2, segments=True),
     "window and global keys in bfloat16": Case(256, 256, window=60, shared=9, dtype="bfloat16"),

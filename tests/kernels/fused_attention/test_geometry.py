@@ -24,12 +24,12 @@ def test_blocks_cover_a_length_with_little_padding(length, largest, expected):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 100, 129, 300])
+@pytest.mark.parametrize(("window", "after"), [(None, None), (1, None), (100, None), (129, 300), (300, None)])
 @pytest.mark.parametrize("lengths", [(512, 512), (384, 1024), (1024, 256)])
-def test_exactly_the_blocks_with_visible_pairs_are_computed(causal, window, lengths):
+def test_exactly_the_blocks_with_visible_pairs_are_computed(causal, window, after, lengths):
     sizes = dict(zip(("q_len", "kv_len"), lengths, strict=True))
-    geometry = dataclasses.replace(GEOMETRY, causal=causal, window=window, **sizes)
-    visible = Mask(causal=causal, window=window).materialize(*lengths)
+    geometry = dataclasses.replace(GEOMETRY, causal=causal, window=window, window_after=after, **sizes)
+    visible = Mask(causal=causal, window=window, window_after=after).materialize(*lengths)
     visible = np.ones((1, 1, *lengths), bool) if visible is None else np.asarray(visible)
     tiles = visible[0, 0].reshape(geometry.q_blocks, 128, geometry.k_blocks, 256).any(axis=(1, 3))
     expected = [(int(i), int(j)) for i, j in np.argwhere(tiles)]
