@@ -1,5 +1,7 @@
 """Writes what transformers computes from directories that this package wrote; runs with the packages of version 5.
 
+With labels, that is also the loss, all gradients, and hidden states; the model is then saved in `DIRECTORY/saved`.
+
     python tests/transformers_5_outputs.py CASES.json OUTPUTS.npz
 
 CASES.json has a list of (name, directory, name of the class, arguments of the call, greedy tokens to generate).
@@ -21,12 +23,23 @@ def outputs(directory, kind, given, new_tokens):
     problems = {name: list(found) for name, found in report.items() if found}
     assert not problems, f"{directory}: {problems}"
     given = {name: torch.tensor(values) for name, values in given.items()}
-    with torch.no_grad():
-        found = {"logits": model.eval()(**given).logits.float().numpy()}
-        if new_tokens:
-            inputs = {name: given[name] for name in ("input_ids", "attention_mask")}
-            options = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
-            found["tokens"] = model.generate(**inputs, **options).numpy()[:, given["input_ids"].shape[1] :]
+    result = model.eval()(**given, output_hidden_states="labels" in given)
+    found = {"logits": result.logits.detach().float().numpy()}
+    if "labels" in given:
+        result.loss.backward()
+        found |= {"loss": result.loss.detach().numpy()}
+        found |= {
+            f"gradients/{name}": each.grad.numpy() for name, each in model.named_parameters() if each.grad is not None
+        }
+        states = {"encoder": result.encoder_hidden_states, "decoder": result.decoder_hidden_states}
+        found |= {f"{stack}/{n}": x.detach().numpy() for stack, each in states.items() for n, x in enumerate(each)}
+        model.save_pretrained(f"{directory}/saved")
+    if new_tokens:
+        inputs = {name: given[name] for name in ("input_ids", "attention_mask")}
+        options = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
+        start = 1 if model.config.is_encoder_decoder else given["input_ids"].shape[1]
+        with torch.no_grad():
+            found["tokens"] = model.generate(**inputs, **options).numpy()[:, start:]
     return found
 
 
