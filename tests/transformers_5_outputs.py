@@ -28,9 +28,8 @@ def outputs(directory, kind, given, new_tokens):
     if "labels" in given:
         result.loss.backward()
         found |= {"loss": result.loss.detach().numpy()}
-        found |= {
-            f"gradients/{name}": each.grad.numpy() for name, each in model.named_parameters() if each.grad is not None
-        }
+        gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+        found |= {f"gradients/{name}": each.numpy() for name, each in gradients.items()}
         states = {"encoder": result.encoder_hidden_states, "decoder": result.decoder_hidden_states}
         found |= {f"{stack}/{n}": x.detach().numpy() for stack, each in states.items() for n, x in enumerate(each)}
         model.save_pretrained(f"{directory}/saved")

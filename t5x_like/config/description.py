@@ -46,7 +46,7 @@ def describe(
     """Writes the configuration of a model as a gin file.
 
     Args:
-      config: A dataclass. Fields may be dataclasses too, at most one of each class.
+      config: A dataclass; see `describe_dataclass`.
       head: The head of a downstream task, if the model has one.
       objective: Class and settings of an objective; by default that of the head, or else the usual one of such a model.
 
@@ -65,7 +65,7 @@ def describe_model(config: ModelConfig, macros: Mapping[str, str] | None = None)
     """Writes gin statements that set MODEL, with their imports.
 
     Args:
-      config: A dataclass. Fields may be dataclasses too, at most one of each class.
+      config: A dataclass; see `describe_dataclass`.
       macros: Field of `config` -> macro that has its value.
     """
     return describe_dataclass("MODEL", config, macros)
@@ -76,26 +76,39 @@ def describe_dataclass(macro: str, value: Any, macros: Mapping[str, str] | None 
 
     Args:
       macro: The macro.
-      value: A dataclass. Fields may be dataclasses too, at most one of each class, or tuples of any dataclasses.
+      value: A dataclass. Fields may be dataclasses too, at most one of each class beside `parts`, or tuples of any
+        dataclasses.
       macros: Field of `value` -> macro that has its value.
     """
-    parts = {class_name(type(value)): value}  # with their scopes
-    for name, field in _fields(value):
-        if dataclasses.is_dataclass(field):
-            parts[class_name(type(field))] = field
-        elif _has_dataclasses(field):
-            parts |= {f"{name}_{index}/{class_name(type(each))}": each for index, each in enumerate(field)}
+    parts = _with_parts(value)
     classes = {type(part) for part in parts.values()}
     lines = [_import(each) for each in sorted(classes, key=lambda each: each.__module__)]
     lines += [f"{macro} = @{class_name(type(value))}()"]
     for scoped, part in parts.items():
         named = (macros or {}) if part is value else {}
+        scope = scoped.removesuffix(class_name(type(part)))
         lines += [f"{scoped}:"] if _fields(part) else []
         lines += [
-            f"  {name} = {f'%{named[name]}' if name in named else _reference(name, field)}"
+            f"  {name} = {f'%{named[name]}' if name in named else _reference(part, name, field, scope)}"
             for name, field in _fields(part)
         ]
     return "\n".join([*lines, ""])
+
+
+def _with_parts(value: Any, scope: str = "") -> dict[str, Any]:
+    """Returns a dataclass and the dataclasses in it, by their names with scopes."""
+    found = {f"{scope}{class_name(type(value))}": value}
+    for name, field in _fields(value):
+        for inner, each in _dataclasses(value, name, field, scope):
+            found |= _with_parts(each, inner)
+    return found
+
+
+def _dataclasses(part: Any, name: str, value: Any, scope: str) -> list[tuple[str, Any]]:
+    """Returns the dataclasses in the value of a field with their scopes, which parts and elements of tuples have."""
+    if dataclasses.is_dataclass(value):
+        return [(f"{scope}{name}/" if name in getattr(part, "parts", {}) else scope, value)]
+    return [(f"{scope}{name}_{index}/", each) for index, each in enumerate(value if _has_dataclasses(value) else ())]
 
 
 def describe_head(head: TaskHead) -> str:
@@ -190,8 +203,9 @@ def _has_dataclasses(value: Any) -> bool:
     return isinstance(value, tuple) and bool(value) and all(dataclasses.is_dataclass(each) for each in value)
 
 
-def _reference(name: str, value: Any) -> str:
+def _reference(part: Any, name: str, value: Any, scope: str) -> str:
     """Returns the value of a field in gin syntax: a literal, or references that build dataclasses."""
-    if _has_dataclasses(value):
-        return f"({', '.join(f'@{name}_{index}/{class_name(type(each))}()' for index, each in enumerate(value))},)"
-    return f"@{class_name(type(value))}()" if dataclasses.is_dataclass(value) else repr(value)
+    found = [f"@{inner}{class_name(type(each))}()" for inner, each in _dataclasses(part, name, value, scope)]
+    if not found:
+        return repr(value)
+    return found[0] if dataclasses.is_dataclass(value) else f"({', '.join(found)},)"

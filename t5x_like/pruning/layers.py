@@ -32,22 +32,29 @@ def keep(
     """
     structures.check_stacks("LAYERS", config, leaves)
     chosen = _chosen(config, layers)
-    found, changes = dict(leaves), {}
+    found = dict(leaves)
     for stack, indices in chosen.items():
         prefix = f"{_MODEL}{stack}/{LAYERS}/"
         for name in [name for name in leaves if name.startswith(prefix)]:
             found[name] = np.asarray(leaves[name])[list(indices)]
-        field = next((each for each in (f"{stack}_{LAYERS}", f"num_{LAYERS}") if hasattr(config, each)), None)
-        if field is None:
-            raise UserError(
-                f"LAYERS={layers}: {type(config).__name__} has no number of layers of {stack}. Omit LAYERS."
-            )
-        changes[field] = len(indices)
-        if windows := getattr(config, "attention_windows", ()):
-            changes["attention_windows"] = shortest([windows[index % len(windows)] for index in indices])
-        if isinstance(config, structures.LayerIndexed):
-            changes |= config.keep_layers(indices)
-    return dataclasses.replace(config, **changes), found
+        if (part := config.parts.get(stack)) is None:
+            config = _with_layers(config, stack, indices)
+        else:
+            config = dataclasses.replace(config, **{stack: _with_layers(part, stack, indices)})
+    return config, found
+
+
+def _with_layers(config: Any, stack: str, indices: Sequence[int]) -> Any:
+    """Returns the configuration of a model with the given layers of a stack."""
+    field = next((each for each in (f"{stack}_{LAYERS}", f"num_{LAYERS}") if hasattr(config, each)), None)
+    if field is None:
+        raise UserError(f"LAYERS: {type(config).__name__} has no number of layers of {stack}. Omit LAYERS.")
+    changes: dict[str, Any] = {field: len(indices)}
+    if windows := getattr(config, "attention_windows", ()):
+        changes["attention_windows"] = shortest([windows[index % len(windows)] for index in indices])
+    if isinstance(config, structures.LayerIndexed):
+        changes |= config.keep_layers(indices)
+    return dataclasses.replace(config, **changes)
 
 
 def _chosen(config: ModelConfig, layers: Any) -> dict[str, tuple[int, ...]]:

@@ -207,6 +207,9 @@ def smaller(structure: Structure, config: ModelConfig, kept: Kept, parts: int) -
     Raises:
       UserError: The configuration does not have the number of parts as a field.
     """
+    if config.parts:
+        changed = {name: smaller(structure, part, kept, parts) for name, part in config.parts.items()}
+        return dataclasses.replace(config, **changed)
     changes: dict[str, Any] = {}
     number = next(iter(kept.values())).shape[1]
     for field in (structure.field, *structure.other_fields):

@@ -56,6 +56,7 @@ class InitialWeights:
       other_vocabulary: Whether the token ids of `path` may belong to another vocabulary than the data's. This is
         an error otherwise, unless there are new tokens or truncated vocabularies.
       averaged: Whether to read the averages of the parameters of a run with `Update.ema_decay`, and not its parameters.
+      others: Further weights, whose parameters replace those of `path`: an encoder's beside a decoder's.
 
     Raises:
       UserError: A value is invalid.
@@ -73,6 +74,7 @@ class InitialWeights:
     tiled: bool = False
     other_vocabulary: bool = False
     averaged: bool = True
+    others: Sequence["InitialWeights"] = ()
 
     def __post_init__(self):
         if self.new_tokens < 0:
@@ -85,6 +87,11 @@ class InitialWeights:
     def targets(self) -> tuple[str | None, ...]:
         """The names of the networks of this run that start from the weights; None for the model."""
         return (self.target,) if self.target is None or isinstance(self.target, str) else tuple(self.target)
+
+    @property
+    def sources(self) -> tuple["InitialWeights", ...]:
+        """All weights, in the order in which they are read."""
+        return (self, *(source for other in self.others for source in other.sources))
 
     @property
     def has_other_sizes(self) -> bool:

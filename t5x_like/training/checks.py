@@ -103,9 +103,10 @@ def check_recipe(recipe: Recipe, program: Program, run: RunCheck = run_check) ->
         return Checked(vocabulary, evaluations, None)
 
     def check_initial() -> str:
-        warm_start.check(recipe.initial, program.param_shapes, config, partitioner, recipe.objective)
-        if vocabulary is not None:
-            run_tokenizer.check_initial(recipe.initial, vocabulary)
+        for source in recipe.initial.sources:
+            warm_start.check(source, program.param_shapes, config, partitioner, recipe.objective)
+            if vocabulary is not None:
+                run_tokenizer.check_initial(source, vocabulary)
         return path
 
     return Checked(vocabulary, evaluations, run(f"INITIAL_CHECKPOINT_PATH={path}", check_initial))

@@ -86,12 +86,13 @@ def _initialize(recipe: Recipe, program: Program) -> Start:
     """Initializes a new run, from pretrained weights if the recipe names some."""
     state, frozen = program.init(jax.random.key(recipe.seed))
     base = None
-    if recipe.initial.path:
-        path = distributed.compute_in_main(lambda: weight_source.resolve(recipe.initial.path))
-        source = dataclasses.replace(recipe.initial, path=path)
+    for given in recipe.initial.sources if recipe.initial.path else ():
+        path = distributed.compute_in_main(lambda given=given: weight_source.resolve(given.path))
+        source = dataclasses.replace(given, path=path)
         warm = warm_start.restore(source, state, frozen, program.config, program.partitioner, recipe.objective)
         state, frozen = warm.state, warm.frozen
-        base = frozen_base.of_new_run(path, warm.exact, frozen.params, averaged=source.averaged)
+        if not recipe.initial.others:  # a base is one directory
+            base = frozen_base.of_new_run(path, warm.exact, frozen.params, averaged=source.averaged)
     state = program.start_adapters(state, frozen, recipe.data)
     if recipe.initial.path:
         state = program.start_optimizer(state, recipe)

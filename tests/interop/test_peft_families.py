@@ -134,7 +134,8 @@ def test_prompts_have_the_same_outputs_in_each_direction(tmp_path, name):
     peft.write(model.config, leaves, str(tmp_path / "ours"), base=base)
     theirs = library.PeftModel.from_pretrained(load(base), tmp_path / "ours")
     expected = outputs_of_class(model, batch, architecture)
-    assert_close({"written": their_outputs(theirs, batch)[:, LENGTH:]}, {"written": expected}, TOLERANCE)
+    start = 0 if FAMILIES[name].is_encoder_decoder else LENGTH  # an encoder has the prompt
+    assert_close({"written": their_outputs(theirs, batch)[:, start:]}, {"written": expected}, TOLERANCE)
 
     torch.manual_seed(0)
     stated = theirs.active_peft_config
@@ -144,7 +145,7 @@ def test_prompts_have_the_same_outputs_in_each_direction(tmp_path, name):
     theirs.save_pretrained(tmp_path / "theirs")
     adapters, read, _ = peft.read(str(tmp_path / "theirs"), Base(config, bare(leaves)))
     found = outputs_of_class(rebuilt(config, adapters, leaves, read), batch, architecture)
-    assert_close({"read": found}, {"read": their_outputs(theirs, batch)[:, LENGTH:]}, TOLERANCE)
+    assert_close({"read": found}, {"read": their_outputs(theirs, batch)[:, start:]}, TOLERANCE)
 
 
 @pytest.mark.parametrize("method", METHODS)
