@@ -114,7 +114,12 @@ def _restore(
     with weight_source.open_source(source, target.config, wanted) as weights:
         fits = _fits(source, target, weights.shapes, objective.other_names)
         leaves = weights.read({fit.stored_name: shapes[name] for name, fit in fits.items() if fit.is_exact})
-        found = {here[name]: leaves[fit.stored_name] for name, fit in fits.items() if fit.is_exact}
+        found, used = {}, set()
+        for name, fit in fits.items():
+            if fit.is_exact:  # an update reuses the memory of each parameter
+                leaf = leaves[fit.stored_name]
+                found[here[name]] = copy(leaf) if fit.stored_name in used else leaf
+                used.add(fit.stored_name)
         fresh = parameters.named_leaves(params)
         for name, fit in fits.items():
             if not fit.is_exact:

@@ -7,7 +7,7 @@ import gin
 import jax
 import numpy as np
 import pytest
-from families import FAMILIES, example_batch, random_model, resized, tokens
+from families import FAMILIES, example_batch, random_model, resized, scanned, tokens
 from lanes import others_are_full
 
 from t5x_like import interop, optimizers, parameters
@@ -79,8 +79,12 @@ def test_all_tensors_start_from_those_of_the_decoder(name, merged, tmp_path):
     options = {"shared_embeddings": merged, "merged_attention": merged}
     config = RotaryEncoderDecoderConfig(encoder=decoder, decoder=decoder, **options)
     model, _ = restored(config, InitialWeights(path=path, mapping=BALANCED))
-    for tensor, array in parameters.named_leaves(model).items():
+    leaves = parameters.named_leaves(model)
+    for tensor, array in leaves.items():
         np.testing.assert_array_equal(array, expected[decoder_name(tensor)], err_msg=tensor)
+    stacked = parameters.named_leaves(restored(scanned(config), InitialWeights(path=path, mapping=BALANCED))[0])
+    memory = {array.addressable_shards[0].data.unsafe_buffer_pointer() for array in stacked.values()}
+    assert len(memory) == len(stacked)  # an update reuses the memory of each parameter
 
 
 @pytest.mark.parametrize(("kind", "name"), [(T5GemmaConfig, "gemma2"), (T5Gemma2Config, "gemma3")])

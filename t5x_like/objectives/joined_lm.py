@@ -1,0 +1,55 @@
+"""A decoder on the rows of an encoder-decoder, whose teacher it then is."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from t5x_like.data import features, specs
+from t5x_like.models.outputs import Outputs
+from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Params, RunOptions
+from t5x_like.objectives.token_prediction import TokenPrediction
+from t5x_like.recorded import recorded
+
+
+@recorded
+class JoinedLM(TokenPrediction):
+    """Predicts `targets` with a decoder that reads the rows of an encoder before those of a decoder.
+
+    The decoder is the teacher of an encoder-decoder, whose features these are: it predicts the same targets at the same
+    positions (Zhang et al. 2025, arXiv:2504.06225, section 3.2). A packed example sees its own inputs and targets. Its
+    positions count its tokens; the windows of a model count the positions of the joined row.
+
+    Args:
+      bos_id: Token id before the targets, as the encoder-decoder reads it.
+      causal_inputs: Whether inputs attend only to earlier inputs, as in the pretraining of a decoder.
+
+    Raises:
+      UserError: An argument is out of range.
+    """
+
+    def __init__(self, *, bos_id: int = features.BOS_ID, causal_inputs: bool = True):
+        super().__init__()
+        self.causal_inputs = causal_inputs
+        self.features = dataclasses.replace(specs.ENCODER_DECODER, bos_id=bos_id)
+
+    def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
+        """Runs the decoder on the joined rows, and returns the states of the targets; see `Objective.run`."""
+        outputs = super().run(params, self.join(rows), options)
+        return outputs.replace(hidden=outputs.hidden[:, rows["encoder_input_tokens"].shape[1] :])
+
+    def join(self, rows: Batch) -> dict[str, Array]:
+        """Returns the features of a decoder that reads the inputs, and then what the decoder of the rows reads.
+
+        Args:
+          rows: The features of an encoder-decoder.
+        """
+        names = ("input_tokens", "segment_ids", "positions")
+        inputs, targets = ({name: rows[f"{stack}_{name}"] for name in names} for stack in ("encoder", "decoder"))
+        is_input = inputs["segment_ids"][:, None] == targets["segment_ids"][..., None]
+        targets["positions"] = targets["positions"] + jnp.sum(is_input, axis=-1, dtype=targets["positions"].dtype)
+        joined = {f"decoder_{name}": jnp.concatenate([inputs[name], targets[name]], axis=1) for name in names}
+        if not self.causal_inputs:
+            of_inputs = jnp.arange(joined["decoder_positions"].shape[1]) < inputs["positions"].shape[1]
+            joined["decoder_prefix"] = jnp.broadcast_to(of_inputs, joined["decoder_positions"].shape).astype(jnp.int32)
+        return joined
