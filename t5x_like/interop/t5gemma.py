@@ -84,6 +84,9 @@ class StackFiles:
 
     def config_to_json(self, config: Any, heads: Iterable[str] = ()) -> dict[str, Any]:
         """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
+        for name in ("shared_embeddings", "merged_attention"):
+            if (value := getattr(config, name)) != (only := getattr(self.config_class(), name)):
+                raise UserError(f"{name}={value}: not supported by transformers' {self.model}. Set {only}.")
         return {
             "architectures": [architecture(heads, {(): f"{self.model}ForConditionalGeneration"}, self.model)],
             "model_type": self.model_type,

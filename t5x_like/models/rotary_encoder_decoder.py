@@ -224,17 +224,26 @@ class RotaryEncoderDecoder(EncoderDecoder):
         Raises:
           UserError: Rows are longer than `max_length`.
         """
-        return self._embed(self.config.encoder, self.token_embedder, batch["encoder_input_tokens"])
+        return self.embed_stack(self.config.encoder, self.token_embedder, batch["encoder_input_tokens"])
 
     def embed_decoder(self, batch: Batch) -> Hidden:
         """Returns the embedded `decoder_input_tokens`; see `embed_encoder`."""
-        return self._embed(self.config.decoder, self._decoder_table, batch["decoder_input_tokens"])
+        return self.embed_stack(self.config.decoder, self._decoder_table, batch["decoder_input_tokens"])
 
     def embed_step(self, tokens: Int[Array, "batch positions"], index: Int[Array, ""]) -> Hidden:
         """Returns the embedded tokens; positions enter through the rotations."""
-        return self._embed(self.config.decoder, self._decoder_table, tokens)
+        return self.embed_stack(self.config.decoder, self._decoder_table, tokens)
 
-    def _embed(self, stack: RotaryConfig, table: embeddings.Embedder, tokens: Int[Array, "batch length"]) -> Hidden:
+    def embed_stack(
+        self, stack: RotaryConfig, table: embeddings.Embedder, tokens: Int[Array, "batch length"]
+    ) -> Hidden:
+        """Returns the input of a stack.
+
+        Args:
+          stack: Its configuration.
+          table: Its token embeddings.
+          tokens: Token ids.
+        """
         checks.row_length(stack, tokens.shape[1])
         return stack.scale_embeddings(table(tokens))
 

@@ -77,6 +77,7 @@ class T5Gemma2(RotaryEncoderDecoder):
         super().__init__(config, key=key)
         self.end_of_image = nnx.Param(jnp.zeros((config.embed_dim,), jnp.float32), axes=(EMBED_VECTOR,))
 
-    def _embed(self, stack: RotaryConfig, table: Embedder, tokens: Int[Array, "batch length"]) -> Hidden:
-        embedded, is_end = super()._embed(stack, table, tokens), tokens == self.config.end_of_image_id
+    def embed_stack(self, stack: RotaryConfig, table: Embedder, tokens: Int[Array, "batch length"]) -> Hidden:
+        """Returns the input of a stack; see `RotaryEncoderDecoder.embed_stack`."""
+        embedded, is_end = super().embed_stack(stack, table, tokens), tokens == self.config.end_of_image_id
         return jnp.where(is_end[..., None], self.end_of_image[...].astype(embedded.dtype), embedded)
