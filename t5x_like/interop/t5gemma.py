@@ -16,7 +16,7 @@ from t5x_like.models.t5gemma import T5GemmaConfig
 
 # Special token ids of transformers' classes, which begin the decoder's inputs with BOS.
 TOKENS = gemma.TOKENS | {"decoder_start_token_id": 2}
-# Norm of a layer of a decoder alone -> its name in transformers, after that of the block.
+# Norm of a layer of a decoder alone -> its name in transformers.
 _NORMS = {
     "attention_norm": "pre_self_attn_layernorm",
     "attention_output_norm": "post_self_attn_layernorm",
@@ -103,22 +103,15 @@ class StackFiles:
     def table(self, config: RotaryEncoderDecoderConfig) -> list[TensorMapping]:
         """Returns the mapping of every tensor."""
         encoder, decoder = (self._stack(config.parts[name], name) for name in ("encoder", "decoder"))
-        own = [_renamed(each, {"/attention": "/self_attention"}, {}) for each in decoder]
-        crossed = {"self_attn": "cross_attn"}
-        cross = (
-            []
-            if config.merged_attention
-            else [
-                _renamed(each, {"/attention": "/cross_attention"}, crossed)
-                for each in decoder
-                if "/attention" in each.name
-            ]
-        )
+        layers = [_renamed(each, {"/attention": "/self_attention"}, {}) for each in decoder]
+        if not config.merged_attention:
+            crossed = {"/attention": "/cross_attention"}, {"self_attn": "cross_attn"}
+            layers += [_renamed(each, *crossed) for each in decoder if "/attention" in each.name]
         tables = [TensorMapping("model/token_embedder/embedding", TABLE.format(stack="encoder"))]
         if not config.shared_embeddings:
             tables.append(TensorMapping("model/decoder_embedder/embedding", TABLE.format(stack="decoder")))
         logits = [] if config.decoder.tied_embeddings else dense("model/logits", LOGITS, bias=False)
-        return [*tables, *encoder, *own, *cross, *logits]
+        return [*tables, *encoder, *layers, *logits]
 
     def _stack(self, config: RotaryConfig, stack: str) -> list[TensorMapping]:
         """Returns the mapping of the layers and the norm of a stack, with the names of a decoder alone."""

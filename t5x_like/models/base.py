@@ -222,6 +222,10 @@ class ModelConfig(Protocol):
     def reads(self) -> Sequence[str]:
         """The features of a batch that the model reads, those that it needs and those that it may do without."""
 
+    @property
+    def parts(self) -> Mapping[str, "ModelConfig"]:
+        """Name -> configuration of a model whose weights parts of this model may start from; mostly none."""
+
     def make(self, key: jax.Array) -> Model:
         """Returns a model with newly initialized parameters; works under `jax.jit` and `jax.eval_shape`.
 

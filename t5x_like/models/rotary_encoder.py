@@ -104,7 +104,7 @@ class RotaryEncoder(RotaryModel):
         valid = batch["encoder_input_tokens"] != self.config.padding_id if segments is None else None
 
         def inputs(kind):
-            mask = Mask(window=kind.window, query_segments=segments, key_segments=segments, key_valid=valid)
+            mask = Mask(**kind.reach, query_segments=segments, key_segments=segments, key_valid=valid)
             return self.layer_inputs(kind, {"mask": mask, "positions": positions, "rotary": kind.rotary})
 
         hidden, captured = self.encoder(

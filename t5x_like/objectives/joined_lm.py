@@ -28,6 +28,8 @@ class JoinedLM(TokenPrediction):
       UserError: An argument is out of range.
     """
 
+    read_as = {"encoder_input_tokens": "decoder_input_tokens"}
+
     def __init__(self, *, bos_id: int = features.BOS_ID, causal_inputs: bool = True):
         super().__init__()
         self.causal_inputs = causal_inputs
