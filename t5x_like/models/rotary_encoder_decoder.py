@@ -6,7 +6,7 @@ that a gin file of a decoder describes a stack, and pretrained decoders fit.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -164,7 +164,7 @@ def forward_flops(config: RotaryEncoderDecoderConfig, shapes: Mapping[str, tuple
     return 2.0 * batch * (encoder + decoder + info.num_layers * cross + predictions * d * config.vocab_size)
 
 
-def _stack_multiply_adds(config: RotaryConfig, length: int, reaches: Any) -> int:
+def _stack_multiply_adds(config: RotaryConfig, length: int, reaches: Sequence[int | None]) -> int:
     """Returns the multiply-adds of the layers of a row, whose queries see so many keys per layer; None: all."""
     d, f, m = config.embed_dim, config.mlp_dim, len(config.activations) + 1
     a, k = config.num_heads * config.head_dim, config.kv_heads * config.head_dim
