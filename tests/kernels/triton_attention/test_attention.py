@@ -42,6 +42,7 @@ CASES = {
     ),
     "cross-attention with packing and odd heads": Case(130, 200, heads=3, kv_heads=3, segments=True, bias=True),
     "window and grouped queries": Case(200, 200, heads=4, causal=True, window=70, bias=True, batch=3),
+    "windows of two sizes": Case(200, 200, window=40, after=90, segments=True),
     "two-sided window": Case(160, 160, window=40, heads=1, kv_heads=1, head_dim=128),
     "two-sided window with bias": Case(150, 140, window=20, bias=True),
     "prefix and invalid keys": Case(140, 140, causal=True, prefix=True, valid=True, head_dim=96),
