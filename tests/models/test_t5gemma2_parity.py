@@ -65,7 +65,7 @@ class Case:
     theirs: dict
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=[pytest.param("odd window", marks=pytest.mark.slow), "even window"])
 def case(request, tmp_path_factory):
     root, stack = tmp_path_factory.mktemp("t5gemma2"), CASES[request.param]
     config = T5Gemma2Config(encoder=stack, decoder=stack, vocab_size=VOCABULARY, end_of_image_id=7)

@@ -71,7 +71,7 @@ def decoder_name(name):
     return name.replace("/self_attention", "/attention").replace("/cross_attention", "/attention")
 
 
-@pytest.mark.parametrize("merged", [False, True], ids=["cross-attention", "merged"])
+@pytest.mark.parametrize("merged", others_are_full([False, True], [False]), ids=["cross-attention", "merged"])
 @pytest.mark.parametrize("name", others_are_full(["qwen2", "gemma2", "llama", "qwen3", "olmo2", "smollm3"], ["qwen2"]))
 def test_all_tensors_start_from_those_of_the_decoder(name, merged, tmp_path):
     decoder = FAMILIES[name].config
@@ -87,6 +87,7 @@ def test_all_tensors_start_from_those_of_the_decoder(name, merged, tmp_path):
     assert len(memory) == len(stacked)  # an update reuses the memory of each parameter
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "name"), [(T5GemmaConfig, "gemma2"), (T5Gemma2Config, "gemma3")])
 def test_t5gemma_starts_from_a_run_of_gemma(kind, name, tmp_path):
     decoder = FAMILIES[name].config
@@ -98,7 +99,7 @@ def test_t5gemma_starts_from_a_run_of_gemma(kind, name, tmp_path):
         np.testing.assert_array_equal(array, expected.get(decoder_name(tensor), new), err_msg=tensor)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gemma2"])
+@pytest.mark.parametrize("name", others_are_full(["qwen2", "gemma2"], ["qwen2"]))
 def test_adapted_stacks_compute_what_the_decoder_did(name, tmp_path):
     """The encoder is the decoder without its causal mask; the merged attention without visible inputs is its own."""
     decoder = resized(FAMILIES[name].config, attention_windows=(None,))
