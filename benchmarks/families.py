@@ -30,7 +30,7 @@ state which published number includes them.
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MODELS = ROOT / "gin_configs" / "models"
 # Page of the families of 2024 and later.
-SHARED_PAGE = "today"
+SHARED_PAGE = "rotary"
 
 
 def pages() -> dict[str, str]:

@@ -15,7 +15,7 @@ _ENTRIES = ConfigMap(
     model=_MODEL,
     model_type="modernbert-decoder",
     keys=modernbert.KEYS,
-    # transformers 4.57 has another default of `local_rope_theta`, which it does not use; see docs/families/today.md.
+    # transformers 4.57 has another default of `local_rope_theta`, which it does not use; see docs/families/rotary.md.
     defaults={key: value for key, value in modernbert.DEFAULTS.items() if key != "pad_token_id"}
     | {"local_rope_theta": 10000.0},
     fixed=modernbert.FIXED,

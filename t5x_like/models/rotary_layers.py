@@ -1,4 +1,4 @@
-"""The layers of today's models: attention with rotary positions and a gated feed-forward block, by default Llama's.
+"""The layer of Llama and the families after it: attention with rotary positions, and a gated feed-forward block.
 
 A family is a configuration that overrides what it changes: the norms and their positions (`make_norm`,
 `norm_position`), the options of a block (`attention_options`, `mlp_options`), or the rotation of a layer (`rotary`).

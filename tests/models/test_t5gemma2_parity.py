@@ -2,7 +2,7 @@
 
 All parameters are drawn from a normal distribution with standard deviation 0.3, norms included. Rows are longer than
 the windows, whose multiples they are not, and one is padded. The directory of transformers 5 is that of
-test_today_transformers_5.py.
+test_rotary_transformers_5.py.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Properties of the families of today: parameters with heads, the first layer of ModernBERT, initial values."""
+"""Properties of the families of rotary layers: parameters with heads, the first layer of ModernBERT, initial values."""
 
 import dataclasses
 

@@ -76,7 +76,7 @@ def continuations(model, prompts):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """Returns outputs of this package and of transformers 5 by family."""
-    root, cases, ours = tmp_path_factory.mktemp("today"), [], {}
+    root, cases, ours = tmp_path_factory.mktemp("rotary"), [], {}
     lengths = np.array([LENGTH, 9])
     valid = np.arange(LENGTH)[::-1] < lengths[:, None]  # padding on the left, for generation
     tokens = np.where(valid, np.random.default_rng(0).integers(2, PADDING, (2, LENGTH)), PADDING)

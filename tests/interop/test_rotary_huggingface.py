@@ -1,4 +1,4 @@
-"""Hugging Face directories of the families of today: defaults, keys of both versions of transformers, and refusals."""
+"""Hugging Face directories of the families of rotary layers: defaults, keys of both versions, and refusals."""
 
 import dataclasses
 
