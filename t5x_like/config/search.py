@@ -119,7 +119,8 @@ def shipped_setters(macro: str) -> str:
     whole = setters - set().union(*includes.values())  # files that no other file includes
     if not setters:
         return ""
-    names = sorted(whole or setters, key=lambda name: (name.startswith("commands/"), name))
+    later = ("commands/", "adaptation/")  # files that follow others
+    names = sorted(whole or setters, key=lambda name: (name.startswith(later), name))
     return f": give a file that defines it first, such as --gin_file={names[0]} ({len(names)} shipped files do)"
 
 

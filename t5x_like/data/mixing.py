@@ -70,12 +70,13 @@ class UniMax(Rates):
     epochs, if they are fewer. umT5 mixes 107 languages so, by characters; here numbers are those of examples.
 
     Attributes:
-      budget: Number of examples that the run reads.
-      epochs: Largest number of passes over a task. umT5: 5, as far as remembered.
+      budget: Number of examples that the run reads, TRAIN_STEPS times BATCH_SIZE without packing. Fewer are read of
+        all tasks together if `epochs` of them are less; rates are then those of the numbers of examples.
+      epochs: Largest number of passes over a task.
     """
 
     budget: int
-    epochs: float = 5.0
+    epochs: float
 
     def __post_init__(self):
         super().__post_init__()

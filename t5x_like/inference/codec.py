@@ -117,9 +117,10 @@ class Codec:
             if self._chat is None:
                 raise UserError(f"{where}: 'inputs' is a conversation without a chat template. Give VOCABULARY_PATH.")
             try:
-                ids, bos = self._chat().prompt(value), list(self._layout.bos)
+                ids = self._chat().prompt(value)
             except UserError as error:
                 raise UserError(f"{where}: {error}") from error
+            bos = [] if self._layout.encoder else list(self._layout.bos)
             return ids[len(bos) :] if bos and ids[: len(bos)] == bos else ids  # the row of the model begins with BOS
         elif not (isinstance(value, list) and all(isinstance(token, int) and token >= 0 for token in value)):
             raise UserError(f"{where}: {name!r} must be text or a list of token ids, not {value!r:.80}. Correct it.")
@@ -205,7 +206,7 @@ def has_task(data: DataSource | None) -> bool:
 def vocabularies_for(
     data: DataSource | None, records: Sequence[Mapping[str, Any]], vocabulary: Any = None
 ) -> Mapping[str, Any] | None:
-    """Returns the vocabularies for the text in the records; None if all records are token ids.
+    """Returns the vocabularies for texts and conversations in the records; None if all records are token ids.
 
     Args:
       data: The task, or a source with only a vocabulary.
@@ -215,7 +216,8 @@ def vocabularies_for(
     Raises:
       UserError: Records have text, and neither a task nor VOCABULARY_PATH provides its vocabulary.
     """
-    if not any(isinstance(record.get(name), str) for record in records for name in ("inputs", "targets")):
+    values = [record.get(name) for record in records for name in ("inputs", "targets")]
+    if not any(isinstance(value, str) or is_conversation(value) for value in values):
         return None
     if vocabulary is not None:
         return {"targets": vocabulary}

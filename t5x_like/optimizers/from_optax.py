@@ -151,7 +151,14 @@ class _View:
         }
 
     def _axes(self, slot_shape: tuple[int, ...]) -> tuple[str | None, ...]:
-        return self._leaf.axes if slot_shape == self._matrix_shape else (None,) * len(slot_shape)
+        """Returns the logical axes of a slot: the parameter's, or of a square one, the axis whose size it has."""
+        if slot_shape == self._matrix_shape:
+            return self._leaf.axes
+        if len(slot_shape) == 2 and slot_shape[0] == slot_shape[1] and slot_shape[0] in self._matrix_shape:
+            sizes = _join_heads(self._leaf.axes, self._shape)
+            firsts = [axis for i, axis in enumerate(self._leaf.axes) if not _is_joined(self._leaf.axes, i)]
+            return (firsts[sizes.index(slot_shape[0])], None)
+        return (None,) * len(slot_shape)
 
 
 def matrices(params: Mapping[str, Array]) -> dict[str, bool]:
@@ -192,12 +199,17 @@ def hidden_matrices(
 def _join_heads(axes: Sequence[str | None], shape: Sequence[int]) -> tuple[int, ...]:
     """Returns the shape of one layer's array with adjacent `heads` and `kv` as one dimension."""
     joined: list[int] = []
-    for dim, (axis, size) in enumerate(zip(axes, shape, strict=True)):
-        if dim and (axes[dim - 1], axis) in JOINED_HEADS:
+    for dim, size in enumerate(shape):
+        if _is_joined(axes, dim):
             joined[-1] *= size
         else:
             joined.append(size)
     return tuple(joined)
+
+
+def _is_joined(axes: Sequence[str | None], dim: int) -> bool:
+    """Returns whether a dimension is one with the dimension before it."""
+    return dim > 0 and (axes[dim - 1], axes[dim]) in JOINED_HEADS
 
 
 def _slot(path: tuple[Any, ...], name: str) -> str:

@@ -97,10 +97,11 @@ def schedule_free_adamw(
             direction = gradient / (jnp.sqrt(nu[name] / correction) + eps)
             if decay_vectors or not is_vector(leaf):
                 direction += weight_decay * leaf.broadcast_factor("weight_decay_factor", step) * y
-            factor = leaf.broadcast_factor("learning_rate_factor", step) * leaf.broadcast_factor("update_factor", step)
-            moved = rate * factor * direction
+            updated = leaf.broadcast_factor("update_factor", step)
+            moved = rate * leaf.broadcast_factor("learning_rate_factor", step) * updated * direction
             # y moves towards z as x does, and with z by what z moves, of which x takes its share.
-            updates[name] = share * (zs[name] - y) - (1 - b1 * (1 - share)) * moved
+            movement = share * (zs[name] - y) - (1 - b1 * (1 - share)) * moved
+            updates[name] = jnp.where(jnp.asarray(updated) == 0, 0.0, movement)  # a factor of 0 keeps the value
             z[name] = zs[name] - moved
         new_state = parameters.rebuild(state, parameters.named_leaves(State(count, largest, weights, nu, z)))
         return parameters.rebuild(gradients, updates), new_state

@@ -1,11 +1,12 @@
 """SOAP (Vyas et al. 2024, arXiv:2409.11321): Adam in the eigenbasis of Shampoo's preconditioner."""
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
 
@@ -26,11 +27,13 @@ class State(NamedTuple):
     """State of `soap` for one parameter.
 
     Attributes:
+      count: Number of updates, without the one that computed the first basis.
       mu: First moment.
       nu: Second moment, in the basis.
       sides: The preconditioners of the two dimensions of a matrix; None for a dimension that is too large.
     """
 
+    count: Int[Array, ""]
     mu: Float[Array, "..."]
     nu: Float[Array, "..."]
     sides: tuple[Side | None, ...]
@@ -48,7 +51,8 @@ def soap(
 
     With a gradient G, L and R are moving averages of G Gᵀ and Gᵀ G, and Q_L and Q_R their eigenvectors. Adam's second
     moment is that of Q_Lᵀ G Q_R, Adam's direction is computed in this basis and rotated back. The first update is zero:
-    it computes the eigenvectors. Every `precondition_every` steps, one step of power iteration and a QR decomposition
+    it computes the eigenvectors, in step 0 or, if that is skipped, when the next ones are due. Every
+    `precondition_every` steps, one step of power iteration and a QR decomposition
     update them, after the parameters.
 
     Args:
@@ -74,35 +78,28 @@ def soap(
         return found, new_state
 
     def one(gradient, state, step):
-        is_first, number = step == 0, jnp.maximum(jnp.asarray(step, jnp.float32), 1.0)
+        has_basis = state.count > 0
+        number = jnp.maximum(state.count, 1).astype(jnp.float32)
         mu = b1 * state.mu + (1 - b1) * gradient
         nu = b2 * state.nu + (1 - b2) * _rotate(gradient, state.sides) ** 2
         correction = jnp.sqrt(1 - b2**number) / (1 - b1**number)
         direction = _rotate_back(_rotate(mu, state.sides) / (jnp.sqrt(nu) + eps), state.sides) * correction
-        mu, nu, direction = (jnp.where(is_first, 0.0, x) for x in (mu, nu, direction))
+        mu, nu, direction = (jnp.where(has_basis, x, 0.0) for x in (mu, nu, direction))
+        is_due = step % precondition_every == 0  # the same for all layers, so that others compute no basis
+        count = state.count + (has_basis | is_due)
         if not state.sides:
-            return -direction, State(mu, nu, ())
-        products = gradient @ gradient.T, gradient.T @ gradient
+            return -direction, State(count, mu, nu, ())
+        products = _product(gradient, gradient.T), _product(gradient.T, gradient)
         moments = [
             None if side is None else side.moment + (1 - b2) * (product - side.moment)
             for side, product in zip(state.sides, products, strict=True)
         ]
-
-        def first(bases, nu):
-            return [None if moment is None else jnp.linalg.eigh(moment)[1][:, ::-1] for moment in moments], nu
-
-        def later(bases, nu):
-            return _power_iteration(moments, bases, nu)
-
-        def keep(bases, nu):
-            return bases, nu
-
-        chosen = jnp.where(is_first, 0, jnp.where(step % precondition_every == 0, 1, 2))
         bases = [None if side is None else side.basis for side in state.sides]
-        bases, nu = jax.lax.switch(chosen, (first, later, keep), bases, nu)
+        due = functools.partial(_new_bases, moments, has_basis)
+        bases, nu = jax.lax.cond(is_due, due, lambda bases, nu: (bases, nu), bases, nu)
         pairs = zip(moments, bases, strict=True)
         sides = tuple(None if moment is None else Side(moment, basis) for moment, basis in pairs)
-        return -direction, State(mu, nu, sides)
+        return -direction, State(count, mu, nu, sides)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -113,7 +110,12 @@ def _initial(array: Array, max_size: int) -> State:
 
     sides = tuple(map(side, array.shape)) if array.ndim == 2 else ()
     zeros = jnp.zeros(array.shape, jnp.float32)
-    return State(zeros, zeros, sides if any(each is not None for each in sides) else ())
+    return State(jnp.zeros((), jnp.int32), zeros, zeros, sides if any(each is not None for each in sides) else ())
+
+
+def _product(one: Array, other: Array) -> Array:
+    """Returns a product in float32, which accelerators compute with fewer bits by default."""
+    return jnp.matmul(one, other, precision=jax.lax.Precision.HIGHEST)
 
 
 def _rotate(x: Array, sides: tuple[Side | None, ...]) -> Array:
@@ -121,26 +123,30 @@ def _rotate(x: Array, sides: tuple[Side | None, ...]) -> Array:
     if not sides:
         return x
     left, right = sides
-    x = x if left is None else left.basis.T @ x
-    return x if right is None else x @ right.basis
+    x = x if left is None else _product(left.basis.T, x)
+    return x if right is None else _product(x, right.basis)
 
 
 def _rotate_back(x: Array, sides: tuple[Side | None, ...]) -> Array:
     if not sides:
         return x
     left, right = sides
-    x = x if left is None else left.basis @ x
-    return x if right is None else x @ right.basis.T
+    x = x if left is None else _product(left.basis, x)
+    return x if right is None else _product(x, right.basis.T)
 
 
-def _power_iteration(moments: list, bases: list, nu: Array) -> tuple[list, Array]:
-    """Returns updated bases, sorted by eigenvalues, and the second moment in the order of their columns."""
+def _new_bases(moments: list, has_basis: Array, bases: list, nu: Array) -> tuple[list, Array]:
+    """Returns the eigenvectors of the moments, and the second moment in their order.
+
+    The first ones are exact. Later ones are a step of power iteration from those before, sorted by eigenvalues.
+    """
     found = []
     for axis, (moment, basis) in enumerate(zip(moments, bases, strict=True)):
         if basis is None:
             found.append(None)
             continue
-        order = jnp.argsort(jnp.sum(basis * (moment @ basis), axis=0), descending=True)
-        nu = jnp.take(nu, order, axis=axis)
-        found.append(jnp.linalg.qr(moment @ basis[:, order])[0])
+        order = jnp.argsort(jnp.sum(basis * _product(moment, basis), axis=0), descending=True)
+        nu = jnp.where(has_basis, jnp.take(nu, order, axis=axis), nu)
+        iterated = jnp.linalg.qr(_product(moment, basis[:, order]))[0]
+        found.append(jnp.where(has_basis, iterated, jnp.linalg.eigh(moment)[1][:, ::-1]))
     return found, nu

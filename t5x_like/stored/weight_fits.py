@@ -10,12 +10,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from t5x_like import parameters
+from t5x_like.axis_rules import EMBED_VECTOR
 from t5x_like.errors import UserError
 from t5x_like.stored import layer_choice
 from t5x_like.stored.weight_source import MODEL, VOCAB, InitialWeights
 
-# Axes along which parameters are never repeated.
-_FIXED = (VOCAB, "positions")
+# Axes along which parameters of a model may be repeated. Others are numbers of things: tokens, positions, labels.
+_TILED = ("embed", "mlp", "heads", "kv_heads", EMBED_VECTOR)
 _STACK = re.compile(rf"{MODEL}(?P<stack>.+)/{parameters.LAYERS}/")
 
 
@@ -104,7 +105,7 @@ def fit(
         layers = chosen.get(stack) if stack else _of_later_layers(axes[name], shapes[name], chosen.values())
         candidate = Fit(other, stored[other], layers=layers)
         before = stored[other] if candidate.layers is None else (len(candidate.layers), *stored[other][1:])
-        if source.tiled and (tiles := _tiles(axes[name], before, shapes[name])):
+        if source.tiled and name.startswith(MODEL) and (tiles := _tiles(axes[name], before, shapes[name])):
             found[name] = dataclasses.replace(candidate, tiles=tiles)
             continue
         rows = _differing_rows(source, axes[name], before, shapes[name])
@@ -141,8 +142,10 @@ def from_the_middle(stored: int, needed: int) -> tuple[int, ...]:
 def _tiles(axes, stored: tuple[int, ...], here: tuple[int, ...]) -> tuple[tuple[int, ...] | None, ...] | None:
     """Returns `Fit.tiles`; None if the shapes are equal, or differ in another way."""
     pairs = list(zip(stored, here, strict=False))
-    fixed = any(a != b for (a, b), axis in zip(pairs, axes, strict=False) if axis in (*_FIXED, parameters.LAYERS))
-    if len(stored) != len(here) or stored == here or fixed or any(before > after for before, after in pairs):
+    changed = [(pair, axis) for pair, axis in zip(pairs, axes, strict=False) if pair[0] != pair[1]]
+    if len(stored) != len(here) or not changed:
+        return None
+    if any(before > after or axis not in _TILED for (before, after), axis in changed):
         return None
     return tuple(None if before == after else from_the_middle(before, after) for before, after in pairs)
 

@@ -51,8 +51,9 @@ class InitialWeights:
       rows: Logical axis -> for each row of the tables over it, the row at `path` that it starts from. UniLM's six token
         types start from BERT's two by `{"token_types": (0, 1, 0, 0, 0, 1)}`. Tables at `path` that have the size of the
         model's are restored as they are. None: none.
-      tiled: Whether parameters at `path` may be smaller than the model's in any dimension but the vocabulary and the
-        positions. They are then repeated from the middle outwards, as ModernBERT large starts from the base model.
+      tiled: Whether the model at `path` may have fewer features, hidden units and heads. Its parameters are then
+        repeated from the middle outwards, as ModernBERT large starts from the base model. Heads of the objective are
+        not repeated.
       other_vocabulary: Whether the token ids of `path` may belong to another vocabulary than the data's. This is
         an error otherwise, unless there are new tokens or truncated vocabularies.
       averaged: Whether to read the averages of the parameters of a run with `Update.ema_decay`, and not its parameters.

@@ -106,6 +106,7 @@ class Program:
           state: The state, after pretrained weights are restored.
           recipe: The recipe of the run.
         """
+        jax.tree.map(lambda leaf: leaf.delete(), state.opt_state)  # not both in memory
         stages = of_objective(recipe.objective, recipe.optimizer, hooks=self.hooks)
         start = self.partitioner.jit(
             lambda params: init_optimizers(params, stages), out_shardings=self.shardings[0].opt_state
@@ -157,11 +158,7 @@ def make_program(recipe: Recipe) -> Program:
       UserError: The mesh does not divide the batch or a parameter, or objective or data do not fit the model.
     """
     objective, optimizer, update = recipe.objective, recipe.optimizer, recipe.update
-    if optimizer.averages is not None and (update.ema_decay is not None or objective.stages):
-        raise UserError(
-            f"EMA_DECAY={update.ema_decay}: the optimizer has averages of its own, which cannot be averaged again or "
-            "belong to one of several stages. Set EMA_DECAY = None, and use another optimizer for staged objectives."
-        )
+    _check_averages(recipe)
     partitioner = recipe.partitioner or partitioning.Partitioner()
     teachers = {name: each.on(partitioner) for name, each in recipe.teachers.items() if each.runs}
     if update.compiler_options is None:
@@ -227,6 +224,22 @@ def make_program(recipe: Recipe) -> Program:
         + sum(each.config.train_flops(rows) / 3 for each in teachers.values()),
         num_trained=num_trained,
     )
+
+
+def _check_averages(recipe: Recipe) -> None:
+    """Checks that an optimizer with averages of its own, such as schedule-free AdamW, is the only one that averages."""
+    stages = of_objective(recipe.objective, recipe.optimizer)
+    if all(stage.optimizer.averages is None for stage in stages.values()):
+        return
+    if recipe.update.ema_decay is not None:
+        raise UserError(
+            f"EMA_DECAY={recipe.update.ema_decay}: the optimizer has averages of its own, which a run evaluates. Set "
+            "EMA_DECAY = None, or use another optimizer."
+        )
+    if recipe.objective.stages:
+        raise UserError(
+            f"OPTIMIZER: one with averages of its own does not train the stages {', '.join(stages)}. Use another one."
+        )
 
 
 def _train_step(objective: Objective, optimizer: optimizers.Optimizer, update: Update, hooks: Lifecycle) -> Callable:

@@ -3,7 +3,7 @@
 from t5x_like.vocabularies.base import ByteVocabulary
 
 
-class PublishedByteVocabulary(ByteVocabulary):
+class ReleasedByteVocabulary(ByteVocabulary):
     """The bytes of the released weights of ByT5, which were trained with the last bytes as sentinels.
 
     <extra_id_0> is 258, the byte 0xFF, and the next ones descend from it. The ids after the bytes are not used.
@@ -16,7 +16,7 @@ class PublishedByteVocabulary(ByteVocabulary):
         return range(last, last - self.extra_ids, -1)
 
 
-class AscendingByteVocabulary(ByteVocabulary):
+class TransformersByteVocabulary(ByteVocabulary):
     """Bytes with the sentinels of transformers' ByT5Tokenizer: <extra_id_0> is 259, the first id after the bytes."""
 
     @property
@@ -27,7 +27,7 @@ class AscendingByteVocabulary(ByteVocabulary):
 
 BYTE_VOCABULARIES = {
     "t5": ByteVocabulary,
-    "released": PublishedByteVocabulary,
-    "transformers": AscendingByteVocabulary,
+    "released": ReleasedByteVocabulary,
+    "transformers": TransformersByteVocabulary,
 }
 """Convention of the sentinels -> the vocabulary of bytes that has them."""

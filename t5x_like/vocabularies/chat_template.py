@@ -67,7 +67,13 @@ class ChatTemplate:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def prompt(self, messages: Messages) -> list[int]:
-        """Returns the token ids of a conversation and of what begins an answer; see `render`."""
+        """Returns the token ids of a conversation and of what begins an answer; see `render`.
+
+        Raises:
+          UserError: The conversation ends with an answer, or the template refuses it.
+        """
+        if messages[-1].get("role") == "assistant":
+            raise UserError("the last message is the assistant's. End with the message to answer, such as a user's.")
         return self.encode(self.render(messages, add_generation_prompt=True))
 
 

@@ -22,13 +22,13 @@ def test_unimax_divides_a_budget_by_the_number_of_epochs():
     # By hand: 20 for the smallest (2 epochs of 10), then 80 / 2 for each of the others.
     counts = {"large": 1000, "small": 10, "medium": 100}
     assert UniMax(budget=100, epochs=2).of(counts) == {"large": 40.0, "small": 20.0, "medium": 40.0}
-    assert UniMax(budget=9).of(counts) == dict.fromkeys(counts, 3.0)
+    assert UniMax(budget=9, epochs=5).of(counts) == dict.fromkeys(counts, 3.0)
     # All tasks are exhausted: what is left of the budget has no task.
     assert UniMax(budget=10**6, epochs=1).of(counts) == counts
     with pytest.raises(UserError, match="UniMax.budget=0 is not a positive number"):
-        UniMax(budget=0)
+        UniMax(budget=0, epochs=1)
     with pytest.raises(UserError, match="UniMax has no maximum and no temperature"):
-        UniMax(budget=1, temperature=2.0)
+        UniMax(budget=1, epochs=1, temperature=2.0)
 
 
 def test_fractions_sum_to_one_without_tasks_of_rate_zero():

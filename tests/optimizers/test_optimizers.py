@@ -311,6 +311,6 @@ def test_shipped_files_make_updates_after_their_warmup(name, clean_gin):
     for step in (0, 10_000):
         gradients = jax.tree.map(jnp.ones_like, params)
         updates, state = optimizer.update(gradients, state, params, step=jnp.int32(step))
-    assert float(optimizer.learning_rate(10_000)) > 1e-3
+    assert float(optimizer.learning_rate(10_000)) > 1e-3  # 1 for Prodigy
     for update in jax.tree.leaves(updates):
         assert np.isfinite(update).all() and np.abs(update).max() > 0

@@ -14,7 +14,7 @@ from t5x_like.data.token_text import special_name
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import late, vocabulary_kind
 from t5x_like.vocabularies.base import ByteVocabulary
-from t5x_like.vocabularies.byte_vocabularies import BYTE_VOCABULARIES, PublishedByteVocabulary
+from t5x_like.vocabularies.byte_vocabularies import BYTE_VOCABULARIES, ReleasedByteVocabulary
 from t5x_like.vocabularies.from_folder import from_folder
 from t5x_like.vocabularies.sentinels import sentinel_ids
 from t5x_like.vocabularies.stored import candidates
@@ -40,7 +40,7 @@ def test_directories_name_their_convention(convention, tmp_path):
 
 
 def test_downloads_have_the_sentinels_of_the_released_weights(tmp_path):
-    assert from_folder(directory(tmp_path)) == PublishedByteVocabulary(extra_ids=125)
+    assert from_folder(directory(tmp_path)) == ReleasedByteVocabulary(extra_ids=125)
     (tmp_path / "tokenizer_config.json").write_bytes(bytes_vocabulary([])["tokenizer_config.json"])
     assert from_folder(str(tmp_path)) == ByteVocabulary(extra_ids=125) == seqio.ByteVocabulary(extra_ids=125)
     with pytest.raises(UserError, match="sentinels 'last' of tokenizer_config.json is unknown. Give one of t5, rele"):

@@ -57,12 +57,14 @@ AMPERE_SIZES = {
     LARGE: SizesOfPasses(Sizes(64, 16), Sizes(32, 32, 4, 1), Sizes(32, 32, 4, 1), Sizes(32, 32, 4, 1)),
 }
 HOPPER = (9, 0)
+# Devices with 228 KiB of shared memory per multiprocessor. Others, such as 8.9 and 12.0, have about 100.
+WITH_LARGE_SHARED_MEMORY = (HOPPER, (10, 0))
 
 
 def sizes_for(mesh: Mesh | None, head_dim: int) -> SizesOfPasses:
     """Returns the sizes for the devices of a mesh and the size of a head."""
     capability = HOPPER if mesh is None else compute_capability(mesh.devices.flat[0])
-    by_head = AMPERE_SIZES if capability < HOPPER else SIZES
+    by_head = SIZES if capability in WITH_LARGE_SHARED_MEMORY else AMPERE_SIZES
     return next(sizes for largest, sizes in by_head.items() if head_dim <= largest)
 
 
