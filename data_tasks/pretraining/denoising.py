@@ -6,6 +6,7 @@ BERT's and `iid_15_m_f` is MASS's. `iid_15_d_d` drops tokens, and `all_permute` 
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,7 +23,8 @@ from t5x_like.errors import UserError
 
 GRAMMAR = """lm, prefix_lm, all_permute, or <pattern>_<percent>_<inputs>_<targets>, where
   pattern  iid (tokens chosen independently), span_N (random spans with a mean of N tokens), reg_N or reg_N-M (spans of
-           N to M tokens at equal distances), prefix (all tokens after a random prefix; at most 50 percent)
+           N to M tokens at equal distances), prefix (all tokens after a random prefix; at most 50 percent), end (the
+           last tokens of a chunk, in one span)
   percent  mean percentage of noise tokens
   inputs   what replaces the noise: m (a mask per token), r (random tokens), r10s90 (10 percent random tokens, 90
            percent masks), g (tokens of the same text), p (permuted noise tokens), d (dropped), s (a mask per span),
@@ -94,7 +96,7 @@ _TARGETS: Mapping[str, Encoding] = {
 }
 
 _NAME = re.compile(
-    r"(?:(?P<iid>iid)|(?P<prefix>prefix)|span_(?P<span>\d+(?:\.\d+)?)|reg_(?P<least>\d+)(?:-(?P<most>\d+))?)"
+    r"(?:(?P<iid>iid)|(?P<prefix>prefix)|(?P<end>end)|span_(?P<span>\d+(?:\.\d+)?)|reg_(?P<least>\d+)(?:-(?P<most>\d+))?)"
     r"_(?P<percent>\d+)_(?P<inputs>[mrgpdsu]|r\d+s\d+)_(?P<targets>[fdsu])"
 )
 
@@ -126,7 +128,7 @@ def parse_recipe(name: str, *, random_roll: bool = False) -> Recipe:
 
 def _pattern(name: str, match: re.Match, random_roll: bool) -> Pattern:
     percent = int(match["percent"])
-    max_percent = 50 if match["prefix"] else 99 if match["span"] else 100
+    max_percent = 50 if match["prefix"] else 99 if match["span"] or match["end"] else 100
     if not 1 <= percent <= max_percent:
         raise UserError(f"{name!r}: the percentage of noise {percent} must be 1 to {max_percent} with this pattern")
     if random_roll and not match["span"]:
@@ -141,6 +143,8 @@ def _pattern(name: str, match: re.Match, random_roll: bool) -> Pattern:
         if not 1 <= least <= most:
             raise UserError(f"{name!r}: span lengths {least} to {most} must satisfy 1 <= N <= M")
         return RegularSpans(density, least, most)
+    if match["end"]:
+        return RandomSpans(density, math.inf)
     return AfterPrefix(density) if match["prefix"] else Iid(density)
 
 

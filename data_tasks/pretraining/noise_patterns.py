@@ -52,7 +52,10 @@ class Iid:
 
 @dataclasses.dataclass(frozen=True)
 class RandomSpans:
-    """Random spans. The last span ends the row, unless `random_roll` is True: then spans may be anywhere."""
+    """Random spans. The last span ends the row, unless `random_roll` is True: then spans may be anywhere.
+
+    With an infinite `mean_span`, all noise is one span.
+    """
 
     density: float
     mean_span: float = span_lengths.MEAN_NOISE_SPAN_LENGTH

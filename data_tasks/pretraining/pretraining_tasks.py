@@ -11,7 +11,7 @@ from data_tasks.pretraining.language_model import (
     add_prefix_lm_task,
     add_sequence_autoencoder_task,
 )
-from data_tasks.pretraining.ul2 import add_ul2_mixture
+from data_tasks.pretraining.ul2 import add_t5gemma_2_mixture, add_ul2_mixture
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import shipped, vocabulary_files
 from t5x_like.vocabularies.late import LateVocabulary, sentencepiece_or_words
@@ -25,6 +25,7 @@ add_sequence_autoencoder_task("python_docs_sequence_autoencoder", _SOURCE, shipp
 add_denoising_task("python_docs_iid_denoising", _SOURCE, shipped.python_docs(), "iid_15_u_u")
 add_bart_task("python_docs_bart", _SOURCE, shipped.python_docs())
 add_ul2_mixture("python_docs_ul2", _SOURCE, shipped.python_docs())
+add_t5gemma_2_mixture("python_docs_t5gemma_2", _SOURCE, shipped.python_docs())
 
 
 def _byte_bpe(path: Callable[[], str | None]) -> LateVocabulary:

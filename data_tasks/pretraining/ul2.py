@@ -1,4 +1,6 @@
-"""UL2's mixture of denoisers (Tay et al. 2022, table 1). A token before the inputs indicates the mode.
+"""Mixtures of denoisers: UL2's (Tay et al. 2022, table 1), and T5Gemma 2's.
+
+In UL2, a token before the inputs indicates the mode of a denoiser.
 
 R-denoisers remove few tokens in short spans, X-denoisers remove long spans or many tokens, and the S-denoiser removes
 the end of the text. The user of the mixture sets a sampling rate per mode, relative to the other modes. It
@@ -14,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import seqio
 
 from data_tasks.documents_task import add_task, text_features
-from data_tasks.pretraining.denoising import denoise, parse_recipe
+from data_tasks.pretraining.denoising import add_denoising_task, denoise, parse_recipe
 from t5x_like.data import task_arguments
 from t5x_like.errors import UserError
 from t5x_like.vocabularies.sentinels import sentinel_ids
@@ -25,6 +27,14 @@ DENOISERS: Mapping[str, Sequence[str]] = {
     "r": ("span_3_15_u_u", "span_8_15_u_u"),
     "s": ("prefix_25_d_d",),
     "x": ("span_3_50_u_u", "span_8_50_u_u", "span_64_15_u_u", "span_64_50_u_u"),
+}
+# Recipe -> its sampling rate. The last one removes the last three quarters of a chunk.
+T5GEMMA_2: Mapping[str, float] = {
+    "span_3_15_u_u": 1.0,
+    "span_12_50_u_u": 1.0,
+    "span_32_15_u_u": 1.0,
+    "span_32_50_u_u": 1.0,
+    "end_75_u_u": 4.0,
 }
 
 
@@ -91,6 +101,30 @@ def add_ul2_mixture(
             values = task_arguments.declare(task, **defaults)
             tasks.append((task, functools.partial(_rate, values, f"{mode}_rate")))
     return seqio.MixtureRegistry.add(name, tasks)
+
+
+def add_t5gemma_2_mixture(
+    name: str, source: seqio.DataSource, vocabulary: seqio.Vocabulary, *, text_feature: str = "text"
+) -> seqio.Mixture:
+    """Registers five denoising tasks over one corpus, `<name>_<recipe>`, and a mixture of them at T5Gemma 2's rates.
+
+    Source: arXiv:2512.14856. No token indicates the denoiser.
+
+    Args:
+      name: the mixture name.
+      source: a source of documents.
+      vocabulary: a vocabulary with an EOS and sentinels (`extra_ids`).
+      text_feature: the feature of the source that holds the text.
+
+    Returns:
+      The registered mixture.
+    """
+    rates = []
+    for recipe, rate in T5GEMMA_2.items():
+        task = f"{name}_{recipe}"
+        add_denoising_task(task, source, vocabulary, recipe, text_feature=text_feature)
+        rates.append((task, rate))
+    return seqio.MixtureRegistry.add(name, rates)
 
 
 def _prefix_ids(mode: str, mode_ids: Mapping[str, int] | None) -> Callable[[seqio.Vocabulary], Sequence[int]]:

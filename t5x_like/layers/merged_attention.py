@@ -73,7 +73,14 @@ def merged_mask(own: Mask, cross: Mask, *, rows: int, lengths: tuple[int, int]) 
       cross: Mask of the encoder's keys, with segments or valid keys.
       rows: Number of rows.
       lengths: Number of keys of the decoder and of the encoder.
+
+    Raises:
+      NotImplementedError: A mask has other conditions.
     """
+    read = frozenset({"segments", "key_valid"})
+    for mask, conditions in ((own, read | {"causal", "window", "dense"}), (cross, read)):
+        if others := mask.conditions - conditions:
+            raise NotImplementedError(f"merged attention does not read these conditions of a mask: {sorted(others)}")
     is_encoded = jnp.broadcast_to(jnp.arange(sum(lengths)) >= lengths[0], (rows, sum(lengths)))
     # A window that is as long as the row hides nothing, and no fused kernel computes one beside visible keys.
     window = own.window if own.window is not None and own.window < lengths[0] else None

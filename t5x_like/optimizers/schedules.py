@@ -193,9 +193,15 @@ def exponential(
 
 @recorded
 def wsd(
-    peak: float, *, total_steps: int, decay_steps: int | None = None, warmup_steps: Warmup = 0, floor: float = 0.0
+    peak: float,
+    *,
+    total_steps: int,
+    decay_steps: int | None = None,
+    decay_power: float = 1.0,
+    warmup_steps: Warmup = 0,
+    floor: float = 0.0,
 ) -> Schedule:
-    """Creates a warmup-stable-decay schedule: a linear rise to `peak`, a constant phase and a linear decay.
+    """Creates a warmup-stable-decay schedule: a linear rise to `peak`, a constant phase and a decay.
 
     Source: Hägele et al., 2024, arXiv:2405.18392.
 
@@ -203,6 +209,8 @@ def wsd(
       peak: The maximum learning rate.
       total_steps: The step from which the learning rate is `floor`.
       decay_steps: Number of steps of the decay. By default a tenth of `total_steps`.
+      decay_power: After a fraction f of the decay, the learning rate has fallen by f^decay_power of its way to
+        `floor`: 1 is linear, 0.5 the source's 1-sqrt decay.
       warmup_steps: Number of steps over which the learning rate rises from 0, or a fraction of `total_steps`.
       floor: The final and minimum learning rate.
 
@@ -210,7 +218,8 @@ def wsd(
       The schedule.
 
     Raises:
-      UserError: An argument is negative, `floor` exceeds `peak`, or warmup and decay do not fit into `total_steps`.
+      UserError: An argument is negative, `floor` exceeds `peak`, `decay_power` is not positive, or warmup and decay do
+        not fit into `total_steps`.
     """
     warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
     check_bounds(peak, floor)
@@ -221,9 +230,14 @@ def wsd(
             f"decay_steps={decay_steps} must lie between 1 and total_steps - warmup_steps = "
             f"{total_steps} - {warmup_steps} = {total_steps - warmup_steps}"
         )
-    decay = optax.linear_schedule(
-        peak, floor, transition_steps=decay_steps, transition_begin=total_steps - decay_steps - warmup_steps
-    )
+    if not decay_power > 0:
+        raise UserError(f"decay_power={decay_power} is not positive. 1 is a linear decay, 0.5 a 1-sqrt decay.")
+    begin = total_steps - decay_steps - warmup_steps
+
+    def decay(step: Step) -> Float[Array, ""]:
+        fraction = jnp.clip((step - begin) / decay_steps, 0, 1)
+        return floor + (peak - floor) * (1 - fraction**decay_power)
+
     return _bounded(_after_warmup(decay, peak, warmup_steps), floor)
 
 

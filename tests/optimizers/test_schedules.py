@@ -73,6 +73,11 @@ def test_wsd_values():
     assert at(schedule, 0, 1, 2, 15, 16, 19, 20, 21) == approx(0.0, 0.5, 1.0, 1.0, 0.8, 0.2, 0.0, 0.0)
 
 
+def test_wsd_falls_as_a_power_of_the_fraction_of_the_decay():
+    schedule = schedules.wsd(1.0, total_steps=20, decay_steps=16, decay_power=0.5, floor=0.2)
+    assert at(schedule, 4, 5, 8, 13, 20, 21) == approx(1.0, 0.8, 0.6, 0.4, 0.2, 0.2)
+
+
 def test_wsd_decays_over_the_last_tenth_by_default():
     assert at(schedules.wsd(1.0, total_steps=100), 90, 95, 100) == approx(1.0, 0.5, 0.0)
 
@@ -147,6 +152,7 @@ def test_unknown_factor_raises_with_suggestion():
         (lambda: schedules.factors("constant", base_learning_rate=-1.0), "LEARNING_RATE=-1.0 is not a pos"),
         (lambda: optimizers.adafactor(learning_rate=-0.001), "LEARNING_RATE=-0.001 is not a positive number"),
         (lambda: schedules.wsd(1.0, total_steps=10, warmup_steps=4, decay_steps=7), "decay_steps=7.*10 - 4 = 6"),
+        (lambda: schedules.wsd(1.0, total_steps=10, decay_power=0), "decay_power=0 is not positive. 1 is a linear"),
         (lambda: schedules.constant(0.1, floor=0.2), "floor=0.2"),
         (lambda: schedules.constant(0.1, warmup_steps=-1), "warmup_steps=-1 is negative"),
         (lambda: schedules.constant(0.1, warmup_steps=0.1), "0.1 is a fraction.*total_steps = %TRAIN_STEPS"),

@@ -107,6 +107,7 @@ def test_limit_spans_keeps_first_spans():
         ("reg_2_15_g_d", RegularSpans(0.15, 2, 2), "gd"),
         ("reg_1-5_25_r_f", RegularSpans(0.25, 1, 5), "rf"),
         ("prefix_25_d_d", AfterPrefix(0.25), "dd"),
+        ("end_75_u_u", RandomSpans(0.75, math.inf), "uu"),
     ],
 )
 def test_parse_recipe(name, pattern, encodings):
@@ -123,6 +124,7 @@ def test_parse_recipe(name, pattern, encodings):
         ("span_15_u_u", "not a denoising recipe"),
         ("iid_0_u_u", "percentage of noise 0 must be 1 to 100"),
         ("span_3_100_u_u", "percentage of noise 100 must be 1 to 99"),
+        ("end_100_u_u", "percentage of noise 100 must be 1 to 99"),
         ("prefix_60_d_d", "percentage of noise 60 must be 1 to 50"),
         ("iid_15_r20s90_f", "20 and 90 in 'r20s90' must add up to 100"),
         ("reg_5-2_15_u_u", "span lengths 5 to 2 must satisfy"),
@@ -223,11 +225,39 @@ def merged(example, first_sentinel=358):
 
 @pytest.mark.parametrize(
     ("name", "roll"),
-    [("iid_15_u_u", False), ("span_3_15_u_u", False), ("span_3_15_u_u", True), ("reg_2_25_u_u", False)],
+    [
+        ("iid_15_u_u", False),
+        ("span_3_15_u_u", False),
+        ("span_3_15_u_u", True),
+        ("reg_2_25_u_u", False),
+        ("end_75_u_u", False),
+    ],
 )
 def test_inputs_and_targets_together_restore_the_text(name, roll):
     examples = denoised(name, TEXTS, {"inputs": 64, "targets": 64}, random_roll=roll)
     assert "".join(map(merged, examples)) == "".join(TEXTS)
+
+
+# Of n tokens, round(n · r) are noise, in round(noise / μ) spans, at least one.
+@pytest.mark.parametrize(
+    ("name", "tokens", "noise", "spans"),
+    [
+        *(("span_3_15_u_u", 100, 15, 5), ("span_3_15_u_u", 512, 77, 26), ("span_3_15_u_u", 568, 85, 28)),
+        *(("span_8_15_u_u", 100, 15, 2), ("span_8_15_u_u", 512, 77, 10), ("span_8_15_u_u", 1000, 150, 19)),
+        *(("span_3_50_u_u", 100, 50, 17), ("span_3_50_u_u", 512, 256, 85)),
+        *(("span_8_50_u_u", 100, 50, 6), ("span_8_50_u_u", 512, 256, 32)),
+        *(("span_64_15_u_u", 100, 15, 1), ("span_64_15_u_u", 512, 77, 1), ("span_64_15_u_u", 1000, 150, 2)),
+        *(("span_64_50_u_u", 512, 256, 4), ("span_64_50_u_u", 1000, 500, 8)),
+        *(("span_12_50_u_u", 1024, 512, 43), ("span_32_15_u_u", 1024, 154, 5), ("span_32_50_u_u", 1024, 512, 16)),
+        *(("end_75_u_u", 100, 75, 1), ("end_75_u_u", 1024, 768, 1)),
+    ],
+)
+def test_counts_of_denoisers_are_those_worked_by_hand(name, tokens, noise, spans):
+    lengths = {"inputs": tokens - noise + spans + 1, "targets": noise + spans + 1}  # with EOS
+    (example,) = denoised(name, ["x" * tokens], lengths)
+    for side, length in lengths.items():
+        assert (example[side] > 0).sum() == length
+        assert (example[side] > 258).sum() == spans
 
 
 def test_span_3_15_u_u_matches_span_corruption():

@@ -83,6 +83,22 @@ def test_denoisers_have_their_mode_and_density(task, mode, density):
     assert noise / (kept + noise) == pytest.approx(density, abs=0.03)
 
 
+def test_mixture_of_t5gemma_2_removes_ends_in_half_of_its_examples():
+    mixture = seqio.get_mixture_or_task("python_docs_t5gemma_2")
+    rates = {task.name.removeprefix("python_docs_t5gemma_2_"): mixture.get_rate(task) for task in mixture.tasks}
+    assert rates == {
+        "span_3_15_u_u": 1,
+        "span_12_50_u_u": 1,
+        "span_32_15_u_u": 1,
+        "span_32_50_u_u": 1,
+        "end_75_u_u": 4,
+    }
+    for example in examples_of("python_docs_t5gemma_2_end_75_u_u", 20):
+        kept, noise = (example[name][example[name] > 1] for name in LENGTHS)
+        assert kept[-1] == noise[0] == BASE + 99 and (kept[:-1] < BASE).all() and (noise[1:] < BASE).all()
+        assert len(noise) - 1 == round(0.75 * (len(kept) + len(noise) - 2))
+
+
 def test_chunk_lengths_allow_for_mode_and_sentinels():
     # With lengths 512 and 512 and 97 sentinels: 97 spans of 3 tokens are half of 582.
     chunks = {
