@@ -95,6 +95,21 @@ class InitialWeights:
         return (self, *(source for other in self.others for source in other.sources))
 
     @property
+    def given_settings(self) -> tuple[str, ...]:
+        """The settings beside the path that have a value."""
+        settings = {
+            "INITIAL_NETWORK": self.network,
+            "INITIAL_TARGET": self.target,
+            "INITIAL_LAYERS": self.layers,
+            "INITIAL_DROPPED": self.dropped,
+            "INITIAL_TRUNCATED": self.truncated,
+            "INITIAL_NEW_TOKENS": self.new_tokens,
+            "INITIAL_TILED": self.tiled,
+            "INITIAL_OTHER_VOCABULARY": self.other_vocabulary,
+        }
+        return tuple(name for name, value in settings.items() if value)
+
+    @property
     def has_other_sizes(self) -> bool:
         """Whether the stored model has other sizes than this one, so that it is read by its own configuration."""
         return bool(self.layers or self.dropped or self.truncated or self.rows or self.tiled)

@@ -96,4 +96,8 @@ def _initialize(recipe: Recipe, program: Program) -> Start:
     state = program.start_adapters(state, frozen, recipe.data)
     if recipe.initial.path:
         state = program.start_optimizer(state, recipe)
+    elif unused := recipe.initial.given_settings:
+        logging.info(
+            "new weights; without INITIAL_CHECKPOINT_PATH or HF_PATH, these have no effect: %s", ", ".join(unused)
+        )
     return Start(0, state, frozen, base)
