@@ -43,7 +43,7 @@ def directory(tmp_path_factory):
         source = root / family
         if not source.exists():
             tokenizer_layouts.write(family, source)
-        layout(source, path := root / f"{family}_{layout.__name__}")
+        layout(source, path := root / f"{family}-{layout.__name__}")
         return path
 
     return make
