@@ -6,7 +6,7 @@ import json
 import pytest
 from adapted_models import bare, base_of, randomized, stacked
 from families import FAMILIES, example_batch, first_of_each_class, others_are_slow
-from numerics import assert_close
+from numerics import TOLERANCE, assert_close
 from peft_models import (
     CLASSES,
     LENGTH,
@@ -38,7 +38,6 @@ CASES = [
     pytest.param(*case, marks=() if case in DEFAULT or case[1] == "lora" and case[0] in FIRST else pytest.mark.slow)
     for case in ((name, method) for name in NAMES for method in METHODS)
 ]
-TOLERANCE = 1e-5
 
 
 def adapters_of(method, pattern):
