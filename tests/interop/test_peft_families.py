@@ -6,7 +6,8 @@ import json
 import pytest
 from adapted_models import bare, base_of, randomized, stacked
 from families import FAMILIES, example_batch, first_of_each_class, others_are_slow
-from numerics import TOLERANCE, assert_close
+from numerics import TOLERANCE as PARITY
+from numerics import assert_close
 from peft_models import (
     CLASSES,
     LENGTH,
@@ -38,6 +39,9 @@ CASES = [
     pytest.param(*case, marks=() if case in DEFAULT or case[1] == "lora" and case[0] in FIRST else pytest.mark.slow)
     for case in ((name, method) for name in NAMES for method in METHODS)
 ]
+TOLERANCE = 1e-5
+# The reference's own float32 differs by 1.2e-5 from its float64 in this model, and this library's by 0.6e-5 to 1.1e-5.
+TOLERANCES = {"t5gemma": PARITY}
 
 
 def adapters_of(method, pattern):
@@ -61,6 +65,7 @@ def test_outputs_equal_those_of_peft_in_each_direction(tmp_path, name, method):
 
     transformers, library = pytest.importorskip("transformers"), pytest.importorskip("peft")
     config, batch = base_of(name), example_batch(FAMILIES[name])
+    tolerance = TOLERANCES.get(name, TOLERANCE)
     family = interop.family_of(config)
     found = modules_of(family, config, method)
     pattern = matrices.pattern_of([each for matrix in found.values() for each, *_ in matrix.projections.values()])
@@ -78,7 +83,7 @@ def test_outputs_equal_those_of_peft_in_each_direction(tmp_path, name, method):
     # What is written has the same outputs there.
     peft.write(model.config, leaves, str(tmp_path / "ours"), base=base)
     theirs = library.PeftModel.from_pretrained(load(), tmp_path / "ours")
-    assert_close({"written": their_outputs(theirs, batch)}, {"written": expected}, TOLERANCE)
+    assert_close({"written": their_outputs(theirs, batch)}, {"written": expected}, tolerance)
 
     # What peft writes has the same outputs here.
     modules = [matrices.module_name(each, family, None, architecture) for each in found]
@@ -106,7 +111,7 @@ def test_outputs_equal_those_of_peft_in_each_direction(tmp_path, name, method):
     adapters, read, head = peft.read(str(tmp_path / "theirs"), Base(config, bare(leaves)))
     assert head is None
     found = outputs_of_class(rebuilt(config, adapters, leaves, read), batch, architecture)
-    assert_close({"read": found}, {"read": their_outputs(theirs, batch)}, TOLERANCE)
+    assert_close({"read": found}, {"read": their_outputs(theirs, batch)}, tolerance)
 
 
 @pytest.mark.full
