@@ -16,13 +16,13 @@ def base_of(family):
     return dataclasses.replace(FAMILIES[family].config, **FAMILIES[family].huggingface_sizes)
 
 
-def randomized(config):
+def randomized(config, std=1 / 3):
     """Returns a model with random parameters."""
     model = construct.make(config, jax.random.key(0))
     rng = np.random.default_rng(0)
 
     def draw(name, leaf):
-        return jnp.asarray(rng.normal(size=leaf.shape) / 3 + (1 if name.endswith("/scale") else 0), jnp.float32)
+        return jnp.asarray(std * rng.normal(size=leaf.shape) + (1 if name.endswith("/scale") else 0), jnp.float32)
 
     return parameters.map_named(draw, model)
 
