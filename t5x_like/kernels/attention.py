@@ -75,6 +75,8 @@ def backend_for(
         names = tuple(name for name in names if name == partitioner.attention)
     if not names:
         return "xla"
+    if {"cudnn", "triton"} <= set(names) and triton.is_faster(mesh, q, k, scoring):
+        names = ("triton", *(name for name in names if name != "triton"))
     (_, q_len, heads, head_dim), (kv_len, kv_heads) = q.shape, k.shape[1:3]
     problem = (
         f"attention of {heads} heads of {head_dim} ({kv_heads} of keys and values), {q_len} queries and {kv_len} keys"

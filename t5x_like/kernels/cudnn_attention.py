@@ -71,9 +71,15 @@ def unsupported_reason(
     if mask.window is not None and not mask.causal and SKIPPED * gathered_attention.visited_keys(mask) <= lengths[1]:
         if gathered_attention.unsupported_reason(mesh, q, k, scoring) is None:
             return "it would compute the scores of keys outside of the window"
-    if _Split.of(mask, *lengths).has_matrix and any(length % 2 for length in lengths):
-        return f"its mask becomes a matrix, whose sides cuDNN requires to be even, not {lengths[0]} x {lengths[1]}"
+    if any(length % 2 for length in lengths):
+        # cuDNN requires it of a matrix, and JAX in every training step (`_dot_product_attention_fwd_rule`).
+        return f"cuDNN requires even lengths, not {lengths[0]} queries and {lengths[1]} keys"
     return None
+
+
+def reads_matrix(mask: Mask, q_len: int, kv_len: int) -> bool:
+    """Returns whether conditions of a mask become a matrix that cuDNN reads."""
+    return _Split.of(mask, q_len, kv_len).has_matrix
 
 
 def unsupported_device(mesh: Mesh, dtype: jnp.dtype) -> str | None:

@@ -123,7 +123,8 @@ class Gpu(Chip):
     def core_time(self, module, computation, instruction, work) -> CoreTime:
         """See `Chip.core_time`. An instruction is a kernel, bound by its products, elementwise operations or bytes."""
         cycles = elementwise.operations(module, instruction) / self.lanes
-        if (call := gpu_calls.call(computation, instruction)) is not None:
+        call = gpu_calls.call(computation, instruction)
+        if call is not None:
             cycles += call.operations / self.lanes + call.exponentials / EXPONENTIALS_PER_CYCLE
         vector = cycles / (self.multiprocessors * self.clock)
         rate = self.attainable * self.peak_flops * gpu_calls.relative_rate(computation, instruction)
@@ -131,7 +132,7 @@ class Gpu(Chip):
             rate = 2 * self.lanes * self.multiprocessors * self.clock
         products = work.flops / rate
         # Exponentials and other elementwise operations wait for products, or these for them.
-        compute = products + vector
+        compute = (products + vector) * (1.0 if call is None else call.factor)
         seconds = max(compute, work.hbm_bytes / (MEMORY_EFFICIENCY * self.hbm_bandwidth))
         return CoreTime(LAUNCH_SECONDS + seconds if seconds else 0.0)
 

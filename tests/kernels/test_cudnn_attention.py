@@ -170,9 +170,9 @@ PER_ROW = Mask(causal=True, query_segments=ROW, key_segments=ROW)
     ("options", "mask"),
     [
         ({}, Mask()),
-        ({}, PER_ROW),
-        ({"q_len": 114, "kv_len": 512}, Mask(key_valid=jnp.ones((2, 512), bool))),
-        ({"q_len": 127, "kv_len": 127, "kv_heads": 1, "dtype": "float16"}, Mask(causal=True, window=9)),
+        ({"capability": "10.0"}, PER_ROW),
+        ({"q_len": 114, "kv_len": 512, "capability": "8.0"}, Mask(key_valid=jnp.ones((2, 512), bool))),
+        ({"q_len": 126, "kv_len": 126, "kv_heads": 1, "dtype": "float16", "head_dim": 96}, Mask(causal=True, window=9)),
         ({"head_dim": 72}, PER_ROW),
         ({"q_len": 256, "head_dim": 128, "capability": "8.0"}, PER_ROW),
         ({"q_len": 512, "head_dim": 256}, PER_ROW),
@@ -188,9 +188,10 @@ def test_gpus_use_cudnn(options, mask):
 
 def test_long_rows_with_two_sided_windows_do_not_use_cudnn():
     given = {"mask": Mask(window=65, key_valid=jnp.ones((2, 640), bool))}
-    assert backend_for(gpu_mesh("9.0"), *shapes(q_len=640, kv_len=640), **given) == "triton"
-    assert backend_for(gpu_mesh("9.0"), *shapes(q_len=638, kv_len=638), **given) == "cudnn"
-    assert backend_for(gpu_mesh("9.0"), *shapes(q_len=640, kv_len=640), mask=Mask(causal=True, window=65)) == "cudnn"
+    mesh, causal = gpu_mesh("9.0"), Mask(causal=True, window=65)
+    assert backend_for(mesh, *shapes(q_len=640, kv_len=640, head_dim=72), **given) == "triton"
+    assert backend_for(mesh, *shapes(q_len=638, kv_len=638, head_dim=72), **given) == "cudnn"
+    assert backend_for(mesh, *shapes(q_len=640, kv_len=640, head_dim=72), mask=causal) == "cudnn"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_long_rows_with_two_sided_windows_do_not_use_cudnn():
         ({}, {"bias": DenseBias(jnp.zeros((1, 4, 128, 128)))}, "cuDNN would round the bias to bfloat16"),
         ({}, {"mask": Mask(blocks=BlockLists(jnp.zeros((4, 2, 2), int), 64))}, "its mask has lists of blocks"),
         ({}, {"dropout": Dropout(0.1, (-1,))}, "cuDNN would drop the same attention weights in every step"),
-        ({"kv_len": 129}, {"mask": Mask(dense=jnp.ones((2, 128, 129), bool))}, "to be even, not 128 x 129"),
+        ({"kv_len": 129}, {"mask": Mask(dense=jnp.ones((2, 128, 129), bool))}, "cuDNN requires even lengths, not 128 queries and 129 keys"),
         ({}, {"sharded": {"sequence": 8}}, "positions are sharded"),
         ({"kv_heads": 1}, {"sharded": {"tensor": 2}}, "1 key/value heads are not divisible by the 2 shards"),
     ],
@@ -291,7 +292,7 @@ LOWERED = {"dtype": "bfloat16", "scan_layers": True, "remat": "dots"}
     ids=["llama", "t5"],
 )
 def test_models_call_cudnn_once_per_scanned_stack(config, objective, cudnn, monkeypatch):
-    monkeypatch.setattr(attention_module.partitioning, "bound_mesh", gpu_mesh)
+    monkeypatch.setattr(attention_module.partitioning, "bound_mesh", lambda: gpu_mesh("8.0"))
     parameters = jax.eval_shape(lambda: {"model": config.make(jax.random.key(0)), "objective": {}})
     spec = objective.features.row_shapes({"inputs": 40, "targets": 40})
     batch = {name: jax.ShapeDtypeStruct((ROWS, *shape), jnp.int32) for name, shape in spec.items()}

@@ -49,7 +49,7 @@ SMALL, MIDDLE, LARGE = 64, 128, 256
 SIZES = {
     SMALL: SizesOfPasses(Sizes(128, 64, 8), Sizes(64, 64), Sizes(64, 64), Sizes(64, 64)),
     MIDDLE: SizesOfPasses(Sizes(128, 64, 8), Sizes(64, 64, 8), Sizes(64, 64), Sizes(64, 64)),
-    LARGE: SizesOfPasses(Sizes(64, 64, 8), Sizes(32, 64, 8), Sizes(64, 32, 8), Sizes(64, 64, 8)),
+    LARGE: SizesOfPasses(Sizes(64, 64, 8), Sizes(32, 64, 8), Sizes(64, 32, 8), Sizes(64, 64, 8, 1)),
 }
 AMPERE_SIZES = {
     SMALL: SizesOfPasses(Sizes(128, 32, 8), Sizes(32, 64), Sizes(64, 32), Sizes(64, 64)),

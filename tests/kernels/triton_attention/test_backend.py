@@ -37,6 +37,27 @@ def test_what_cudnn_does_not_compute_exactly_uses_triton(options, given):
             assert backend_for(mesh, *shapes(**options), **given) == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "mask", "backend"),
+    [
+        ({}, Mask(causal=True), "triton"),
+        ({}, PER_ROW, "triton"),
+        ({}, Mask(key_valid=ROW > 0), "triton"),
+        ({}, Mask(), "cudnn"),
+        ({"head_dim": 72}, PER_ROW, "cudnn"),
+        ({"capability": "8.0"}, PER_ROW, "cudnn"),
+        ({"capability": "8.0", "q_len": 127, "kv_len": 127}, Mask(causal=True), "triton"),  # odd lengths
+    ],
+)
+def test_the_faster_kernel_is_used_on_hopper(options, mask, backend):
+    options = dict(options)
+    mesh = gpu_mesh(options.pop("capability", "9.0"))
+    assert backend_for(mesh, *shapes(**options), mask=mask) == backend
+    with Partitioner(attention="cudnn").bound():
+        even = options.get("q_len", 0) % 2 == 0
+        assert backend_for(mesh, *shapes(**options), mask=mask) == ("cudnn" if even else "xla")
+
+
 def test_a_config_may_prefer_triton_to_cudnn():
     with Partitioner(attention="triton").bound():
         assert backend_for(gpu_mesh(), *shapes(), mask=PER_ROW) == "triton"

@@ -27,7 +27,7 @@ ROWS, HEADS, LENGTH = 2, 4, 200
 
 # Compute capabilities 8.0, 8.9 (with the least shared memory), 9.0 and 10.0.
 @pytest.mark.parametrize("gpu", ["a100-40", "l4", "h100", "b200"])
-@pytest.mark.parametrize(("head_dim", "softcap"), [(64, None), (128, None), (256, 50.0)])
+@pytest.mark.parametrize(("head_dim", "softcap"), [(64, None), (128, None), (256, None), (256, 50.0)])
 def test_all_kernels_compile(gpu, head_dim, softcap):
     partitioner = Partitioner(devices=topologies.devices(f"{gpu}:1"))
     q = jax.ShapeDtypeStruct((ROWS, LENGTH, HEADS, head_dim), jnp.bfloat16, sharding=partitioner.replicated)
