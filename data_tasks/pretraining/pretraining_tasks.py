@@ -6,6 +6,7 @@ from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
 from data_tasks.pretraining.bart import add_bart_task
 from data_tasks.pretraining.denoising import add_denoising_task
+from data_tasks.pretraining.gap_sentences import add_gap_sentences_task
 from data_tasks.pretraining.language_model import (
     add_causal_lm_task,
     add_prefix_lm_task,
@@ -24,6 +25,7 @@ add_prefix_lm_task("python_docs_prefix_lm", _SOURCE, shipped.python_docs())
 add_sequence_autoencoder_task("python_docs_sequence_autoencoder", _SOURCE, shipped.python_docs())
 add_denoising_task("python_docs_iid_denoising", _SOURCE, shipped.python_docs(), "iid_15_u_u")
 add_bart_task("python_docs_bart", _SOURCE, shipped.python_docs())
+add_gap_sentences_task("python_docs_gap_sentences", _SOURCE, shipped.python_docs())
 add_ul2_mixture("python_docs_ul2", _SOURCE, shipped.python_docs())
 add_t5gemma_2_mixture("python_docs_t5gemma_2", _SOURCE, shipped.python_docs())
 
@@ -51,6 +53,7 @@ def _with_words(path: Callable[[], str | None]) -> LateVocabulary:
 for _name, _add in (
     ("text_files_causal_lm", add_causal_lm_task),
     ("text_files_sequence_autoencoder", add_sequence_autoencoder_task),
+    ("text_files_gap_sentences", add_gap_sentences_task),
 ):
     _add(_name, *text_files.declare(_name, _with_words))
 add_causal_lm_task("text_files_causal_lm_byte_bpe", *text_files.declare("text_files_causal_lm_byte_bpe", _byte_bpe))

@@ -49,7 +49,7 @@ def test_outputs_equal_those_of_the_library(tmp_path, family, adapter):
     config, batch = base_of(family), example_batch(FAMILIES[family])
     size = 5  # does not divide the width
     adapter = dataclasses.replace(adapter, size=size)
-    # With larger parameters, T5's unscaled scores saturate, and float32 rounds outputs to 1.7e-5, the library's to 1e-5.
+    # With larger ones, T5's unscaled scores saturate, and float32 rounds outputs to 1.7e-5, the library's to 1e-5.
     model = randomized(dataclasses.replace(config, adapters=(adapter,)), std=0.2)
     leaves = stacked(model)
     interop.to_huggingface(bare(leaves), config, str(tmp_path / "base"))

@@ -210,7 +210,11 @@ def test_long_rows_with_two_sided_windows_do_not_use_cudnn():
         ({}, {"bias": DenseBias(jnp.zeros((1, 4, 128, 128)))}, "cuDNN would round the bias to bfloat16"),
         ({}, {"mask": Mask(blocks=BlockLists(jnp.zeros((4, 2, 2), int), 64))}, "its mask has lists of blocks"),
         ({}, {"dropout": Dropout(0.1, (-1,))}, "cuDNN would drop the same attention weights in every step"),
-        ({"kv_len": 129}, {"mask": Mask(dense=jnp.ones((2, 128, 129), bool))}, "cuDNN requires even lengths, not 128 queries and 129 keys"),
+        (
+            {"kv_len": 129},
+            {"mask": Mask(dense=jnp.ones((2, 128, 129), bool))},
+            "cuDNN requires even lengths, not 128 queries and 129 keys",
+        ),
         ({}, {"sharded": {"sequence": 8}}, "positions are sharded"),
         ({"kv_heads": 1}, {"sharded": {"tensor": 2}}, "1 key/value heads are not divisible by the 2 shards"),
     ],

@@ -51,9 +51,7 @@ def is_faster(
     if (cudnn_attention.compute_capability(mesh.devices.flat[0]) or ())[:1] != (cudnn_attention.HOPPER,):
         return False
     mask = scoring.mask
-    return q.shape[-1] <= FASTER_HEAD and (
-        mask.causal or cudnn_attention.reads_matrix(mask, q.shape[1], k.shape[1])
-    )
+    return q.shape[-1] <= FASTER_HEAD and (mask.causal or cudnn_attention.reads_matrix(mask, q.shape[1], k.shape[1]))
 
 
 def attention(q, k, v, scoring: Scoring) -> Float[Array, "batch q_len heads kv"]:

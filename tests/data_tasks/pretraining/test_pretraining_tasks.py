@@ -14,6 +14,7 @@ TASKS = {
     "python_docs_prefix_lm": {"inputs": 48, "targets": 48},
     "python_docs_iid_denoising": {"inputs": 48, "targets": 48},
     "python_docs_bart": {"inputs": 48, "targets": 48},
+    "python_docs_gap_sentences": {"inputs": 96, "targets": 64},
     "python_docs_ul2": {"inputs": 48, "targets": 48},
 }
 

@@ -1,0 +1,81 @@
+"""Masking of each token by itself, as ModernBERT (Warner et al. 2024) and NeoBERT (Le Breton et al. 2025) do.
+
+Each kind of data is a task over the shipped corpus and one over text files, whose argument `mask_rate` is the
+probability that a token is masked. ModernBERT masks 0.3 in training and 0.15 in evaluation.
+"""
+
+import dataclasses
+import functools
+import math
+
+import seqio
+import tensorflow as tf
+
+from data_tasks import preprocessors
+from data_tasks.corpora import python_docs, text_files
+from data_tasks.corpora.documents import DocumentSource
+from data_tasks.documents_task import add_task
+from data_tasks.pretraining.masked_lm import ORDER_DRAW, BertMasking, Draw, Rows, fraction, select_top
+from data_tasks.pretraining.masked_lm_inputs import single_documents
+from data_tasks.pretraining.masked_lm_tasks import output_features
+from data_tasks.pretraining.sentence_tasks import masked
+from t5x_like.data import task_arguments
+from t5x_like.errors import UserError
+from t5x_like.vocabularies import shipped
+
+# `targets` must hold the mean number of masked tokens and this many standard deviations more.
+_DEVIATIONS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class IndependentMasking(BertMasking):
+    """Chooses each token with the same probability, [CLS] and [SEP] too. Random tokens come from the whole vocabulary.
+
+    If a row has more chosen tokens than `targets` holds, some of them stay as they are, at random.
+
+    Attributes:
+      rate: the probability.
+      all_masked: whether all chosen tokens become [MASK], instead of 80 %.
+    """
+
+    all_masked: bool = False
+
+    def check(self, length: int, max_predictions: int) -> None:
+        """Raises a UserError if `targets` often cannot hold all masked tokens."""
+        deviation = math.sqrt(length * self.rate * (1 - self.rate))
+        if max_predictions < (most := min(length, math.ceil(length * self.rate + _DEVIATIONS * deviation))):
+            raise UserError(
+                f"TASK_FEATURE_LENGTHS: of {length} tokens of 'inputs', {self.rate:.0%} are masked, and up to {most} "
+                f"in a row, but 'targets' holds only {max_predictions}. Set targets to {most}."
+            )
+
+    def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
+        """Chooses the tokens to predict; see `Masking.choose`."""
+        draws = draw(ORDER_DRAW)
+        chosen = rows.real & (fraction(draws) < self.rate)
+        wanted = tf.minimum(tf.reduce_sum(tf.cast(chosen, tf.int32), axis=1), max_predictions)
+        return select_top(tf.bitwise.invert(draws), chosen, wanted)
+
+    def replacements(self, rows: Rows, chosen: tf.Tensor, draw: Draw, vocabulary: seqio.Vocabulary) -> tf.Tensor:
+        """Draws random tokens from the vocabulary; see `Masking.replacements`."""
+        if self.all_masked:
+            return tf.fill(tf.shape(rows.tokens), rows.special.mask)
+        return super().replacements(rows, chosen, draw, vocabulary)
+
+
+def _add(kind: str, masking: type, rate: float) -> None:
+    """Registers the tasks `python_docs_KIND` and `text_files_KIND`, whose rows are pieces of one document."""
+    name = f"text_files_{kind}"
+    files = text_files.declare(name, mask_rate=rate)
+    rate_of_files = lambda: task_arguments.current(name)["mask_rate"]  # noqa: E731
+    shipped_files = (DocumentSource(python_docs.read), shipped.python_docs())
+    for task, (source, vocabulary), chosen_rate in (
+        (f"python_docs_{kind}", shipped_files, lambda: rate),
+        (name, files, rate_of_files),
+    ):
+        steps = [single_documents, masked(lambda chosen_rate=chosen_rate: masking(rate=chosen_rate()))]
+        add_task(task, source, steps, output_features(vocabulary), prepare=[preprocessors.tokenize])
+
+
+_add("modernbert", IndependentMasking, 0.3)
+_add("neobert", functools.partial(IndependentMasking, all_masked=True), 0.2)

@@ -1,0 +1,67 @@
+"""The published recipes of today's models, in small: each trains for 20 steps on the command line, and its loss falls."""
+
+import dataclasses
+
+import pytest
+
+from t5x_like.metrics import read_metrics
+
+pytestmark = pytest.mark.full
+
+STEPS = 20
+SMALL = ["--gin.BATCH_SIZE=8", f"--gin.TRAIN_STEPS={STEPS}", "--gin.EVAL_STEPS=2", "--gin.WARMUP_STEPS=5"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A recipe in small: gin files of the model and of the run, the task, and what is smaller than published."""
+
+    model: str
+    run: str
+    task: str
+    lengths: dict
+    options: tuple[str, ...] = ()
+
+
+SHIPPED = "python_docs"
+T5 = ("--gin.T5Config.vocab_size=1100",)
+RECIPES = {
+    "longt5": Recipe(
+        "longt5/base",
+        "longt5",
+        f"{SHIPPED}_gap_sentences",
+        {"inputs": 96, "targets": 48},
+        tuple(
+            f"--gin.LongT5Config.{name}={size}"
+            for name, size in (
+                ("embed_dim", 64), ("mlp_dim", 128), ("encoder_layers", 2), ("decoder_layers", 2), ("num_heads", 2),
+                ("head_dim", 32), ("local_radius", 31), ("vocab_size", 1100),
+            )
+        ),
+    ),
+    "neobert": Recipe("neobert/tiny", "neobert", f"{SHIPPED}_neobert", {"inputs": 64, "targets": 32}),
+    "nanot5": Recipe("t5_1_1/tiny", "nanot5", f"{SHIPPED}_iid_denoising", {"inputs": 64, "targets": 32}, T5),
+    "ul2": Recipe("t5_1_1/tiny", "ul2", f"{SHIPPED}_ul2", {"inputs": 64, "targets": 64}, T5),
+    "umt5": Recipe(
+        "t5_1_1/tiny", "umt5", f"{SHIPPED}_iid_denoising", {"inputs": 64, "targets": 32}, (*T5,)
+    ),
+    "smollm2": Recipe("llama2/tiny", "smollm2", f"{SHIPPED}_causal_lm", {"targets": 64}, ("--gin.BOS_ID=None",)),
+    "olmo2": Recipe("olmo2/tiny", "olmo2", f"{SHIPPED}_causal_lm", {"targets": 64}, ("--gin.BOS_ID=None",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_trains(name, run_command, tmp_path):
+    recipe = RECIPES[name]
+    given = {
+        "MIXTURE_OR_TASK_NAME": recipe.task,
+        "TASK_FEATURE_LENGTHS": recipe.lengths,
+        "MODEL_DIR": tmp_path,
+        "LOG_PERIOD": 1,
+    }
+    files = (f"--gin_file=models/{recipe.model}.gin", f"--gin_file=runs/{recipe.run}.gin")
+    bindings = (f"--gin.{macro}={value}" for macro, value in given.items())
+    code, output = run_command(["train", *files, *bindings, *SMALL, *recipe.options])
+    assert code == 0, output
+    losses = [row["loss"] for row in read_metrics(str(tmp_path)) if row["split"] == "train"]
+    assert len(losses) == STEPS and losses[-1] < losses[0]
