@@ -1,4 +1,4 @@
-"""The published recipes of today's models, in small: each trains for 20 steps on the command line, and its loss falls."""
+"""The published recipes of today's models, in small: each trains for 20 steps by its command, and its loss falls."""
 
 import dataclasses
 
