@@ -5,9 +5,10 @@ from t5x_like.optimizers.adamw import adamw
 from t5x_like.optimizers.base import Optimizer, clip_by_global_norm, clip_groups, global_norm
 from t5x_like.optimizers.finetuning import GradualUnfreezing, LayerDecay, finetuning_groups
 from t5x_like.optimizers.from_optax import from_optax, hidden_matrices, matrices
-from t5x_like.optimizers.groups import ParameterGroup, count_trained, merge, split
+from t5x_like.optimizers.groups import ParameterGroup, count_trained, merge, scale_initial, split
 from t5x_like.optimizers.jointly import jointly
 from t5x_like.optimizers.muon import normuon
+from t5x_like.optimizers.mup import mup_groups
 from t5x_like.optimizers.progressive import ProgressiveLayers
 from t5x_like.optimizers.schedule_free import schedule_free_adamw
 from t5x_like.optimizers.soap import soap
@@ -33,7 +34,9 @@ __all__ = [
     "jointly",
     "matrices",
     "merge",
+    "mup_groups",
     "normuon",
+    "scale_initial",
     "scaled_adam",
     "schedule_free_adamw",
     "soap",

@@ -58,6 +58,7 @@ class ParameterGroup:
       freeze: Whether the parameters are constant, without gradients and optimizer state.
       clip: Whether the limit of the global norm of gradients applies. Gradients without it keep their size, and do not
         count in the norm.
+      initial_factor: Multiplies the initial values of a run that starts from random ones; see `mup_groups`.
     """
 
     pattern: str = ".*"
@@ -67,6 +68,7 @@ class ParameterGroup:
     update_factor: float | Sequence[float] | LayerFactor = 1.0
     freeze: bool = False
     clip: bool = True
+    initial_factor: float = 1.0
 
     def __post_init__(self):
         parameters.check_pattern("ParameterGroup.pattern", self.pattern)
@@ -213,6 +215,14 @@ def split(params: Tree, groups: Sequence[ParameterGroup]) -> tuple[Tree, Tree]:
     trainable = parameters.map_named(lambda name, array: None if assigned[name].group.freeze else array, params)
     frozen = parameters.map_named(lambda name, array: array if assigned[name].group.freeze else None, params)
     return trainable, frozen
+
+
+def scale_initial(params: Tree, groups: Sequence[ParameterGroup]) -> Tree:
+    """Returns random initial parameters times the `initial_factor` of their groups."""
+    if all(group.initial_factor == 1.0 for group in groups):
+        return params
+    assigned = leaves(params, groups)
+    return parameters.map_named(lambda name, array: array * assigned[name].group.initial_factor, params)
 
 
 def count_trained(params: Tree, groups: Sequence[ParameterGroup], step: int) -> int:

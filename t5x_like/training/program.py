@@ -182,7 +182,7 @@ def make_program(recipe: Recipe) -> Program:
     rows = {objective.read_as.get(name, name): rows_of_shape(shape, axes[name]) for name, shape in batch_shapes.items()}
 
     def init(key):
-        params = networks.make(objective, config, key)
+        params = optimizers.scale_initial(networks.make(objective, config, key), optimizer.groups)
         trainable, frozen = optimizers.split(params, optimizer.groups)
         carry = carrying.initial(objective, config, batch_size) if is_continuous(recipe.data) else {}
         frozen = Frozen(in_frozen_dtype(frozen, update.frozen_dtype))
