@@ -70,6 +70,12 @@ class Run:
         return statistics.median(values) if values else None
 
     @property
+    def fork(self) -> tuple[str, int] | None:
+        """The run that it continues, and the step from which; None for others."""
+        first = self.starts[0] if self.starts else {}
+        return (str(first["fork"]), int(first["step"])) if first.get("fork") else None
+
+    @property
     def splits(self) -> list[str]:
         """The names of its evaluations."""
         return list(dict.fromkeys(row["split"] for row in self.rows if row["split"] != "train"))
