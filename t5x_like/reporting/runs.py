@@ -72,8 +72,10 @@ class Run:
     @property
     def fork(self) -> tuple[str, int] | None:
         """The run that it continues, and the step from which; None for others."""
-        first = self.starts[0] if self.starts else {}
-        return (str(first["fork"]), int(first["step"])) if first.get("fork") else None
+        first = self.starts[0] if self.starts else None
+        if not isinstance(first, Mapping) or not isinstance(first.get("fork"), str):
+            return None
+        return (first["fork"], first["step"]) if type(first.get("step")) is int else None
 
     @property
     def splits(self) -> list[str]:
