@@ -48,7 +48,16 @@ def page() -> str:
     lines += ["## Corpora", "", "The files of `t5x_like clean`, with their macros.", ""]
     lines += _files(_shipped("corpora/*.gin"))
     lines += ["## Objectives, optimizers, losses of distillation, and data", ""]
-    lines += _files(_shipped("objectives/*.gin", "optimizers/*.gin", "distillation/*.gin", "data/*.gin"))
+    lines += _files(
+        _shipped(
+            "objectives/*.gin",
+            "optimizers/*.gin",
+            "batch_ramps/*.gin",
+            "phases/*.gin",
+            "distillation/*.gin",
+            "data/*.gin",
+        )
+    )
     lines += ["## Checkpoints", "", *_files(_shipped("checkpoints/*.gin"))]
     lines += ["## Model families", "", "The files of the sizes include these files.", ""]
     lines += _files(_shipped("models/*/family.gin"))

@@ -57,6 +57,7 @@ def plan(
     if price is not None and price < 0:
         raise UserError(f"--price={price}: must not be negative. Give the price of a chip per hour.")
     slice_ = topologies.parse(topology, num_slices)
+    recipe = dataclasses.replace(recipe, update=dataclasses.replace(recipe.update, batch_ramp=None))  # whole batches
     steps = None if "TRAIN_STEPS" in placeholders else recipe.periods.total
 
     # ---- compile the step, or the candidates of a search -------------------------------------------------------------

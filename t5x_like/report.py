@@ -9,6 +9,7 @@ from t5x_like import paths
 from t5x_like.errors import UserError
 from t5x_like.reporting.page import render
 from t5x_like.reporting.runs import read_runs
+from t5x_like.runtime import run_files
 
 
 def report(*, model_dirs: str | Sequence[str], output: str = "report.html") -> str:
@@ -17,7 +18,8 @@ def report(*, model_dirs: str | Sequence[str], output: str = "report.html") -> s
     The runs may still be training. The page contains its plots and loads nothing.
 
     Args:
-      model_dirs: Run directory, or several to compare, local or in buckets.
+      model_dirs: Run directory, or several to compare, local or in buckets. The directory of a run with phases stands
+        for their directories.
       output: The file to write, local or in a bucket.
 
     Returns:
@@ -26,7 +28,8 @@ def report(*, model_dirs: str | Sequence[str], output: str = "report.html") -> s
     Raises:
       UserError: A directory is not a run directory, or is given twice, or the file is not an .html file.
     """
-    directories = [model_dirs] if isinstance(model_dirs, str) else list(model_dirs)
+    given = [model_dirs] if isinstance(model_dirs, str) else list(model_dirs)
+    directories = [run for each in given for run in run_files.phase_directories(each) or [each]]
     if not directories:
         raise UserError("MODEL_DIRS=(): no run directory. Give one or several.")
     if repeated := [each for each in directories if directories.count(each) > 1]:

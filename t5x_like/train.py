@@ -130,9 +130,10 @@ def train(
             logging.info("%s", longer)
             return result
         start = start.with_teachers(recipe, program)
-        if start.step:
+        if start.position is not None:
+            overridden = "--override_config" if run_config is not None and run_config.override else None
             with run.goodput.phase("restore"):
-                run_feed.restore_position(feed, checkpointer.restore_feed(start.step), run_config)
+                run_feed.restore_position(feed, start.position, reason=overridden if start.resumes else "the fork")
 
         # ---- Reports: metrics, progress, description -----------------------------------------------------------------
         description.log_parameters(program)

@@ -77,6 +77,11 @@ class Masking(Protocol):
         """Draws what replaces the chosen tokens, int32 `[examples, length]`; other positions are unused."""
 
 
+def _check_rate(rate: float) -> None:
+    if not 0 <= rate < 1:
+        raise UserError(f"mask rate {rate}: not in [0, 1). Give a fraction of the tokens; 0 masks none.")
+
+
 @dataclasses.dataclass(frozen=True)
 class BertMasking:
     """BERT's masking (`create_pretraining_data.py`).
@@ -94,8 +99,7 @@ class BertMasking:
     whole_words: bool = False
 
     def __post_init__(self):
-        if not 0 <= self.rate < 1:
-            raise UserError(f"mask rate {self.rate}: not in [0, 1). Give a fraction of the tokens; 0 masks none.")
+        _check_rate(self.rate)
 
     def check(self, length: int, max_predictions: int) -> None:
         """Accepts all lengths: `max_predictions` is only an upper limit in this recipe."""
@@ -137,6 +141,9 @@ class RobertaMasking:
     """
 
     rate: float = MASK_RATE
+
+    def __post_init__(self):
+        _check_rate(self.rate)
 
     def check(self, length: int, max_predictions: int) -> None:
         """Raises a UserError if `targets` cannot hold all masked tokens."""

@@ -9,8 +9,16 @@ from data_tasks import preprocessors
 from data_tasks.corpora import python_docs, text_files
 from data_tasks.corpora.documents import DocumentSource
 from data_tasks.documents_task import add_task, number_features, text_features
-from data_tasks.pretraining.masked_lm import BERT_MASKING, BertMasking, Masking, RobertaMasking, mask_inputs
+from data_tasks.pretraining.masked_lm import (
+    BERT_MASKING,
+    MASK_RATE,
+    BertMasking,
+    Masking,
+    RobertaMasking,
+    mask_inputs,
+)
 from data_tasks.pretraining.masked_lm_inputs import DUPE_FACTOR, duplicate_documents, full_sentences, single_documents
+from t5x_like.data import task_arguments
 from t5x_like.vocabularies import shipped
 
 
@@ -25,7 +33,7 @@ def add_masked_lm_task(
     vocabulary: seqio.Vocabulary,
     *,
     examples: Callable = single_documents,
-    masking: Masking = BERT_MASKING,
+    masking: Masking | Callable[[], Masking] = BERT_MASKING,
     dupe_factor: int | None = None,
     text_feature: str = "text",
 ) -> seqio.Task:
@@ -36,7 +44,7 @@ def add_masked_lm_task(
       source: a source of documents.
       vocabulary: see `special_tokens.special_tokens` for its requirements.
       examples: makes examples from documents: `single_documents` (BERT) or `full_sentences` (RoBERTa).
-      masking: the rule for choosing tokens.
+      masking: the rule for choosing tokens, or a function that returns it when data is read.
       dupe_factor: enables static masking: the number of copies of each document, each with other masks, which are the
         same in every epoch. Default: dynamic masking, with other masks in every epoch.
       text_feature: the feature of the source that holds the text.
@@ -45,15 +53,30 @@ def add_masked_lm_task(
       The registered task.
     """
     static = dupe_factor is not None
+
+    def corrupt(ds, sequence_length, output_features):
+        rule = masking() if callable(masking) else masking
+        return mask_inputs(ds, sequence_length, output_features, masking=rule, static=static)
+
     copies = [functools.partial(duplicate_documents, dupe_factor=dupe_factor)] if static else []
     return add_task(
         name,
         source,
-        [examples, functools.partial(mask_inputs, masking=masking, static=static)],
+        [examples, corrupt],
         output_features(vocabulary),
         prepare=[preprocessors.tokenize, *copies],
         text_feature=text_feature,
     )
+
+
+def _of_files(name: str, masking: type[BertMasking] | type[RobertaMasking], examples: Callable) -> None:
+    """Registers a task over text files, with the argument `mask_rate`."""
+    source, vocabulary = text_files.declare(name, mask_rate=MASK_RATE)
+
+    def rule():
+        return masking(task_arguments.current(name)["mask_rate"])
+
+    add_masked_lm_task(name, source, vocabulary, examples=examples, masking=rule)
 
 
 _PYTHON_DOCS = (DocumentSource(python_docs.read), shipped.python_docs())
@@ -62,15 +85,11 @@ add_masked_lm_task("python_docs_masked_lm", *_PYTHON_DOCS)
 add_masked_lm_task("python_docs_masked_lm_whole_word", *_PYTHON_DOCS, masking=BertMasking(whole_words=True))
 add_masked_lm_task("python_docs_masked_lm_static", *_PYTHON_DOCS, dupe_factor=DUPE_FACTOR)
 add_masked_lm_task("python_docs_full_sentences", *_PYTHON_DOCS, examples=full_sentences, masking=RobertaMasking())
-add_masked_lm_task("text_files_masked_lm", *text_files.declare("text_files_masked_lm"))
-add_masked_lm_task(
-    "text_files_full_sentences",
-    *text_files.declare("text_files_full_sentences"),
-    examples=full_sentences,
-    masking=RobertaMasking(),
-)
 # Long documents for Longformer: pieces of one document each, with RoBERTa's masks.
 add_masked_lm_task("python_docs_long_documents", *_PYTHON_DOCS, masking=RobertaMasking())
-add_masked_lm_task(
-    "text_files_long_documents", *text_files.declare("text_files_long_documents"), masking=RobertaMasking()
-)
+for _name, _masking, _examples in (
+    ("text_files_masked_lm", BertMasking, single_documents),
+    ("text_files_full_sentences", RobertaMasking, full_sentences),
+    ("text_files_long_documents", RobertaMasking, single_documents),
+):
+    _of_files(_name, _masking, _examples)

@@ -14,7 +14,7 @@ The directory appears under its final name only when it is complete.
 
 import concurrent.futures
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,14 +45,15 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Saves are asynchronous. A checkpoint is kept if it is among the latest `keep_latest`, if its step is a multiple of
-    `keep_every`, or if it is among the `keep_best` best by `best_metric`. All others are deleted. The latest checkpoint
-    is always kept. With `keep_best`, a run saves a checkpoint after every evaluation.
+    `keep_every` or one of `keep_steps`, or if it is among the `keep_best` best by `best_metric`. All others are
+    deleted. The latest checkpoint is always kept. With `keep_best`, a run saves a checkpoint after every evaluation.
 
     Args:
       directory: A local path, `gs://…`, or another URL that fsspec opens. The last kind is mirrored in a local
         directory.
       keep_latest: Number of latest checkpoints to keep; positive.
       keep_every: Keep the checkpoints whose step is a multiple of it; None for no such rule.
+      keep_steps: Keep the checkpoints of these steps.
       keep_best: Number of best checkpoints to keep.
       best_metric: Name of the evaluation metric that decides which checkpoints are best, such as `loss`,
         `task/accuracy`, or `evaluation/loss` with several evaluations.
@@ -79,6 +80,7 @@ class Checkpoints:
         *,
         keep_latest: int = 2,
         keep_every: int | None = None,
+        keep_steps: Sequence[int] = (),
         keep_best: int = 0,
         best_metric: str = "loss",
         best_is_larger: bool | None = None,
@@ -107,6 +109,8 @@ class Checkpoints:
         preserve: list[Any] = [policies.LatestN(keep_latest)]
         if keep_every:
             preserve.append(policies.EveryNSteps(keep_every))
+        if keep_steps:
+            preserve.append(policies.CustomSteps(tuple(keep_steps)))
         if keep_best:
             preserve.append(KeepBest(self._evaluations, self.best_metric, keep_best))
         self._store = CheckpointStore(root, preserve=preserve, read_only=read_only, files=files)

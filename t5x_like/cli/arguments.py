@@ -46,6 +46,7 @@ class Arguments:
       max_restarts: Restarts after crashes without a new checkpoint, or None for a command without a supervisor.
       profile_steps: The first and the last step to trace.
       restore: One of `RESTORE`.
+      phase: The phase to run alone; see `cli.phases`.
       help: Whether to print the help of the command.
       words: The command line after `t5x_like`.
     """
@@ -65,6 +66,7 @@ class Arguments:
     max_restarts: int | None = None
     profile_steps: tuple[int, int] | None = None
     restore: str = RESTORE[0]
+    phase: str | None = None
     help: bool = False
     words: tuple[str, ...] = ()
 
@@ -206,6 +208,8 @@ def _parser(name: str, command: Command) -> tuple[argparse.ArgumentParser, dict[
     )
     add(group, "--gin.NAME", _GIN_NAME, action=_Bind, macro="NAME", metavar="VALUE")
     add(group, "--gin_search_paths", _SEARCH_PATHS, action="extend", dest="search_paths", type=_paths, metavar="A,B")
+    if "steps" in command.derives:
+        add(group, "--phase", _PHASE, metavar="NAME")
     if command.trains:
         group = parser.add_argument_group("training")
         add_switch(group, "--override_config", "resume a run although its stored configuration differs")
@@ -236,6 +240,7 @@ _GIN_NAME = (
     "and False are written as in Python"
 )
 _SEARCH_PATHS = "directories with gin files and Python modules"
+_PHASE = "read the settings of this phase of PHASES; training then runs it alone (default: all phases in order)"
 _MAX_RESTARTS = "restart after a crash, at most N times without a new checkpoint"
 _RESTORE = "previous: delete damaged checkpoints and resume from the newest intact one"
 _DRY_RUN = (

@@ -34,6 +34,7 @@ class Command:
       compiles: Whether it uses the persistent compilation cache; see `runtime.compilation_cache`.
       paths: Macros with paths that it reads or writes; see `cli.path_checks`.
       files: Those of `paths` that are files to write. The other paths to write are directories.
+      all_phases: Whether it runs all phases of a recipe, one after the other; see `cli.phases`.
       derives: Settings that are derived for it: those of the `model`, of `decoding`, or the number of `steps` from
         TRAIN_EPOCHS; see `cli.derivations`.
       dry_run: The function of `cli.dry_run_checks` that checks it; None if it does not accept `--dry_run`.
@@ -58,6 +59,7 @@ class Command:
     compiles: bool = False
     paths: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    all_phases: bool = False
     derives: Collection[Literal["model", "decoding", "steps"]] = ()
     dry_run: str | None = None
 

@@ -53,6 +53,7 @@ COMMANDS = {
         compiles=True,
         paths=("MODEL_DIR", "INITIAL_CHECKPOINT_PATH"),
         dry_run="check_training",
+        all_phases=True,
         derives=("model", "decoding", "steps"),
     ),
     "distill": Command(
@@ -70,6 +71,7 @@ COMMANDS = {
         compiles=True,
         paths=("MODEL_DIR", "INITIAL_CHECKPOINT_PATH", "TEACHER"),
         dry_run="check_training",
+        all_phases=True,
         derives=("model", "decoding", "steps"),
     ),
     "eval": Command(

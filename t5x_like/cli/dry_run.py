@@ -1,11 +1,12 @@
 """`--dry_run`: checks and describes a command as far as possible on this machine, without computing or writing."""
 
+import dataclasses
 import glob
 from collections.abc import Mapping
 from typing import Any
 
 from t5x_like import config
-from t5x_like.cli import dry_run_checks, resolution
+from t5x_like.cli import dry_run_checks, phases, resolution
 from t5x_like.cli.arguments import ELSEWHERE, Arguments
 from t5x_like.cli.checklist import Checklist
 from t5x_like.cli.command import Command
@@ -33,9 +34,22 @@ def dry_run(command: Command, arguments: Arguments) -> int:
     has_accelerators = any(map(glob.glob, _ACCELERATORS))
     if command.multi_process and arguments.cpu_devices is None and (checklist.elsewhere or has_accelerators):
         checklist.skip("the mesh", "the devices of the command are not used. Give their number with --cpu_devices=N")
-    if (given := _arguments(command, arguments, checklist)) is not None:
-        for line in getattr(dry_run_checks, command.dry_run)(given, checklist):
-            print(f"  {line}")
+    recipes = []
+    for phase in phases.expand(command, arguments):
+        with phase.explained():
+            # The phases before it write what it starts from.
+            written = () if arguments.phase else phase.origins
+            own = dataclasses.replace(command, paths=tuple(name for name in command.paths if name not in written))
+            if (given := _arguments(own, phase.arguments, checklist)) is None:
+                continue
+            if phase.name is not None:
+                print(f"{phase.describe()}:")
+                recipes.append((phase, given["recipe"]))
+            if written:
+                given["recipe"] = phase.without_origins(given["recipe"])
+            for line in getattr(dry_run_checks, command.dry_run)(given, checklist):
+                print(f"  {line}")
+    phases.check_models(recipes)
     for line in checklist.lines():
         print(line)
     print("dry run: nothing was computed or written")

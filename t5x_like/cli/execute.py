@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
-from typing import Any
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from t5x_like.cli import phases
 from t5x_like.cli.arguments import Arguments
 from t5x_like.cli.commands import COMMANDS
 from t5x_like.cli.path_checks import check_paths
@@ -16,6 +18,9 @@ from t5x_like.cli.startup import prepare
 from t5x_like.errors import UserError
 from t5x_like.runtime import protocol, stop_signals
 from t5x_like.vocabularies import tokenizer_files
+
+if TYPE_CHECKING:
+    from t5x_like import config
 
 
 def run(arguments: Arguments) -> int:
@@ -52,14 +57,55 @@ def _run(arguments: Arguments) -> int:
 
         distributed.join(arguments.coordinator_address, arguments.num_processes, arguments.process_id)
     check_paths(command.paths, given_macros(arguments), command.files)
+    from absl import logging
+
     run_directory = find_run(arguments) if reads_run(command, arguments) else None
-    resolved = resolve(arguments, run_directory)
+    parts = [(phase, _resolved(phase, run_directory)) for phase in phases.expand(command, arguments)]
     with stop_signals.watched() as signals:
         signals.check()  # an import may have swallowed the exception of a signal
-    check_paths(command.paths, resolved.macros, command.files)
-    with _compilation_cache(resolved.macros, run_directory) if command.compiles else contextlib.nullcontext():
-        result = resolved.configured()(**given_arguments(command, arguments, resolved))
-    return exit_code(getattr(result, "stopped_by", None))
+    for phase, resolved in parts:
+        check_paths([name for name in command.paths if name not in phase.origins], resolved.macros, command.files)
+    if command.trains and parts[0][0].name is not None:
+        _begin_phases(parts)
+    for number, (phase, resolved) in enumerate(parts, 1):
+        if phase.name is not None:
+            logging.info("%d of %d: %s", number, len(parts), phase.describe())
+        if command.trains and _is_finished(phase, resolved):
+            logging.info("phase %s has finished", phase.name)
+            continue
+        with _compilation_cache(resolved.macros, run_directory) if command.compiles else contextlib.nullcontext():
+            result = resolved.configured()(**given_arguments(command, phase.arguments, resolved))
+        if stopped_by := getattr(result, "stopped_by", None):
+            return exit_code(stopped_by)
+        if len(parts) > 1:
+            sys.modules["jax"].clear_caches()  # the next phase does not use these programs
+    return protocol.SUCCESS
+
+
+def _resolved(phase: phases.Phase, run_directory: str | None) -> config.Resolved:
+    """Returns the configuration of a phase, whose errors name it."""
+    with phase.explained():
+        return resolve(phase.arguments, run_directory)
+
+
+def _begin_phases(parts: Sequence[tuple[phases.Phase, config.Resolved]]) -> None:
+    """Checks that the phases fit each other, and lists them in their directory, if the command runs all of them."""
+    import jax
+
+    from t5x_like import config
+
+    if len(parts) > 1:
+        phases.check_models([(phase, config.arguments(each.configured())["recipe"]) for phase, each in parts])
+        if jax.process_index() == 0:
+            first = parts[0][1].macros["MODEL_DIR"]
+            phases.write(first.rpartition("/")[0], [phase for phase, _ in parts])
+
+
+def _is_finished(phase: phases.Phase, resolved: config.Resolved) -> bool:
+    """Returns whether a phase has finished, the same in all processes."""
+    from t5x_like.runtime import distributed
+
+    return phase.name is not None and distributed.compute_in_main(lambda: phase.is_finished(resolved))
 
 
 def exit_code(stopped_by: str | None) -> int:

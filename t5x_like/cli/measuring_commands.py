@@ -65,6 +65,7 @@ COMMANDS = {
         compiles=True,
         paths=("JSON_PATH",),
         files=("JSON_PATH",),
+        all_phases=True,
         derives=("model", "steps"),
     ),
     "report": Command(

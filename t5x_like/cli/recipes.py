@@ -26,7 +26,10 @@ HELP = f"""usage: t5x_like recipes [WORD ...]
 A word is searched for in names and headers of files, in lower or upper case; its beginning is enough.
 """
 # Folders whose files start something, alone or after a recipe of `runs`.
-_FOLDERS = ("runs", "adaptation", "adapters", "compression", "distillation", "students", "corpora")
+_FOLDERS = (
+    *("runs", "adaptation", "adapters", "compression", "distillation", "students", "phases", "batch_ramps"),
+    "corpora",
+)
 _NO_FAMILY = "any family"
 _WIDTH = 110
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Macros of the process. They are not part of the configuration of a run.
 PROCESS_MACROS = ("COMPILATION_CACHE_DIR",)
+# The names of phases: a run has the settings of one.
+PHASES = ("PHASES",)
 
 
 def resolve(arguments: Arguments, run_directory: str | None) -> config.Resolved:
@@ -47,7 +49,7 @@ def resolve(arguments: Arguments, run_directory: str | None) -> config.Resolved:
             given=_parameters(command),
             accepted=RECIPES if command.accepts_recipe else (),
             placeholder_macros=command.placeholder_macros,
-            process=PROCESS_MACROS if command.compiles else (),
+            process=PHASES + (PROCESS_MACROS if command.compiles else ()),
             derivations=derivations.of_command(arguments.command),
             flags=_flags(command),
         )

@@ -22,7 +22,7 @@ from t5x_like.config.check import check
 from t5x_like.config.derivations import Derivation, Derived, KnownSettings
 from t5x_like.config.files import COMMON, SHIPPED, TASK_MACROS, Reader, Setting, locate
 from t5x_like.config.operative import differences, flatten, render
-from t5x_like.config.search import SHIPPED_ROOT
+from t5x_like.config.search import SHIPPED_ROOT, sets_macro
 from t5x_like.config.trust import TASK_MODULE, Trust
 from t5x_like.config.values import REQUIRED, ConfigError, IncompleteConfig, from_command_line
 from t5x_like.config.walk import resolved, walk
@@ -39,6 +39,7 @@ __all__ = [
     "differences",
     "flatten",
     "load",
+    "read_macros",
 ]
 
 
@@ -179,6 +180,34 @@ def load(
     return Resolved(
         root, render(reader.statements, reached, root, given), unused_common, frozenset(placeholders), macros
     )
+
+
+def read_macros(
+    names: Collection[str],
+    files: Sequence[str],
+    bindings: Sequence[tuple[str, str]] = (),
+    search_paths: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Returns the values of macros that gin files or the command line set, without reading other settings of them.
+
+    Args:
+      names: The macros. If none of the files sets the first one, only the command line is read.
+      files: Gin files in reading order.
+      bindings: `(name, value)` pairs of the command line, read after the files.
+      search_paths: Directories with gin files.
+
+    Raises:
+      ConfigError: A file is not found or invalid.
+    """
+    reader = Reader(search_paths)
+    if sets_macro(next(iter(names)), files, search_paths):
+        for file in files:
+            reader.read_file(file)
+    for name, text in bindings:
+        if name in names:
+            reader.read_binding(name, text)
+    macros = reader.statements.macros
+    return {name: resolved(macros[name].value, reader.statements) for name in names if name in macros}
 
 
 def arguments(function: Callable, *, without: Collection[str] = ()) -> dict[str, Any]:

@@ -39,6 +39,7 @@ BUILDERS = (
     "t5x_like.optimizers.schedules",
     "t5x_like.stored.layer_choice",
     "t5x_like.reporting.quickstart_report",
+    "t5x_like.training.batch_ramp",
     "optax",  # only pure functions that build optimizers, schedules and losses
 )
 # Macros that are never read from a stored configuration, because they tell a command where to read and write.

@@ -126,8 +126,9 @@ class NumberedIterator:
         return self
 
     def __next__(self) -> HostBatch:
+        batch = self._make(self._batches)  # a position that is saved after its error stays before the batch
         self._batches += 1
-        return self._make(self._batches - 1)
+        return batch
 
     def state(self) -> bytes:
         """Returns the position after the last batch."""

@@ -77,7 +77,7 @@ class Throughput:
     def __init__(self, flops_per_step: float | None, devices: Any, *, now: Callable[[], float] = time.monotonic):
         self._flops, self._now = flops_per_step, now
         self._devices = list(getattr(devices, "flat", devices))
-        self._steps, self._tokens, self._seconds, self._waited = 0, 0.0, 0.0, 0.0
+        self._steps, self._batches, self._tokens, self._seconds, self._waited = 0, 0.0, 0.0, 0.0, 0.0
         self._since: float | None = None
         self._wait_seen = 0.0
         self._step_seconds: collections.deque[float] = collections.deque(maxlen=_REMEMBERED_STEPS)
@@ -99,14 +99,15 @@ class Throughput:
             self._seconds += self._now() - self._since
             self._since = None
 
-    def count(self, tokens: float, wait_seconds: float) -> None:
+    def count(self, tokens: float, wait_seconds: float, fraction: float = 1.0) -> None:
         """Counts a finished step.
 
         Args:
           tokens: Number of real tokens of the step.
           wait_seconds: Total time that the feed has waited for data so far.
+          fraction: Fraction of the model FLOPs of a step that it has computed; less than 1 in a batch ramp.
         """
-        self._steps += 1
+        self._steps, self._batches = self._steps + 1, self._batches + fraction
         seconds = self._seconds + (0.0 if self._since is None else self._now() - self._since)
         self._step_seconds.append(seconds - self._counted_seconds)
         self._counted_seconds = seconds
@@ -131,10 +132,10 @@ class Throughput:
             "seconds_per_step": seconds / steps if steps else None,
             "step_time_deviation": seconds / steps - statistics.median(self._step_seconds) if steps else None,
             "data_wait_fraction": min(self._waited / seconds, 1.0) if steps else None,
-            "mfu": self._mfu(seconds / steps) if steps else None,
+            "mfu": self._mfu(seconds / self._batches) if self._batches else None,
             "peak_memory_bytes": peak_memory(self._devices),
         }
-        self._steps, self._tokens, self._seconds, self._waited = 0, 0.0, 0.0, 0.0
+        self._steps, self._batches, self._tokens, self._seconds, self._waited = 0, 0.0, 0.0, 0.0, 0.0
         self._counted_seconds = 0.0
         if not paused:
             self._since = self._now()

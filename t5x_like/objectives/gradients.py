@@ -61,6 +61,24 @@ def split_batch(batch: Mapping[str, Array], microbatches: int, axes: Axes = NO_A
     return {name: split(name, x) for name, x in batch.items()}
 
 
+def count_used(batch: Mapping[str, Array], microbatches: int, axes: Axes = NO_AXES) -> Int[Array, ""]:
+    """Returns the number of microbatches of a batch up to the last one that is not all zeros.
+
+    A batch ramp fills the first microbatches, and leaves zeros in the others.
+
+    Args:
+      batch: The global batch.
+      microbatches: Number of microbatches.
+      axes: Model feature -> logical axes; see `axis_rules.batch_axes`.
+    """
+    used = jnp.zeros((passes.count_rows(batch),), bool)
+    for name, x in batch.items():
+        if "batch" in batch_axes(name, x.ndim, axes):
+            used |= jnp.any(x != 0, axis=tuple(range(1, x.ndim)))
+    of_microbatches = used.reshape(-1, microbatches).any(axis=0)  # row i is in microbatch i % microbatches
+    return jnp.max(jnp.where(of_microbatches, jnp.arange(1, microbatches + 1), 0))
+
+
 def check_batch_size(size: int, microbatches: int, shards: int) -> None:
     """Checks that every device has the same number of rows in every microbatch.
 
@@ -83,7 +101,14 @@ def check_batch_size(size: int, microbatches: int, shards: int) -> None:
         )
 
 
-def normalizers(objective: Objective, batch: Mapping[str, Array], factor: LossNormalization) -> dict[str, Scalar]:
+def normalizers(
+    objective: Objective,
+    batch: Mapping[str, Array],
+    factor: LossNormalization,
+    *,
+    microbatches: int = 1,
+    used: Int[Array, ""] | None = None,
+) -> dict[str, Scalar]:
     """Computes the divisor of each loss term.
 
     Args:
@@ -91,6 +116,8 @@ def normalizers(objective: Objective, batch: Mapping[str, Array], factor: LossNo
       batch: The whole global batch.
       factor: `"NUM_REAL_TARGET_TOKENS"` (the mean over weighted positions), a positive number, or None (the sum,
         which is T5X's default).
+      microbatches: Number of microbatches, if not all are used.
+      used: Number of microbatches whose targets count; None for all. See `count_used`.
 
     Returns:
       Term -> divisor.
@@ -98,7 +125,7 @@ def normalizers(objective: Objective, batch: Mapping[str, Array], factor: LossNo
     Raises:
       UserError: `factor` is another string or not positive.
     """
-    weights = passes.total_weights(objective, batch)
+    weights = _total_weights(objective, batch, microbatches, used)
     if factor == "NUM_REAL_TARGET_TOKENS":
         return {name: jnp.maximum(weight, 1e-9) for name, weight in weights.items()}
     if factor is None:
@@ -109,6 +136,25 @@ def normalizers(objective: Objective, batch: Mapping[str, Array], factor: LossNo
             "for a sum."
         )
     return {name: jnp.asarray(factor, jnp.float32) for name in weights}
+
+
+def _total_weights(
+    objective: Objective, batch: Mapping[str, Array], microbatches: int, used: Int[Array, ""] | None
+) -> dict[str, Scalar]:
+    if used is None:
+        return passes.total_weights(objective, batch)
+    stacked = split_batch(batch, microbatches, objective.features.axes)
+
+    def add(index, total):
+        return _sum(total, passes.total_weights(objective, _microbatch(stacked, index)))
+
+    shapes = jax.eval_shape(lambda: passes.total_weights(objective, _microbatch(stacked, 0)))
+    return jax.lax.fori_loop(0, used, add, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
+
+
+def _microbatch(stacked: Mapping[str, Array], index: Int[Array, ""] | int) -> dict[str, Array]:
+    """Returns one of the microbatches of `split_batch`."""
+    return {name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False) for name, x in stacked.items()}
 
 
 def factors_at(objective: Objective, step: Int[Array, ""] | int, normalize: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -170,6 +216,7 @@ def compute(
     keys: Keys,
     microbatches: int,
     normalize: Mapping[str, Scalar],
+    used: Int[Array, ""] | None = None,
     step: Int[Array, ""] | int = 0,
     gather: Gathering = "per_use",
     accumulate: Callable[[Any, Any], Any] = _sum,
@@ -184,6 +231,7 @@ def compute(
       keys: Random keys of this step; see `keys_of_step`.
       microbatches: Number of microbatches, which run one after the other.
       normalize: The divisor of each term; see `normalizers`.
+      used: Number of microbatches to compute, if the others are zeros; None for all. See `count_used`.
       step: The step of the update, counted from 0, for coefficients that are schedules.
       gather: When parameters are gathered and gradients reduced; see `gathering`.
       accumulate: Adds the gradients of a microbatch to those before it.
@@ -194,7 +242,7 @@ def compute(
     """
 
     def of_rows(params, constants, batch, key):
-        frozen, normalize, step, step_key = constants
+        frozen, normalize, step, step_key, used = constants
         factors = factors_at(objective, step, normalize)
 
         def loss(params, microbatch, key):
@@ -203,10 +251,10 @@ def compute(
             return total, (terms.metrics | {"objective": (total, jnp.ones((), jnp.float32))}, handed)
 
         return _accumulated(
-            jax.grad(loss, has_aux=True), params, batch, key, microbatches, objective.features.axes, accumulate
+            jax.grad(loss, has_aux=True), params, batch, key, microbatches, objective.features.axes, accumulate, used
         )
 
-    constants = (frozen, normalize, step, keys.step)
+    constants = (frozen, normalize, step, keys.step, used)
     batch = with_row_keys(batch, keys)
     if gather == "per_step":
         (grads, metrics), handed = gathering.sum_over_rows(
@@ -227,8 +275,9 @@ def _accumulated(
     microbatches: int,
     axes: Axes,
     accumulate: Callable[[Any, Any], Any],
+    used: Int[Array, ""] | None,
 ) -> tuple[tuple[Any, Any], dict[str, Array]]:
-    """Calls `differentiate(params, microbatch, key)` for all microbatches, one after the other.
+    """Calls `differentiate(params, microbatch, key)` for all microbatches, or the first `used`, one after the other.
 
     Returns:
       The sums over microbatches, float32 gradients and metrics, and the handed arrays of all rows.
@@ -249,9 +298,20 @@ def _accumulated(
         sums, handed = compute_microbatch(microbatch, index)
         return (accumulate(total[0], sums[0]), _sum(total[1], sums[1])), handed
 
-    shapes, _ = jax.eval_shape(compute_microbatch, {name: feature[0] for name, feature in stacked.items()}, 0)
+    first = {name: feature[0] for name, feature in stacked.items()}
+    shapes, shapes_of_handed = jax.eval_shape(compute_microbatch, first, 0)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    sums, handed = jax.lax.scan(compute_next, zeros, (jnp.arange(microbatches), stacked))
+    if used is None:
+        sums, handed = jax.lax.scan(compute_next, zeros, (jnp.arange(microbatches), stacked))
+        return sums, {name: _joined(name, x, axes) for name, x in handed.items()}
+
+    def compute_at(index, carried):
+        total, handed = carried
+        total, own = compute_next(total, (index, _microbatch(stacked, index)))
+        return total, {name: jax.lax.dynamic_update_index_in_dim(x, own[name], index, 0) for name, x in handed.items()}
+
+    handed = {name: jnp.zeros((microbatches, *leaf.shape), leaf.dtype) for name, leaf in shapes_of_handed.items()}
+    sums, handed = jax.lax.fori_loop(0, used, compute_at, (zeros, handed))
     return sums, {name: _joined(name, x, axes) for name, x in handed.items()}
 
 

@@ -208,7 +208,7 @@ def wsd(
     Args:
       peak: The maximum learning rate.
       total_steps: The step from which the learning rate is `floor`.
-      decay_steps: Number of steps of the decay. By default a tenth of `total_steps`.
+      decay_steps: Number of steps of the decay. By default a tenth of `total_steps`; 0 for none.
       decay_power: After a fraction f of the decay, the learning rate has fallen by f^decay_power of its way to
         `floor`: 1 is linear, 0.5 the source's 1-sqrt decay.
       warmup_steps: Number of steps over which the learning rate rises from 0, or a fraction of `total_steps`.
@@ -225,9 +225,9 @@ def wsd(
     check_bounds(peak, floor)
     decay_steps = max(1, total_steps // 10) if decay_steps is None else decay_steps
     check_span(warmup_steps, total_steps)
-    if not 0 < decay_steps <= total_steps - warmup_steps:
+    if not 0 <= decay_steps <= total_steps - warmup_steps:
         raise UserError(
-            f"decay_steps={decay_steps} must lie between 1 and total_steps - warmup_steps = "
+            f"decay_steps={decay_steps} must lie between 0 and total_steps - warmup_steps = "
             f"{total_steps} - {warmup_steps} = {total_steps - warmup_steps}"
         )
     if not decay_power > 0:
@@ -235,7 +235,7 @@ def wsd(
     begin = total_steps - decay_steps - warmup_steps
 
     def decay(step: Step) -> Float[Array, ""]:
-        fraction = jnp.clip((step - begin) / decay_steps, 0, 1)
+        fraction = jnp.clip((step - begin) / max(decay_steps, 1), 0, 1)
         return floor + (peak - floor) * (1 - fraction**decay_power)
 
     return _bounded(_after_warmup(decay, peak, warmup_steps), floor)

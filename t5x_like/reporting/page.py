@@ -78,6 +78,7 @@ def _overview(runs: Sequence[Run]) -> str:
     columns = {
         "state": lambda run: run.status.get("state"),
         "reason": lambda run: run.status.get("reason"),
+        "continues": lambda run: run.fork and f"{run.fork[0]} from step {run.fork[1]}",
         "step": lambda run: max((row["step"] for row in run.rows), default=run.status.get("step")),
         "parameters": lambda run: run.parameters,
         "density of pruned kernels": lambda run: _percentage(run.last("density")),
@@ -105,7 +106,7 @@ def _training(runs: Sequence[Run]) -> str:
     for name in [*_TRAINING, *sorted(found - set(_TRAINING) - set(_KEYS))]:
         curves = _curves(runs, name, evaluations=name == "loss")
         if curves:
-            plots.append((name, _plot(curves, _TRAINING.get(name, name))))
+            plots.append((name, _plot(curves, _TRAINING.get(name, name), runs)))
     return _plots(plots)
 
 
@@ -115,7 +116,7 @@ def _evaluation(runs: Sequence[Run]) -> str:
     plots = []
     for name in sorted(found - {"loss"} - set(_KEYS)):
         if curves := _curves(runs, name, training=False, evaluations=True):
-            plots.append((name, _plot(curves, name)))
+            plots.append((name, _plot(curves, name, runs)))
     return _plots(plots) + "".join(_stored_evaluations(run) for run in runs)
 
 
@@ -233,10 +234,10 @@ def _curves(
     return curves
 
 
-def _plot(curves: Mapping[tuple[int, str, bool], Curve], ylabel: str) -> str | None:
+def _plot(curves: Mapping[tuple[int, str, bool], Curve], ylabel: str, runs: Sequence[Run]) -> str | None:
     """Returns a plot, or None if its values are too large to draw."""
     try:
-        return plot_curves(curves, ylabel)
+        return plot_curves(curves, ylabel, [run.fork[1] for run in runs if run.fork])
     except (ArithmeticError, ValueError):
         return None
 

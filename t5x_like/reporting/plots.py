@@ -25,13 +25,14 @@ Curve = tuple[Sequence[int], Sequence[float]]
 """Steps, and the value at each."""
 
 
-def plot_curves(curves: Mapping[tuple[int, str, bool], Curve], ylabel: str) -> str:
+def plot_curves(curves: Mapping[tuple[int, str, bool], Curve], ylabel: str, borders: Sequence[int] = ()) -> str:
     """Plots a metric over the steps.
 
     Args:
       curves: (index of the run, label, whether it is an evaluation) -> curve. Runs differ in color. Evaluations are
         dashed, with a marker at each.
       ylabel: Label of the axis of values.
+      borders: Steps after which a run continues another one, as vertical lines.
 
     Returns:
       An SVG image.
@@ -41,6 +42,8 @@ def plot_curves(curves: Mapping[tuple[int, str, bool], Curve], ylabel: str) -> s
     for (run, label, is_evaluation), curve in curves.items():
         style = {"linestyle": "--", "marker": "o", "markersize": 3} if is_evaluation else {}
         axes.plot(*_reduce(*curve), color=f"C{run % 10}", linewidth=1.2, label=plain(label), **style)
+    for step in sorted(set(borders)):
+        axes.axvline(step, color="gray", linestyle=":", linewidth=1, gid=f"border_{step}")
     axes.set(xlabel="step", ylabel=plain(ylabel))
     axes.grid(alpha=0.3)
     if len(curves) > 1:

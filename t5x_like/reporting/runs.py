@@ -70,6 +70,14 @@ class Run:
         return statistics.median(values) if values else None
 
     @property
+    def fork(self) -> tuple[str, int] | None:
+        """The run that it continues, and the step from which; None for others."""
+        first = self.starts[0] if self.starts else None
+        if not isinstance(first, Mapping) or not isinstance(first.get("fork"), str):
+            return None
+        return (first["fork"], first["step"]) if type(first.get("step")) is int else None
+
+    @property
     def splits(self) -> list[str]:
         """The names of its evaluations."""
         return list(dict.fromkeys(row["split"] for row in self.rows if row["split"] != "train"))

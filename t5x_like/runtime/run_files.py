@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t5x_like import paths
@@ -26,6 +26,8 @@ VOCABULARY = "vocabulary.json"
 TEACHERS = "teachers.json"
 # Path and digest of the weights that have the frozen parameters which the checkpoints of the run lack.
 BASE = "base.json"
+# The phases in this directory, each a run directory; see `cli.phases`.
+PHASES = "phases.json"
 # The identifier of a run that also has local checkpoints, by which they are recognized.
 RUN_ID = "run_id.txt"
 # The directory with a subdirectory per saved step.
@@ -85,6 +87,27 @@ def newest_checkpoint(directory: str) -> int | None:
 def has_checkpoints(directory: str) -> bool:
     """Returns whether the run in `directory` has a complete checkpoint."""
     return newest_checkpoint(directory) is not None
+
+
+def write_phases(directory: str, phases: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the phases whose run directories are in `directory`, in the order in which they run."""
+    paths.write_atomic(paths.join(directory, PHASES), json.dumps({"phases": list(phases)}, indent=2) + "\n")
+
+
+def phase_directories(directory: str) -> list[str]:
+    """Returns the run directories of the phases in `directory` that have started, in order; [] if it has no phases.
+
+    Raises:
+      UserError: The file that lists the phases is damaged.
+    """
+    path = paths.join(directory, PHASES)
+    if not paths.exists(path):
+        return []
+    try:
+        names = [str(phase["name"]) for phase in json.loads(paths.read_text(path))["phases"]]
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise UserError(f"{path}: damaged ({error}). Delete it; the command writes it again.") from error
+    return [found for found in (paths.join(directory, name) for name in names) if is_run(found)]
 
 
 def read_status(directory: str) -> Mapping[str, Any] | None:

@@ -146,14 +146,18 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 self._child.send_signal(number)
 
-    def _newest_checkpoint(self) -> int | None:
+    def _newest_checkpoint(self) -> tuple[int, int] | None:
+        """Returns the number of the phase that has run last, and the step of its newest checkpoint, or None."""
         with contextlib.suppress(Exception):  # each store raises its own errors
-            return run_files.newest_checkpoint(self._model_dir)
+            phases = run_files.phase_directories(self._model_dir)
+            newest = run_files.newest_checkpoint(phases[-1] if phases else self._model_dir)
+            return None if newest is None else (len(phases), newest)
         return None
 
     def _status(self) -> Mapping[str, Any]:
         with contextlib.suppress(Exception):
-            return run_files.read_status(self._model_dir) or {}
+            phases = run_files.phase_directories(self._model_dir)
+            return run_files.read_status(phases[-1] if phases else self._model_dir) or {}
         return {}
 
 

@@ -141,7 +141,10 @@ def check_initial(source: InitialWeights, vocabulary: TextVocabulary) -> None:
 
 
 def check_checkpoint(
-    checkpoint_path: str, vocabulary: TextVocabulary, remedy: str = "set OTHER_VOCABULARY=True"
+    checkpoint_path: str,
+    vocabulary: TextVocabulary,
+    remedy: str = "set OTHER_VOCABULARY=True",
+    setting: str = "CHECKPOINT_PATH",
 ) -> None:
     """Checks that a model reads the token ids of the data.
 
@@ -149,12 +152,13 @@ def check_checkpoint(
       checkpoint_path: a run directory, one of its checkpoints, a Hugging Face directory, or a T5X checkpoint.
       vocabulary: the vocabulary of the data.
       remedy: what else to do, for the message.
+      setting: the setting that `checkpoint_path` comes from, for the message.
 
     Raises:
       UserError: the vocabulary of the model is another one.
     """
     remedy = f"Give the vocabulary of the model, or {remedy}."
-    _check_digest(vocabulary, _digest_of_weights(checkpoint_path), f"CHECKPOINT_PATH={checkpoint_path}", remedy)
+    _check_digest(vocabulary, _digest_of_weights(checkpoint_path), f"{setting}={checkpoint_path}", remedy)
 
 
 def _digest_of_weights(path: str) -> str | None:

@@ -11,7 +11,7 @@ from t5x_like.metrics.best import BestMetric, flatten
 from t5x_like.models.base import ModelConfig
 from t5x_like.runtime import distributed
 from t5x_like.stored import frozen_base, run_tokenizer, run_vocabulary, warm_start
-from t5x_like.training import run_feed
+from t5x_like.training import forks, run_feed
 from t5x_like.training.early_stopping import EarlyStopping
 from t5x_like.training.evaluation import Evaluations
 from t5x_like.training.program import Program
@@ -99,6 +99,9 @@ def check_recipe(recipe: Recipe, program: Program, run: RunCheck = run_check) ->
     model_dir = recipe.storage.model_dir
     resumes = run(f"MODEL_DIR={model_dir}", lambda: run_directory.may_resume(model_dir))
     path = recipe.initial.path
+    if recipe.fork and not resumes:
+        run(f"FORK={recipe.fork}", lambda: forks.check(recipe, program, vocabulary))
+        return Checked(vocabulary, evaluations, recipe.fork)
     if not path or resumes:
         return Checked(vocabulary, evaluations, None)
 

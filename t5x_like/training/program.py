@@ -20,7 +20,7 @@ from t5x_like.objectives import gathering, gradients
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.variables import Frozen, copy
 from t5x_like.runtime import hardware_files
-from t5x_like.training import flops, row_step, step
+from t5x_like.training import batch_ramp, flops, row_step, step
 from t5x_like.training.recipe import Recipe, Update
 from t5x_like.training.repeated_step import RepeatedStep
 from t5x_like.training.stages import init_optimizers, of_objective
@@ -168,6 +168,9 @@ def make_program(recipe: Recipe) -> Program:
     batch_shapes = recipe.data.batch_shapes(objective.features)
     gathering.check(update.gather_parameters, partitioner)
     _check_batch(batch_shapes, objective.features.axes, update.microbatches, partitioner)
+    if update.batch_ramp is not None:
+        sizes = (update.batch_ramp, recipe.data, objective.features, update.microbatches, recipe.periods.total)
+        batch_ramp.sizes_of(*sizes)
     batch_size = next(iter(batch_shapes.values()))[0]
     of_run = networks.specs(objective, config)
     for each in of_run.values():

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from t5x_like import optimizers, partitioning
@@ -17,6 +17,7 @@ from t5x_like.objectives.gathering import Gathering
 from t5x_like.objectives.gradients import LossNormalization
 from t5x_like.stored.loaded_teachers import LoadedTeacher
 from t5x_like.stored.weight_source import InitialWeights
+from t5x_like.training.batch_ramp import BatchRamp
 from t5x_like.training.evaluation import Evaluation
 
 FrozenDtype = Literal["float32", "bfloat16"]
@@ -42,6 +43,7 @@ class Periods:
       evaluate: Steps between two evaluations, or None for no evaluation. The last step is always evaluated otherwise.
       save: Steps between two checkpoints, or None for none by steps. The last step is always saved, unless
         `save_seconds` is None, too.
+      save_at: Steps after which a checkpoint is saved in any case, such as steps that other runs continue from.
       save_seconds: Seconds after which a checkpoint follows the last one, whatever the steps; None for no such limit.
       repeat: Steps between two steps that are computed twice, to detect hardware that computes wrongly. They need
         memory for two states. None disables the check.
@@ -57,6 +59,7 @@ class Periods:
     log: int = 100
     evaluate: int | None = 1000
     save: int | None = 1000
+    save_at: Sequence[int] = ()
     save_seconds: float | None = None
     repeat: int | None = None
     patience: int | None = None
@@ -82,7 +85,7 @@ class Periods:
         """Returns whether a checkpoint follows `step` at any time; `stopping` means that the run ends there early."""
         if stopping or step == self.total:
             return self.save is not None or self.save_seconds is not None
-        return self.save is not None and step % self.save == 0
+        return step in self.save_at or (self.save is not None and step % self.save == 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +109,7 @@ class Update:
       ema_decay: Decay of exponential moving averages of the trained parameters, such as 0.999; None for no averages.
         Averages are corrected for their start; see `state.update_average`. Checkpoints store them besides the
         parameters, and evaluations and all commands that read the run use them; see `InitialWeights.averaged`.
+      batch_ramp: How the batch grows to its size, in whole microbatches; None for batches of one size.
       allow_batches_without_targets: Whether a batch without targets, whose loss is 0, is no error. With several
         processes, each one checks its own rows.
     """
@@ -117,6 +121,7 @@ class Update:
     compiler_options: Mapping[str, Any] | None = None
     frozen_dtype: FrozenDtype = "float32"
     ema_decay: float | None = None
+    batch_ramp: BatchRamp | None = None
     allow_batches_without_targets: bool = False
 
     def __post_init__(self):
@@ -190,6 +195,9 @@ class Recipe:
         mapping disables evaluation.
       update: How a step computes its update.
       initial: The pretrained weights to start from.
+      fork: A run, or a checkpoint of one (`runs/stable/checkpoints/400`), that this run continues with other settings:
+        from its parameters, optimizer state, step and random key, and from its position in the data if this run has the
+        same data.
       storage: Where the run is stored.
       partitioner: Device mesh and sharding rules. By default all devices with fully sharded parameters.
       seed: Seed of initialization and dropout. Data sources have their own.
@@ -208,12 +216,20 @@ class Recipe:
     evaluations: Mapping[str, Evaluation] | None = None
     update: Update = Update()
     initial: InitialWeights = InitialWeights()
+    fork: str | None = None
     storage: Storage = Storage()
     partitioner: partitioning.Partitioner | None = None
     seed: int = 0
     vocabulary_path: str | None = None
     teachers: Mapping[str, LoadedTeacher] = dataclasses.field(default_factory=dict)
     evaluated: Objective | None = None
+
+    def __post_init__(self):
+        if self.fork and self.initial.path:
+            raise UserError(
+                f"FORK={self.fork}: INITIAL_CHECKPOINT_PATH={self.initial.path} is also given. Give FORK to continue a "
+                "run, or the other to start a new run from its weights."
+            )
 
     @property
     def held_out(self) -> DataSource:

@@ -32,6 +32,7 @@ def check(objective: Objective, optimizer: optimizers.Optimizer, update: Update)
         raise UserError(f"OPTIMIZER: {name} trains all of its tables. Give an optimizer without parameter groups.")
     for field, setting in (
         ("microbatches", "MICROBATCHES"),
+        ("batch_ramp", "BATCH_RAMP"),
         ("max_grad_norm", "MAX_GRAD_NORM"),
         ("ema_decay", "EMA_DECAY"),
         ("gather_parameters", "GATHER_PARAMETERS"),

@@ -11,8 +11,8 @@ from t5x_like.data.features import FeatureSpec
 from t5x_like.data.feed import DataMismatchError, Feed, PrefetchingFeed
 from t5x_like.data.first_rows import FirstRows
 from t5x_like.errors import UserError
+from t5x_like.training import batch_ramp
 from t5x_like.training.recipe import Recipe
-from t5x_like.training.runs import run_directory
 
 # Roles of the features that are loss weights.
 _WEIGHTS = frozenset({"weights", "next_weights", "last_weights", "next_last_weights"})
@@ -31,7 +31,15 @@ def open_feed(recipe: Recipe, vocab_size: int, partitioner: partitioning.Partiti
     """
     data, features = recipe.data, recipe.objective.features
     index, count = partitioner.feed_shard
-    source = data.host_iterator(features, process_index=index, process_count=count)
+    ramp, microbatches = recipe.update.batch_ramp, recipe.update.microbatches
+    if ramp is None:
+        source = data.host_iterator(features, process_index=index, process_count=count)
+    else:
+        sizes = batch_ramp.sizes_of(ramp, data, features, microbatches, recipe.periods.total)
+        logging.info("%s", sizes.describe(microbatches, data.batch_size))
+        shard = {"process_index": index, "process_count": count}
+        source = batch_ramp.host_iterator(data, features, sizes, microbatches, **shard)
+    rows = data.batch_size // microbatches // count if ramp is not None else None
     for line in data.describe():
         logging.info("%s", line)
     for problem in data.text_problems(features) if index == 0 else ():
@@ -43,31 +51,33 @@ def open_feed(recipe: Recipe, vocab_size: int, partitioner: partitioning.Partiti
         check(batch)
         for problem in first_rows.add(batch) if first_rows else ():
             logging.warning("%s: %s", data.name, problem)
+        if rows is not None:
+            batch = batch_ramp.padded(batch, rows, microbatches)
         return partitioner.put_batch(batch, features.axes)
 
     return PrefetchingFeed(source, put, name=data.name)
 
 
-def restore_position(feed: Feed, position: bytes, run_config: run_directory.RunConfig | None) -> None:
-    """Restores the position in the data. With --override_config, other data starts from its beginning.
+def restore_position(feed: Feed, position: bytes, *, reason: str | None) -> None:
+    """Restores the position in the data.
 
     Args:
       feed: The feed.
       position: Its state in a checkpoint.
-      run_config: The configuration of this start.
+      reason: Why other data may start from its beginning; None if it may not.
 
     Raises:
-      DataMismatchError: The position belongs to other data.
+      DataMismatchError: The position belongs to other data, which may not start from its beginning.
     """
     try:
         feed.restore(position)
     except DataMismatchError as error:
-        if run_config is None or not run_config.override:
+        if reason is None:
             raise
         logging.warning(
-            "%s: because of --override_config, the data starts from its beginning. Examples that were already read "
-            "are read again in the same order, unless the seed changes",
-            str(error).rstrip("."),
+            "%s: because of %s, the data starts from its beginning. Examples that were already read are read again "
+            "in the same order, unless the seed changes",
+            *(str(error).rstrip("."), reason),
         )
 
 

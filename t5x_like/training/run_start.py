@@ -1,4 +1,4 @@
-"""What a start of a run begins with: a checkpoint of the run, or new parameters."""
+"""What a start of a run begins with: a checkpoint of the run, one of another run, or new parameters."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from t5x_like.objectives.variables import Frozen
 from t5x_like.runtime import distributed
 from t5x_like.stored import frozen_base, warm_start, weight_source
 from t5x_like.stored.frozen_base import FrozenBase
-from t5x_like.training import resuming
+from t5x_like.training import forks, resuming
 from t5x_like.training.program import Program
 from t5x_like.training.recipe import Recipe
 from t5x_like.training.runs import run_directory
@@ -25,11 +25,13 @@ class Start:
     """What a start of a run begins with.
 
     Attributes:
-      step: The step of the checkpoint that it resumes from; 0 for a new run.
+      step: The step of the checkpoint that it resumes or continues from; 0 for others.
       state: The state after that step. The first update reuses its memory.
       frozen: Arrays that are not trained.
       base: The frozen parameters that checkpoints do not store; None if they store all.
       about: What the checkpoint says about the environment of the run; empty for a new run.
+      position: The position in the data; None for its beginning.
+      resumes: Whether it resumes the run, rather than begins one.
     """
 
     step: int
@@ -37,6 +39,8 @@ class Start:
     frozen: Frozen
     base: FrozenBase | None = None
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    position: bytes | None = None
+    resumes: bool = False
 
     def with_teachers(self, recipe: Recipe, program: Program) -> "Start":
         """Returns this with the teachers of a distillation among the frozen arrays."""
@@ -47,7 +51,7 @@ class Start:
 
 
 def begin(recipe: Recipe, program: Program, run: OpenRun, checkpointer: Checkpointer) -> Start:
-    """Restores the latest checkpoint of a run into its shards, or initializes new parameters there.
+    """Restores the latest checkpoint of a run into its shards, or its fork's, or initializes new parameters there.
 
     Args:
       recipe: The recipe of the run.
@@ -73,7 +77,15 @@ def begin(recipe: Recipe, program: Program, run: OpenRun, checkpointer: Checkpoi
             restored = resuming.restore(checkpointer, step, program.shapes, recipe.optimizer, partitioner, base)
         about = checkpointer.about(step)
         run_directory.warn_if_environment_changed(about, partitioner)
-        start = Start(step, restored.state, restored.frozen, restored.base, about)
+        position = checkpointer.restore_feed(step)
+        start = Start(step, restored.state, restored.frozen, restored.base, about, position, resumes=True)
+    elif recipe.fork:
+        with run.goodput.phase("restore"):
+            forked = forks.restore(recipe, program)
+        logging.info("continuing %s from step %d", recipe.fork, forked.step)
+        restored = forked.restored
+        start = Start(forked.step, restored.state, restored.frozen, restored.base, position=forked.position)
+        run.status.step = start.step
     else:
         start = _initialize(recipe, program)
     base = None if recipe.storage.store_base else start.base

@@ -63,17 +63,27 @@ def make_train_step(
 
     def train_step(state: TrainState, frozen: Frozen, batch: Mapping[str, Array]):
         step_key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
+        used = None
+        if update.batch_ramp is not None:
+            used = gradients.count_used(batch, update.microbatches, objective.features.axes)
         if objective.prepare is not None:
             prepare_key = jax.random.fold_in(step_key, _PREPARE)
             batch = objective.prepare(assemble(state.params, frozen), batch, key=prepare_key, step=state.step)
         one, zero = jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32)
-        params, opt_states, grad_norms, metrics = state.params, {}, {}, {}
+        params, opt_states, grad_norms = state.params, {}, {}
         features = {**batch, **{name: x[...] for name, x in state.carry.items()}}
+        metrics = {} if used is None else {"batch_fraction": (used / update.microbatches, one)}
         for index, (name, stage) in enumerate(stages.items()):
             key = jax.random.fold_in(step_key, index) if several else step_key
             trainable, rest = stage.split(params)
             constants = frozen.replace(params=optimizers.merge(rest, frozen.params))
-            normalize = gradients.normalizers(stage.objective, features, update.loss_normalizing_factor)
+            normalize = gradients.normalizers(
+                stage.objective,
+                features,
+                update.loss_normalizing_factor,
+                microbatches=update.microbatches,
+                used=used,
+            )
             grads, stage_metrics, outputs = gradients.compute(
                 stage.objective,
                 trainable,
@@ -82,6 +92,7 @@ def make_train_step(
                 keys=gradients.keys_of_step(stage.objective, key, features, dropout=dropout),
                 microbatches=update.microbatches,
                 normalize=normalize,
+                used=used,
                 step=state.step,
                 gather=update.gather_parameters,
                 accumulate=hooks.accumulate,

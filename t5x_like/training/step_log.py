@@ -89,7 +89,7 @@ class StepLog:
         self._device_seconds = time.monotonic() - before
         values = {name: float(total) / max(float(weight), 1e-9) for name, (total, weight) in pairs.items()}
         if measured:
-            self._clock.count(values["tokens"], self._feed.wait_seconds)
+            self._clock.count(values["tokens"], self._feed.wait_seconds, values.get("batch_fraction", 1.0))
         self.skipped_in_a_row = int(values["skipped_in_a_row"])
         if self.skipped_in_a_row >= self._periods.stop_after_skipped:
             raise self._failed(step)

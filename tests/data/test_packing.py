@@ -7,8 +7,10 @@ import tensorflow as tf
 from lanes import others_are_full
 
 from t5x_like.data.features import FeatureSpec, ModelFeature
-from t5x_like.data.seqio_feed import SpecConverter
+from t5x_like.data.seqio_feed import SeqIOSource, SpecConverter
+from t5x_like.data.seqio_feed import packing as packings
 from t5x_like.data.specs import ENCODER_DECODER
+from t5x_like.errors import UserError
 
 
 def assert_same(left, right):
@@ -19,12 +21,12 @@ def assert_same(left, right):
             np.testing.assert_array_equal(one[name], other[name])
 
 
-def converted(examples, lengths, *, pack, spec=ENCODER_DECODER):
+def converted(examples, lengths, *, pack, spec=ENCODER_DECODER, **settings):
     ds = tf.data.Dataset.from_tensor_slices(
         {name: tf.ragged.constant([example[name] for example in examples], dtype=tf.int32) for name in lengths}
     )
     ds = ds.map(lambda example: {name: tf.identity(value) for name, value in example.items()})
-    return list(SpecConverter(spec, pack=pack)(ds, lengths).as_numpy_iterator())
+    return list(SpecConverter(spec, pack=pack, **settings)(ds, lengths).as_numpy_iterator())
 
 
 def test_two_examples_share_a_row():
@@ -95,3 +97,55 @@ def test_packing_an_unpackable_spec_raises():
         SpecConverter(spec, pack=True)
     (row,) = converted([{"inputs": [3, 4]}], {"inputs": 3}, pack=False, spec=spec)
     assert row["x"].tolist() == [3, 4, 0]
+
+
+def best_fit(sizes, capacities, *, decreasing, open_rows):
+    """Returns the examples of each row in the order of their first examples, with lists and loops."""
+    order = sorted(range(len(sizes)), key=lambda example: -sum(sizes[example])) if decreasing else range(len(sizes))
+    closed, rows = [], []
+    for example in order:
+        left = [[space - size for space, size in zip(row["space"], sizes[example], strict=True)] for row in rows]
+        fitting = [number for number, spaces in enumerate(left) if min(spaces) >= 0]
+        if fitting:
+            row = rows[min(fitting, key=lambda number: sum(left[number]))]
+        else:
+            if not decreasing and len(rows) == open_rows:
+                closed, rows = closed + rows, []
+            rows.append(row := {"space": list(capacities), "examples": []})
+        row["examples"].append(example)
+        row["space"] = [space - size for space, size in zip(row["space"], sizes[example], strict=True)]
+    return sorted(sorted(row["examples"]) for row in closed + rows)
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "best_fit_decreasing"])
+@pytest.mark.parametrize("capacities", [(12, 9), pytest.param((20,), marks=pytest.mark.full)])
+def test_best_fit_equals_lists_and_loops(packing, capacities, monkeypatch):
+    monkeypatch.setattr(packings, "OPEN_ROWS", 3)
+    generator = np.random.default_rng(len(capacities))
+    sizes = np.stack([generator.integers(1, capacity + 1, 60) for capacity in capacities], axis=1)
+    counts = {track: tf.constant(sizes[:, track], tf.int32) for track in range(len(capacities))}
+    found = packings.pack(packing, counts, dict(enumerate(capacities)), 60)
+    row, order = found.row.numpy(), found.order.numpy()
+    rows = [order[row == number].tolist() for number in range(int(found.number_of_rows))]
+    assert rows == best_fit(sizes.tolist(), capacities, decreasing=packing == "best_fit_decreasing", open_rows=3)
+    assert found.segment.numpy().tolist() == [place for each in rows for place in range(1, len(each) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("packing", "expected"),
+    [
+        ("best_fit", [[1, 1, 1, 1, 2, 2, 2, 0], [3, 3, 3, 3, 0, 0, 0, 0], [4, 4, 4, 4, 4, 0, 0, 0]]),
+        ("best_fit_decreasing", [[1, 1, 1, 1, 3, 3, 3, 3], [2, 2, 2, 4, 4, 4, 4, 4]]),
+    ],
+)
+def test_rows_of_best_fit_have_all_examples_in_order(packing, expected):
+    examples = [{"inputs": [1 + n] * size, "targets": [n + 5]} for n, size in enumerate((4, 3, 4, 5))]
+    rows = converted(examples, {"inputs": 8, "targets": 3}, pack=True, packing=packing)
+    assert [row["encoder_input_tokens"].tolist() for row in rows] == expected
+    targets = [[5 + token - 1 for token in dict.fromkeys(row) if token] for row in expected]
+    assert [[token for token in row["decoder_target_tokens"].tolist() if token] for row in rows] == targets
+
+
+def test_unknown_packing_raises():
+    with pytest.raises(UserError, match="PACKING='first_fit' is unknown. Give one of next_fit, best_fit, best_fit_de"):
+        SeqIOSource(mixture_or_task_name="any", task_feature_lengths={}, batch_size=1, packing="first_fit")

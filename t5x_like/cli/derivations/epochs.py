@@ -33,6 +33,8 @@ def to_steps(settings: KnownSettings) -> Derived | None:
             steps = settings.value("TRAIN_STEPS")
             raise UserError(f"TRAIN_EPOCHS={epochs}: TRAIN_STEPS={steps} is also given. Give one of the two.")
         return None  # the user's steps replace the epochs of a recipe
+    if settings.value("BATCH_RAMP") is not None:
+        raise UserError(f"TRAIN_EPOCHS={epochs}: steps of a batch ramp differ in their rows. Give TRAIN_STEPS.")
     batch_size = settings.value("BATCH_SIZE")
     if type(batch_size) is not int or batch_size < 1 or (rows := _rows(settings)) is None:
         return None  # the check of the configuration reports what is missing

@@ -23,6 +23,7 @@ from t5x_like.data.cached.manifest import Manifest, Shard
 from t5x_like.data.cached.rows import REAL, encode, storage_dtype
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed import SeqIOSource, empty_data, example_rows, task_errors
+from t5x_like.data.seqio_feed.task_access import NEXT_FIT
 from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import RunFailed, UserError
@@ -100,6 +101,7 @@ class Plan:
             "num_shards": self.shards,
             **({} if self.spec.separator is None else {"separator": self.spec.separator}),
             **({"continuous": True} if source.continuous else {}),
+            **({} if source.packing == NEXT_FIT else {"packing": source.packing}),
             **({"provenance": True} if self.provenance else {}),
         }
 

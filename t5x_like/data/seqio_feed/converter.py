@@ -4,7 +4,6 @@ The converter processes windows of many examples at once, because the cost of tf
 It has no Python control flow over tensors and is not converted by AutoGraph, which takes seconds at every start.
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 
@@ -16,7 +15,9 @@ from t5x_like.data.roles import FLAT
 from t5x_like.data.seqio_feed import (
     devices,  # noqa: F401 (before TensorFlow computes)
     inner_sizes,
+    packing,
 )
+from t5x_like.data.seqio_feed.task_access import NEXT_FIT, Packing
 from t5x_like.errors import UserError
 
 PAD_WINDOW = 64
@@ -25,10 +26,10 @@ PAD_WINDOW = 64
 class SpecConverter(seqio.FeatureConverter):
     """Makes the model features of a spec from task features; usable wherever SeqIO takes a feature converter.
 
-    Packing is next-fit in the order of the data, like SeqIO's: an example that does not fit into the current row in
-    each feature starts the next row. A window has as many examples as the longest feature has tokens; its last row may
-    be partly filled. The length of an example is the length of its arrays without the vocabulary's padding at the end.
-    Examples that contain only padding are dropped when packing.
+    Packing is by default next-fit in the order of the data, like SeqIO's: an example that does not fit into the current
+    row in each feature starts the next row. A window has as many examples as the longest feature has tokens; its last
+    row may be partly filled. `packing` describes the others. The length of an example is the length of its arrays
+    without the vocabulary's padding at the end. Examples that contain only padding are dropped when packing.
 
     Args:
       spec: Features that the objective reads.
@@ -36,6 +37,7 @@ class SpecConverter(seqio.FeatureConverter):
       padding_ids: Task feature -> id that is padding at the end of an example, or None if every id is text, as in
         GPT-2's vocabulary. As in SeqIO, the default is 0.
       data: Name of the data, for messages.
+      packing: Which examples share a row; see `seqio_feed.packing`.
 
     Raises:
       UserError: `pack` is set but the spec is not packable.
@@ -48,10 +50,11 @@ class SpecConverter(seqio.FeatureConverter):
         pack: bool,
         padding_ids: Mapping[str, int | None] | None = None,
         data: str = "data",
+        packing: Packing = NEXT_FIT,
     ):
         if pack and not spec.packable:
             raise UserError("PACK=True: examples of this objective cannot share a row. Set PACK=False.")
-        self.spec, self.padding_ids, self.data = spec, dict(padding_ids or {}), data
+        self.spec, self.padding_ids, self.data, self.packing = spec, dict(padding_ids or {}), data, packing
         # The parent class checks datasets against these attributes.
         self.TASK_FEATURES = {
             name: self.FeatureSpec(dtype=tf.as_dtype(spec.task_dtype(name)), rank=1 + (name in spec.inner_sizes))
@@ -103,6 +106,8 @@ class SpecConverter(seqio.FeatureConverter):
 
         ds = ds.map(lambda example: {name: cast(name, example[name]) for name in lengths})
         window = max(capacities.values()) if self.pack else PAD_WINDOW
+        if self.pack and self.packing != NEXT_FIT:
+            window = packing.WINDOW
         ds = ds.ragged_batch(window, row_splits_dtype=tf.int32)
 
         def model_features(batch):
@@ -110,9 +115,11 @@ class SpecConverter(seqio.FeatureConverter):
             rows, counts = trim(rows, sizes, lengths, self.spec, self.padding_ids)
             if self.pack:
                 rows, counts = _nonempty(rows, counts)
-                placement = pack({t: _total(counts, t) for t in capacities}, capacities, window)
+                totals = {t: _total(counts, t) for t in capacities}
+                placement = packing.pack(self.packing, totals, capacities, window)
+                rows, counts = placement.arranged(rows), placement.arranged(counts)
             else:
-                placement = one_per_row(tf.shape(next(iter(rows.values())))[0])
+                placement = packing.one_per_row(tf.shape(next(iter(rows.values())))[0])
             tracks = {t: Track([counts[name] for name in t], placement, length) for t, length in capacities.items()}
 
             def make(feature):
@@ -140,42 +147,7 @@ class SpecConverter(seqio.FeatureConverter):
         return track.dense(FLAT[feature.role](tokens, track, self.spec.bos_id))
 
 
-# ---- placement of examples in rows -----------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Placement of the examples of a window in rows.
-
-    Attributes:
-      row: Row of each example, int32 `[examples]`, ascending.
-      segment: Number of each example in its row, starting at 1, int32 `[examples]`.
-      number_of_rows: Scalar int32.
-    """
-
-    row: tf.Tensor
-    segment: tf.Tensor
-    number_of_rows: tf.Tensor
-
-
-def one_per_row(examples: tf.Tensor) -> Placement:
-    """Places each example in its own row."""
-    return Placement(tf.range(examples), tf.ones([examples], tf.int32), examples)
-
-
-def pack(counts: Mapping[object, tf.Tensor], capacities: Mapping[object, int], window: int) -> Placement:
-    """Places several examples per row by next fit.
-
-    Args:
-      counts: Track -> number of tokens of each example, `[examples]`.
-      capacities: Track -> number of tokens in a row.
-      window: Maximum number of examples.
-    """
-    starts = _row_starts(list(counts.values()), [capacities[track] for track in counts], window)
-    row = tf.cumsum(tf.cast(starts, tf.int32)) - 1
-    first = tf.cast(tf.squeeze(tf.where(starts), 1), tf.int32)
-    segment = tf.range(tf.size(row)) - tf.gather(first, row) + 1
-    return Placement(row, segment, tf.size(first))
+# ---- arrangement of tokens in rows -----------------------------------------------------------------------------------
 
 
 class Track:
@@ -191,7 +163,7 @@ class Track:
       before: Number of tokens of each example before the last of the joined features, `[examples]`.
     """
 
-    def __init__(self, part_counts: list[tf.Tensor], placement: Placement, length: int):
+    def __init__(self, part_counts: list[tf.Tensor], placement: packing.Placement, length: int):
         self.counts = tf.add_n(part_counts)
         self.before = self.counts - part_counts[-1]
         self._part_counts, self._placement, self._length = part_counts, placement, length
@@ -345,24 +317,3 @@ def _nonempty(rows: Mapping[str, tf.Tensor], counts: Mapping[str, tf.Tensor]):
         {name: tf.boolean_mask(tokens, kept) for name, tokens in rows.items()},
         {name: tf.boolean_mask(count, kept) for name, count in counts.items()},
     )
-
-
-def _row_starts(counts: list[tf.Tensor], capacities: list[int], window: int) -> tf.Tensor:
-    """Returns which examples start a row, bool `[examples]`.
-
-    For each example, a binary search in cumulative sums finds the first following example that no longer fits into a
-    row that starts with it. The examples that start a row are those reached from the first example by such jumps, which
-    are found by pointer doubling.
-    """
-    size = tf.size(counts[0])
-    following = tf.fill([size], size)
-    for count, capacity in zip(counts, capacities, strict=True):
-        ends = tf.concat([[0], tf.cumsum(count)], axis=0)
-        fits = tf.searchsorted(ends, ends[:-1] + capacity, side="right") - 1
-        following = tf.minimum(following, fits)
-    jump = tf.concat([following, [size]], axis=0)
-    reached = tf.cast(tf.range(size + 1) == 0, tf.int32)
-    for _ in range(window.bit_length()):
-        reached = tf.maximum(reached, tf.math.unsorted_segment_max(reached, jump, size + 1))
-        jump = tf.gather(jump, jump)
-    return reached[:-1] > 0

@@ -48,7 +48,9 @@ def make(
             to_the_end=to_the_end,
         )
         padding_ids = dict.fromkeys(lengths)  # windows have no padding
-    converter = SpecConverter(converted or spec, pack=source.pack, padding_ids=padding_ids, data=source.name)
+    converter = SpecConverter(
+        converted or spec, pack=source.pack, padding_ids=padding_ids, data=source.name, packing=source.packing
+    )
     return converter.convert(examples, lengths)
 
 

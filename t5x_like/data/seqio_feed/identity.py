@@ -7,7 +7,7 @@ import seqio
 import tensorflow as tf
 
 from t5x_like.data.features import FeatureSpec
-from t5x_like.data.seqio_feed.task_access import TaskAccess
+from t5x_like.data.seqio_feed.task_access import NEXT_FIT, TaskAccess
 
 
 def of_pipeline(source: TaskAccess, spec: FeatureSpec, *, process_index: int, process_count: int) -> dict[str, Any]:
@@ -32,6 +32,8 @@ def of_pipeline(source: TaskAccess, spec: FeatureSpec, *, process_index: int, pr
         "process_count": process_count,
         "process_index": process_index,
     }
+    if source.packing != NEXT_FIT:
+        identity["packing"] = source.packing
     if fractions := source.mixing_fractions():
         identity["rates"] = fractions
     if spec.separator is not None:

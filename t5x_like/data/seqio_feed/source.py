@@ -11,7 +11,9 @@ from t5x_like.data.attached import refuse_attached
 from t5x_like.data.batches import pad_rows, rows_of_process
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.prompts import separated
+from t5x_like.data.seqio_feed import descriptions
 from t5x_like.data.seqio_feed.registry import find_provider, import_modules
+from t5x_like.data.seqio_feed.task_access import NEXT_FIT, Packing, check_packing
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import vocabulary_digest, vocabulary_kind
@@ -41,6 +43,7 @@ class SeqIOSource:
       split: Split of the data.
       shuffle: Whether training batches are shuffled; evaluation batches never are.
       pack: Whether several examples share a row.
+      packing: Which examples do; see `seqio_feed.packing`.
       seed: Seed of the order and of the corruption.
       use_cached: Whether to read SeqIO's offline cache of the task.
       module: One or several user modules to import first; the working directory is searched too.
@@ -66,6 +69,7 @@ class SeqIOSource:
     split: str = "train"
     shuffle: bool = True
     pack: bool = True
+    packing: Packing = NEXT_FIT
     seed: int = 0
     use_cached: bool = False
     module: str | Sequence[str] | None = None
@@ -84,6 +88,7 @@ class SeqIOSource:
         mixing.refuse_stages(self.rates, f"{self.mixture_or_task_name}, which is read live,")
         if self.batch_size < 1:
             raise UserError(f"BATCH_SIZE={self.batch_size} is not a positive integer. Give the rows of a batch.")
+        check_packing(self.packing)
         if self.continuous:
             continuous.check_settings(self.name, shuffle=self.shuffle, pack=self.pack)
 
@@ -223,16 +228,7 @@ class SeqIOSource:
 
     def describe(self) -> list[str]:
         """Returns a line for the task, and one for each corpus that describes itself."""
-        lengths = ", ".join(f"{name} {length}" for name, length in self.task_feature_lengths.items())
-        ids = max(vocabulary.vocab_size for vocabulary in self.vocabularies().values())
-        rows = "continuous" if self.continuous else "packed" if self.pack else "one example per row"
-        mixture = self.mixing_fractions()
-        return [
-            f"data: {self.mixture_or_task_name}, split {self.split}, lengths {lengths}, batches of {self.batch_size} "
-            f"rows, {rows}, seed {self.seed}, {ids:,} token ids",
-            *([mixing.describe(mixture, self.name)] if mixture else []),
-            *(task.source.describe() for task in self.tasks if hasattr(task.source, "describe")),
-        ]
+        return descriptions.lines(self)
 
     def provenance(self) -> list[dict[str, Any]]:
         """Returns what is known of the data of each task that has the split; see `DataSource`."""

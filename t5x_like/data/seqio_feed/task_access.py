@@ -1,15 +1,31 @@
 """What the parts of `SeqIOSource` read of it: its settings, and the examples of its tasks."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import numpy as np
 
 from t5x_like.data.source import TaskSource
+from t5x_like.errors import UserError
 
 if TYPE_CHECKING:
     import seqio
     import tensorflow as tf
+
+
+# Which examples share a row; see `seqio_feed.packing`.
+Packing = Literal["next_fit", "best_fit", "best_fit_decreasing"]
+NEXT_FIT: Packing = "next_fit"
+
+
+def check_packing(packing: str) -> None:
+    """Checks the name of a packing.
+
+    Raises:
+      UserError: It is unknown.
+    """
+    if packing not in get_args(Packing):
+        raise UserError(f"PACKING={packing!r} is unknown. Give one of {', '.join(get_args(Packing))}.")
 
 
 class TaskAccess(TaskSource, Protocol):
@@ -20,6 +36,7 @@ class TaskAccess(TaskSource, Protocol):
     batch_size: int
     shuffle: bool
     pack: bool
+    packing: Packing
     seed: int
     use_cached: bool
     num_epochs: int | None

@@ -51,9 +51,10 @@ def store(
     model_dir, partitioner = run.model_dir, program.partitioner
     info = run_directory.model_info(program.param_shapes, partitioner)
     run_directory.write_description(model_dir, info, run.config, given)
-    start_record.append(model_dir, step=start.step, command=run.command, partitioner=partitioner, data=data)
+    fork = None if start.resumes else recipe.fork
+    start_record.append(model_dir, step=start.step, fork=fork, command=run.command, partitioner=partitioner, data=data)
     run_teachers.store(model_dir, recipe.teachers)
-    if start.step:
+    if start.resumes:
         return
     features = recipe.objective.features
     frozen_base.store(model_dir, start.base)

@@ -21,13 +21,20 @@ _ENVIRONMENT = ("device", "mesh", "rules", "cpu_threads")
 
 
 def append(
-    model_dir: str, *, step: int, command: str, partitioner: partitioning.Partitioner, data: Mapping[str, Any]
+    model_dir: str,
+    *,
+    step: int,
+    fork: str | None = None,
+    command: str,
+    partitioner: partitioning.Partitioner,
+    data: Mapping[str, Any],
 ) -> None:
     """Adds a line for this start. If it cannot be written, a warning is logged.
 
     Args:
       model_dir: The run directory.
-      step: The step that the start resumes from.
+      step: The step that the start resumes from, or continues from.
+      fork: The run that it continues, if it begins to.
       command: Its command line.
       partitioner: The mesh and its rules.
       data: Split of the metrics, such as `train` or the name of an evaluation -> the description of its data; see
@@ -36,6 +43,7 @@ def append(
     line = {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "step": step,
+        **({"fork": fork} if fork else {}),
         "command": command,
         "directory": os.getcwd(),
         "code": _repositories(tuple(provenance.code_directories())),
