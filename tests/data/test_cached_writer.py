@@ -47,6 +47,7 @@ def plan(tmp_path, monkeypatch):
         text_problems=lambda spec: (),
         task_feature_lengths=LENGTHS,
         pack=False,
+        packing="next_fit",
         continuous=False,
         vocabularies=lambda: {name: Vocabulary() for name in LENGTHS},
         add_eos=lambda: dict.fromkeys(LENGTHS, False),

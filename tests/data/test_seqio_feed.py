@@ -99,16 +99,18 @@ def test_epochs_differ_in_order_and_corruption():
 
 
 @pytest.mark.parametrize(
-    ("name", "shuffle", "pack"),
+    ("name", "settings"),
     [
-        pytest.param("feed_one", True, True, marks=pytest.mark.full),
-        pytest.param("feed_one", False, False, marks=pytest.mark.full),
-        ("feed_mixture", True, True),
+        pytest.param("feed_one", {}, marks=pytest.mark.full),
+        pytest.param("feed_one", {"shuffle": False, "pack": False}, marks=pytest.mark.full),
+        pytest.param("feed_one", {"packing": "best_fit"}, marks=pytest.mark.full),
+        ("feed_one", {"packing": "best_fit_decreasing"}),
+        ("feed_mixture", {}),
     ],
 )
-def test_restored_iterator_continues_bit_exactly(name, shuffle, pack):
+def test_restored_iterator_continues_bit_exactly(name, settings):
     # Enough batches to reach the second epoch.
-    source = make(mixture_or_task_name=name, shuffle=shuffle, pack=pack)
+    source = make(mixture_or_task_name=name, **settings)
     iterator = source.host_iterator(ENCODER_DECODER)
     take(iterator, 37)
     state = iterator.state()
@@ -153,6 +155,7 @@ def test_unsaveable_pipeline_warns_and_is_read_again(caplog, monkeypatch):
     ("change", "message"),
     [
         ({"seed": 6}, "seed was 5, is 6"),
+        ({"packing": "best_fit"}, "packing was None, is best_fit"),
         pytest.param({"batch_size": 8}, "batch_size was 4, is 8", marks=pytest.mark.full),
         pytest.param({"mixture_or_task_name": "feed_two"}, "task was feed_one, is feed_two", marks=pytest.mark.full),
     ],
@@ -161,6 +164,12 @@ def test_restoring_in_another_pipeline_raises(change, message):
     state = make().host_iterator(ENCODER_DECODER).state()
     with pytest.raises(ValueError, match=message):
         make(**change).host_iterator(ENCODER_DECODER).restore(state)
+
+
+def test_restoring_without_the_packing_of_the_position_raises():
+    state = make(packing="best_fit").host_iterator(ENCODER_DECODER).state()
+    with pytest.raises(ValueError, match="packing was best_fit, is None"):
+        make().host_iterator(ENCODER_DECODER).restore(state)
 
 
 @pytest.mark.full

@@ -205,10 +205,11 @@ class SeqIOIterator:
         return stored.getvalue()
 
     def _check_identity(self, stored: Mapping[str, Any]) -> None:
-        differ = [name for name in self._identity if stored.get(name) != self._identity[name]]
+        now = self._identity
+        differ = [name for name in now | dict(stored) if stored.get(name) != now.get(name)]
         if not differ:
             return
-        changes = "; ".join(f"{name} was {stored.get(name)}, is {self._identity[name]}" for name in differ)
+        changes = "; ".join(f"{name} was {stored.get(name)}, is {now.get(name)}" for name in differ)
         reason = ""
         if "process_count" in differ:
             count = stored.get("process_count")
