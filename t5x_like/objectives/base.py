@@ -162,6 +162,14 @@ class Objective:
         """
         return {}
 
+    def frozen_names(self, config: ModelConfig) -> frozenset[str]:
+        """Returns the stored names of parameters that must not be trained, such as those of a reference model.
+
+        Args:
+          config: Configuration of the model, resolved by `models.base.for_platform`.
+        """
+        return frozenset()
+
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
         """Initializes the heads that this objective owns.
 
