@@ -21,6 +21,17 @@ CONVERSATION = FeatureSpec(
 )
 """A decoder reads `targets`, the tokens of a conversation, and predicts the next token where its `loss_mask` is 1."""
 
+PROMPT = FeatureSpec(
+    features=(
+        ModelFeature("decoder_input_tokens", "inputs", "tokens"),
+        ModelFeature("decoder_segment_ids", "inputs", "segment_ids"),
+        ModelFeature("answer_tokens", "targets", "tokens"),
+        ModelFeature("answer_weights", "targets", "weights"),
+    ),
+    packable=False,
+)
+"""A decoder continues `inputs`, a prompt; `targets`, which may be empty, is what rewards compare a completion with."""
+
 PREFERENCE_PAIR = with_choices(CONVERSATION, 2, shared=())
 """Two conversations with the same prompt, `targets_0` and `targets_1`: the first completion is preferred."""
 

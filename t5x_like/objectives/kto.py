@@ -46,6 +46,7 @@ class KTO(Objective):
 
     coefficients = {NAME: 1.0}
     features = conversation_specs.LABELED_COMPLETION
+    text_features = conversation_specs.CONVERSATION
 
     def __init__(self, *, beta: float = 0.1, desirable: float = 1.0, undesirable: float = 1.0):
         if not beta > 0 or min(desirable, undesirable) < 0:

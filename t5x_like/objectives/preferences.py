@@ -101,6 +101,8 @@ class Preferences(Objective):
       UserError: An argument is out of range.
     """
 
+    text_features = conversation_specs.CONVERSATION
+
     def __init__(self, loss: PairLoss, *, nll: float = 0.0, nll_tokens: Tokens = "completion"):
         if nll < 0:
             raise UserError(f"NLL={nll}: negative. Give the factor of the negative log-likelihood, or 0.")

@@ -21,6 +21,7 @@ SMALLER = {
     r"runs/finetune.gin": [LENGTHS, f"BOS_ID={small_models.BOS_ID}"],
     r"infer --gin.HF_PATH": [LENGTHS],
     r"runs/(sft|preferences|reward_model).gin": ["TASK_FEATURE_LENGTHS=\"{'targets': 64}\""],
+    r"runs/grpo.gin": ["TASK_FEATURE_LENGTHS=\"{'inputs': 40, 'targets': 8}\"", "SAMPLE_LENGTH=16"],
     r"infer --gin.MODEL_DIR=runs/chat": ["TASK_FEATURE_LENGTHS=\"{'inputs': 40, 'targets': 24}\""],
     r" eval ": ["TASK_METRICS=False"],
 }
@@ -28,6 +29,7 @@ SMALLER = {
 
 def test_page_leads_from_prompts_to_the_same_answers_in_transformers(tmp_path, monkeypatch, run_command):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # for my_rewards.py, as for the console script
     small_models.write_gpt2(tmp_path / "gpt2")
     for command in page_commands.commands("instruction_tuning"):
         if "--interactive" in command:

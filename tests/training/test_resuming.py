@@ -10,6 +10,7 @@ import pytest
 from families import FAMILIES
 from masked_rows import MaskedRows
 from preference_rows import PreferenceRows
+from prompt_rows import PromptRows
 
 from t5x_like import optimizers, parameters
 from t5x_like.adapters.layer_drop import LayerDrop
@@ -27,8 +28,10 @@ from t5x_like.metrics import read_metrics
 from t5x_like.objectives.decoupled_replaced_tokens import DecoupledReplacedTokens
 from t5x_like.objectives.kto import KTO
 from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.policy_gradient import GRPO
 from t5x_like.objectives.preference_losses import DPO
 from t5x_like.objectives.preferences import Preferences
+from t5x_like.objectives.rewards import Rewards
 from t5x_like.train import train
 
 CONFIG = copying_run.CONFIG
@@ -125,9 +128,15 @@ def labeled_completions(dense, directory):
     return _preferring(KTO())
 
 
+def sampled(dense, directory):
+    objective = GRPO(Rewards({"counting_rewards.count": 1.0}), samples=4, max_length=4, eos_id=1, beta=0.1)
+    own = {"objective": objective, "data": PromptRows(), "evaluations": None, "microbatches": 2}
+    return {"model": FAMILIES["llama"].config, "optimizer": adam(REFERENCE)} | own
+
+
 VARIANTS = (
     averages,
-    *(preferences, labeled_completions),
+    *(preferences, labeled_completions, sampled),
     schedule_free,
     *(on_a_base, on_a_rounded_base, on_integers),
     *(ranges, magnitude, movement, layer_drop, layer_drop_of_an_encoder, two_stages, pruned_student),
