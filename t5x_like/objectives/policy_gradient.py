@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t5x_like.data import conversation_specs, features, specs
+from t5x_like.data import conversation_specs, specs
 from t5x_like.data.roles import make_feature
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
-from t5x_like.interop import model_tokens
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
@@ -54,10 +53,10 @@ class PolicyGradient(Objective):
       samples: Number of completions per prompt, at least 2.
       max_length: Maximum number of tokens of a completion.
       beta: Factor of the divergence from the reference; 0: no reference.
-      eos_id: Token that ends a completion; None: EOS of the model's special tokens, or else 1.
+      eos_id: Token that ends a completion; None: EOS of the model's special tokens.
 
     Raises:
-      UserError: An argument is out of range, or a reward function is not found.
+      UserError: An argument is out of range.
     """
 
     coefficients = {NAME: 1.0}
@@ -90,9 +89,23 @@ class PolicyGradient(Objective):
         return reference.frozen_names(config) if self.beta else frozenset()
 
     def init(self, key: jax.Array, model: Any) -> dict[str, Any]:
-        """Checks that the reward functions exist, and returns no heads; see `Objective.init`."""
+        """Checks that the reward functions exist and that EOS is known, and returns no heads; see `Objective.init`."""
         self.rewards.load()
+        self._eos_ids(model.config)
         return {}
+
+    def _eos_ids(self, config: ModelConfig) -> tuple[int, ...]:
+        """Returns the tokens that end a completion.
+
+        Raises:
+          UserError: It is not known.
+        """
+        tokens = config.special_tokens
+        named = {} if tokens is None else dict(tokens.config) | dict(tokens.generation or ())
+        found = named.get("eos_token_id") if self.eos_id is None else self.eos_id
+        if found is None:
+            raise UserError("SAMPLE_EOS_ID=None: the model has no eos_token_id. Give the id that ends a completion.")
+        return found if isinstance(found, tuple) else (found,)
 
     def prepare(self, params: Params, batch: Batch, *, key: jax.Array | None, step: Scalar | int) -> Batch:
         """Adds the samples of the prompts, with their rewards and advantages; see `Objective.prepare`."""
@@ -100,10 +113,9 @@ class PolicyGradient(Objective):
         counts, answer_counts = (jnp.sum(batch[name], axis=1) for name in ("decoder_segment_ids", "answer_weights"))
         prompts = {name: batch[name] for name in ("decoder_input_tokens", "decoder_segment_ids")}
         model, number = params["model"], 1 if key is None else self.samples
-        known = (self.eos_id, model_tokens.eos_id(model.config), features.EOS_ID)
-        eos_id = next(each for each in known if each is not None)
+        eos_ids = self._eos_ids(model.config)
         sampling = Decoding(temperature=0.0 if key is None else 1.0, samples=number).resolve(
-            max_length=self.max_length, eos_ids=(eos_id,), bos_id=0
+            max_length=self.max_length, eos_ids=eos_ids, bos_id=0
         )
         found = generate(model, prompts, sampling, key)
         received = rewards.on_host(
@@ -122,7 +134,7 @@ class PolicyGradient(Objective):
             ADVANTAGES: jnp.zeros_like(received) if number == 1 else self.advantages(received, divergences),
             REWARDS: received,
             SPREAD: jnp.broadcast_to(_spread(received), received.shape),
-            TRUNCATED: (last[..., 0] != eos_id).astype(jnp.float32),
+            TRUNCATED: (~jnp.isin(last[..., 0], jnp.asarray(eos_ids))).astype(jnp.float32),
             DIVERGENCES: divergences,
         }
         stacked = {f"{SAMPLE}{name}": x.reshape(*received.shape, x.shape[-1]) for name, x in rows.items()}

@@ -21,7 +21,7 @@ SMALLER = {
     r"runs/finetune.gin": [LENGTHS, f"BOS_ID={small_models.BOS_ID}"],
     r"infer --gin.HF_PATH": [LENGTHS],
     r"runs/(sft|preferences|reward_model).gin": ["TASK_FEATURE_LENGTHS=\"{'targets': 64}\""],
-    r"runs/grpo.gin": ["TASK_FEATURE_LENGTHS=\"{'inputs': 40, 'targets': 8}\"", "SAMPLE_LENGTH=16"],
+    r"runs/grpo.gin": ["TASK_FEATURE_LENGTHS=\"{'inputs': 40, 'targets': 8}\"", "SAMPLE_LENGTH=16", "SAMPLE_EOS_ID=0"],
     r"infer --gin.MODEL_DIR=runs/chat": ["TASK_FEATURE_LENGTHS=\"{'inputs': 40, 'targets': 24}\""],
     r" eval ": ["TASK_METRICS=False"],
 }

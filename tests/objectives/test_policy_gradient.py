@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from families import FAMILIES
+from numerics import assert_close
 from prompt_rows import PromptRows
 
 from t5x_like import optimizers, parameters
@@ -24,6 +25,8 @@ from t5x_like.objectives import gradients, passes
 from t5x_like.objectives.passes import flatten_choices
 from t5x_like.objectives.policy_gradient import ADVANTAGES, GRPO, REWARDS, RLOO, SAMPLE
 from t5x_like.objectives.rewards import Rewards
+from t5x_like.objectives.variables import Frozen
+from t5x_like.partitioning import Partitioner
 
 CONFIG = FAMILIES["llama"].config
 COUNT = Rewards({"counting_rewards.count": 2.0})
@@ -140,6 +143,34 @@ def test_rloo_by_hand():
     np.testing.assert_allclose(terms.sums["policy"], -expected[[0, 1, 3]].sum(), atol=1e-3)
 
 
+@pytest.mark.full
+def test_samples_and_gradients_are_equal_in_microbatches_on_eight_devices():
+    objective = GRPO(COUNT, **SIZES, beta=0.5)
+    params = case(objective)[0]
+    batch = PromptRows(batch_size=16).make(0)
+
+    def step(params, batch, microbatches):
+        batch = objective.prepare(params, batch, key=jax.random.key(1), step=0)
+        _, frozen = optimizers.split(params, ())
+        options = {
+            "keys": gradients.keys_of_step(objective, jax.random.key(0), batch, dropout=False),
+            "microbatches": microbatches,
+            "normalize": gradients.normalizers(objective, batch, "NUM_REAL_TARGET_TOKENS"),
+        }
+        found, metrics, _ = gradients.compute(objective, params, Frozen(frozen), batch, **options)
+        return batch[REWARDS], found, metrics
+
+    def on(devices, microbatches):
+        partitioner = Partitioner(rules="fsdp", ici={"data": devices}, devices=jax.devices()[:devices])
+        compute = partitioner.jit(functools.partial(step, microbatches=microbatches))
+        return jax.device_get(compute(params, partitioner.put_batch(batch)))
+
+    (rewards, *expected), (others, *found) = on(1, 1), on(8, 2)
+    np.testing.assert_array_equal(rewards, others)
+    assert_close(*(parameters.named_leaves(each[0]["model"]) for each in (found, expected)))
+    assert_close(*({name: np.stack(pair) for name, pair in each[1].items()} for each in (found, expected)))
+
+
 def run(directory, objective, **settings):
     groups = FROZEN if objective.beta else ()
     settings = {"total": 30, "optimizer": optimizers.adamw(learning_rate=0.02, groups=groups)} | settings
@@ -199,6 +230,12 @@ def test_a_run_killed_while_it_rewards_samples_resumes_exactly(tmp_path):
     assert {step for step, *_ in rows("killed")} <= {1, 2, 3, 4}
     assert start("killed") == start("whole") == 0
     assert rows("killed") == rows("whole") and len(rows("whole")) == 6
+
+
+def test_an_unknown_eos_raises(tmp_path):
+    objective = GRPO(COUNT, samples=2, max_length=2)
+    with pytest.raises(UserError, match="SAMPLE_EOS_ID=None: the model has no eos_token_id. Give the id that ends a"):
+        run(tmp_path, objective)
 
 
 @pytest.mark.parametrize(
