@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from families import FAMILIES
+from lanes import others_are_full
 from numerics import assert_close
 from prompt_rows import PromptRows
 
@@ -83,7 +84,7 @@ NORMALIZATIONS = {
 }
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("normalization", others_are_full(NORMALIZATIONS, {"dapo"}))
 def test_grpo_by_hand(normalization):
     """With β = 0.5, the value is that of TRL, and the gradient that of the losses of the tokens."""
     objective = GRPO(COUNT, **SIZES, beta=0.5, normalization=normalization)
@@ -128,6 +129,7 @@ def test_grpo_by_hand(normalization):
     assert not any(np.any(x) for x in parameters.named_leaves(gradient["objective"]).values())
 
 
+@pytest.mark.full
 def test_rloo_by_hand():
     """The divergence is part of the reward, and the baseline is the mean of the other samples."""
     objective = RLOO(COUNT, **SIZES, beta=0.5)
@@ -179,6 +181,7 @@ def run(directory, objective, **settings):
     return read_metrics(str(directory))
 
 
+@pytest.mark.full
 def test_a_countable_reward_rises(tmp_path):
     rows = run(tmp_path, GRPO(Rewards({"counting_rewards.count": 1.0}), samples=8, max_length=6, eos_id=1))
     assert rows[0]["reward"] < 0.1 and rows[-1]["reward"] > 0.6, [row["reward"] for row in rows]
@@ -191,17 +194,29 @@ def test_rloo_raises_the_reward_too(tmp_path):
     assert rows[0]["reward"] < 0.1 and rows[-1]["reward"] > 0.6, [row["reward"] for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("fail", "REWARDS: 'counting_rewards.fail' raised KeyError: 'no entry'. Correct the function"),
-        ("nan", "REWARDS: 'counting_rewards.nan' returned nan for .*. Return a finite number"),
-        ("too_few", "REWARDS: 'counting_rewards.too_few' returned 1 rewards for 16 completions. Return one per comple"),
-    ],
-)
-def test_faulty_rewards_end_the_run_before_an_update(function, message, tmp_path):
-    objective = GRPO(Rewards({f"counting_rewards.{function}": 1.0}), samples=2, max_length=2, eos_id=1)
-    with pytest.raises(UserError, match=message):
+FAULTY = {
+    "fail": "REWARDS: 'counting_rewards.fail' raised KeyError: 'no entry'. Correct the function",
+    "nan": r"REWARDS: 'counting_rewards.nan' returned nan for the completion \[.*\]. Return a finite number",
+    "too_few": "REWARDS: 'counting_rewards.too_few' returned 1 rewards for 2 completions. Return one per completion",
+}
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_faulty_rewards_raise(name):
+    with pytest.raises(UserError, match=FAULTY[name]):
+        Rewards({"counting_rewards.count": 1.0, f"counting_rewards.{name}": 1.0})([[3], [3]], [[4, 5], [7]], [[], []])
+
+
+def test_rewards_are_weighted_sums_of_texts_or_ids():
+    twice = Rewards({"counting_rewards.count": 2.0})
+    assert twice([[3], [3]], [[7, 5], [7]], [[], []]) == [1.0, 2.0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FAULTY)
+def test_faulty_rewards_end_the_run_before_an_update(name, tmp_path):
+    objective = GRPO(Rewards({f"counting_rewards.{name}": 1.0}), samples=2, max_length=2, eos_id=1)
+    with pytest.raises(UserError, match=FAULTY[name].replace("for 2", "for 16")):
         run(tmp_path, objective)
     assert not (tmp_path / "checkpoints").exists() or not any((tmp_path / "checkpoints").iterdir())
 

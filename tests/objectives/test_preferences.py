@@ -108,6 +108,7 @@ def test_reward_model_has_a_margin_and_centers_scores():
     assert computed("reward_model")[1]["accuracy"] == pytest.approx((first > second).mean())
 
 
+@pytest.mark.full
 def test_with_adapters_the_reference_is_the_model_without_them():
     """The loss of a new LoRA is log 2, and that of a trained one is that of two models."""
     case = CASES["dpo"]
