@@ -10,7 +10,7 @@ import jax
 from absl import logging
 
 from t5x_like.checkpoints.checkpointer import Checkpointer
-from t5x_like.runtime import console_log, distributed
+from t5x_like.runtime import console_log, distributed, host_functions
 from t5x_like.runtime.background import Background
 from t5x_like.training import checks, debugging, early_stopping, export_note, loop, resuming, run_feed, run_start
 from t5x_like.training.program import Program, make_program
@@ -93,6 +93,7 @@ def train(
     is_main = jax.process_index() == 0
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(host_functions.explained())
         log = stack.enter_context(run_log.RunLog(enabled=is_main))
         # ---- Checks: of the data and the initial weights, while the step is compiled ---------------------------------
         compilation = stack.enter_context(Background(program.compile))

@@ -65,7 +65,8 @@ def _params(objective: Objective, family: str, number: int, changes: tuple[tuple
 def _batch(case: Case) -> dict[str, np.ndarray]:
     rng, spec = np.random.default_rng(1), case.objective.features
     real = np.arange(ROWS) % 5 != 4
-    lengths = spec.task_lengths({name: LENGTH if name == "inputs" else PREDICTIONS for name in spec.length_keys})
+    long = {"inputs"} | ({"targets"} if any(name.startswith("loss_mask") for name in spec.task_features) else set())
+    lengths = spec.task_lengths({name: LENGTH if name in long else PREDICTIONS for name in spec.length_keys})
     counts = {
         name: rng.integers(0 if lengths[name] == PREDICTIONS else 3, lengths[name] + 1, ROWS) * real
         for name in spec.task_features
@@ -77,7 +78,7 @@ def _batch(case: Case) -> dict[str, np.ndarray]:
     for name in spec.task_features:
         inner = [size for other, size in spec.inner_sizes.items() if other == name]
         values = rng.integers(1, LENGTH if name.endswith("_positions") else 40, (ROWS, lengths[name], *inner))
-        if name.startswith("token_types") or name == "next_sentence_label":
+        if name.startswith(("token_types", "loss_mask")) or name in ("next_sentence_label", "label"):
             values %= 2
         if name == "targets" and case.targets:
             values = case.targets(rng)

@@ -6,44 +6,23 @@ The files are .jsonl, or .tsv and .csv with a header. `data_tasks.downstream.own
 a task with a name and metrics of its own.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import tensorflow as tf
 
 from data_tasks.corpora.columns import Column, Text, unlabeled
-from data_tasks.corpora.rows import Rows, RowSource
+from data_tasks.corpora.rows import Rows
+from data_tasks.corpora.split_files import SPLITS, SplitFiles
 from data_tasks.corpora.table_files import ParsesRows, Table, read_table
 from data_tasks.downstream import text_to_text
 from data_tasks.downstream.classification import VOCABULARY_PATH
 from data_tasks.metrics.generation import exact_match
-from t5x_like import paths
 from t5x_like.data import task_arguments
-from t5x_like.errors import UserError
 
 TASK = "text_table"
-_SPLITS = ("train", "validation", "test")
 _UNLABELLED_SPLIT = "test"
 
 
-class TextTableSource(ParsesRows, RowSource):
-    """The pairs in the files that the arguments of the task give.
-
-    Args:
-      arguments: the current arguments of the task.
-    """
-
-    def __init__(self, arguments: Mapping[str, Any]):
-        self._arguments = arguments
-        super().__init__(self._read_split, _SPLITS, self._describe_files)
-
-    @property
-    def splits(self) -> Sequence[str]:
-        """The splits that have a file."""
-        found = tuple(split for split in _SPLITS if self._arguments[split])
-        if not found:
-            raise UserError(f"{TASK}: no file given. Set TASK_ARGUMENTS={{'train': 'teacher.jsonl'}}.")
-        return found
+class TextTableSource(ParsesRows, SplitFiles):
+    """The pairs in the files that the arguments of the task give; see `SplitFiles`."""
 
     def _columns(self, split: str) -> dict[str, Column]:
         targets = self._arguments["targets"]
@@ -55,16 +34,9 @@ class TextTableSource(ParsesRows, RowSource):
             "targets": unlabeled(column) if split == _UNLABELLED_SPLIT else column,
         }
 
-    def _read_split(self, split: str) -> Rows:
-        path = self._arguments[split]
-        if not paths.exists(path):
-            raise UserError(
-                f"TASK_ARGUMENTS={{{split!r}: {path!r}}}: file not found. Give the path of an existing file."
-            )
+    def read_file(self, split: str, path: str) -> Rows:
+        """Returns the rows of the file of a split; see `SplitFiles.read_file`."""
         return read_table(path, Table.of(self._columns(split)))
-
-    def _describe_files(self) -> str:
-        return "; ".join(f"{split}: {self._read_split(split).origin}" for split in self.splits)
 
     @property
     def text_features(self) -> tuple[str, ...]:
@@ -81,9 +53,7 @@ def _add() -> None:
     arguments = task_arguments.declare(
         TASK,
         # The files of the splits, local or in a bucket. A split without a file does not exist; `test` may lack targets.
-        train=None,
-        validation=None,
-        test=None,
+        **dict.fromkeys(SPLITS),
         # The column of the texts that the model reads.
         inputs="inputs",
         # The column of the texts that it generates: `prediction` in the output of `infer`.
@@ -99,7 +69,7 @@ def _add() -> None:
     def with_prefix(ds: tf.data.Dataset) -> tf.data.Dataset:
         return ds.map(lambda row: {**row, "inputs": tf.strings.join([arguments["prefix"], row["inputs"]])})
 
-    source = TextTableSource(arguments)
+    source = TextTableSource(TASK, arguments)
     text_to_text.add(TASK, source, arguments, prepare=[with_prefix], metric_fns=[exact_match])
 
 

@@ -148,7 +148,7 @@ def write_huggingface(
     of_objective = weights.objective and weights.objective.features.first_id
     bos_id = of_objective if target.bos_id is None else target.bos_id
     tokenizer = tokenizers.find_for_export(path, source.vocabulary_path)
-    generates = weights.objective is not None and predicts_text(objective.features)
+    generates = weights.objective is not None and predicts_text(objective.text_features or objective.features)
     continues = generates and description.architecture_kind(weights.model) == "decoder"
     model = tokenizers.with_special_tokens(weights.model, tokenizer, bos_id, continues=continues)
     prompts = prompt_format.of_run(path, objective)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 
 from t5x_like.data import choices
+from t5x_like.data.conversation_specs import CONVERSATION
 from t5x_like.data.features import FeatureSpec, ModelFeature, TaskFeature
 from t5x_like.errors import UserError
 from t5x_like.vocabularies.word_characters import NUM_CHARACTERS
@@ -323,6 +324,7 @@ SPECS = {
     "PREFIX_LM": PREFIX_LM,
     "PROMPTED": PROMPTED,
     "PROMPTED_WITH_BOS": PROMPTED_WITH_BOS,
+    "CONVERSATION": CONVERSATION,
     "MASKED_LM": MASKED_LM,
     "PERMUTATION_LM": PERMUTATION_LM,
     "SENTENCE_PAIRS": SENTENCE_PAIRS,
@@ -332,7 +334,7 @@ SPECS = {
     "SPAN_EXTRACTION": SPAN_EXTRACTION,
     "TOKEN_CLASSIFICATION": TOKEN_CLASSIFICATION,
 }
-_BY_TASK = (PERMUTATION_LM, SENTENCE_TRIPLES, SENTENCE_PAIRS, MASKED_LM, ENCODER_DECODER, CAUSAL_LM)
+_BY_TASK = (PERMUTATION_LM, SENTENCE_TRIPLES, SENTENCE_PAIRS, MASKED_LM, ENCODER_DECODER, CONVERSATION, CAUSAL_LM)
 
 
 def get_spec(name: str) -> FeatureSpec:

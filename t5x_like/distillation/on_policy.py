@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 from t5x_like.data import features
 from t5x_like.data.features import FeatureSpec, ModelFeature
@@ -16,6 +16,7 @@ from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.interop import model_tokens
 from t5x_like.objectives.base import Batch
+from t5x_like.objectives.samples import place
 from t5x_like.optimizers.schedules import Schedule, Step
 from t5x_like.recorded import recorded
 
@@ -135,7 +136,7 @@ class OnPolicy:
         before = first + made["decoder_loss_weights"].role.startswith("next")
         found = generate(model, _prompts(batch), self._resolved(model, spec, length), key)
         count = jnp.minimum(before + found.lengths[:, :1], length)
-        joined = _place(tokens, found.tokens[:, 0], before, count)
+        joined = place(tokens, found.tokens[:, 0], before, count)
         return {name: make_feature(each.role, joined, count, before, spec.bos_id) for name, each in made.items()}
 
     def _resolved(self, model: Any, spec: FeatureSpec, length: int) -> Decoding:
@@ -153,15 +154,3 @@ def _prompts(batch: Batch) -> Batch:
     """Returns what `generate` reads: the inputs of an encoder, or rows of a decoder, which end before the targets."""
     encoder = {name: x for name, x in batch.items() if name.startswith("encoder_")}
     return encoder or {name: x for name, x in batch.items() if name.startswith("decoder_")}
-
-
-def _place(
-    tokens: Int[Array, "batch length"],
-    sample: Int[Array, "batch sampled"],
-    before: Int[Array, "batch 1"],
-    count: Int[Array, "batch 1"],
-) -> Int[Array, "batch length"]:
-    """Returns rows with the first `before` tokens, then a sample up to `count` tokens, then zeros."""
-    at = jnp.arange(tokens.shape[1])
-    moved = jnp.take_along_axis(sample, jnp.clip(at - before, 0, sample.shape[1] - 1), axis=1)
-    return jnp.where(at < before, tokens, jnp.where(at < count, moved, 0))

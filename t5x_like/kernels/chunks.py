@@ -141,6 +141,8 @@ def map_positions(
 ) -> Any:
     """Computes a function of the logits at each position, in chunks like `sum_over_positions`.
 
+    Its gradient computes the logits of each chunk again.
+
     Args:
       network: The network.
       function: `function(logits, arrays)` returns a tree of arrays `[batch, chunk, …]`, given a chunk of `arrays`.
@@ -154,7 +156,8 @@ def map_positions(
     if chunks.number == 1:
         return function(network.logits(network.hidden), arrays)
     pieces = jax.tree.map(chunks.split, (network.hidden, arrays))
-    return jax.tree.map(chunks.join, jax.lax.map(lambda piece: function(network.logits(piece[0]), piece[1]), pieces))
+    of_chunk = jax.checkpoint(lambda piece: function(network.logits(piece[0]), piece[1]))
+    return jax.tree.map(chunks.join, jax.lax.map(of_chunk, pieces))
 
 
 def _scan(function: Callable[..., tuple[Any, Any]], *chunks: Any) -> tuple[Any, Any]:

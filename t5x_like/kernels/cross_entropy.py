@@ -21,7 +21,8 @@ class CrossEntropy:
     """Weighted sums over all positions, in float32. Losses are in nats. Only `total` has a gradient.
 
     Attributes:
-      total: The training loss: smoothed cross-entropy minus its minimum, plus the z-loss.
+      total: The training loss: smoothed cross-entropy minus its minimum, plus the z-loss; with `dynamic`, times the
+        probability of each target.
       nll: Negative log-likelihood of the targets, without smoothing and z-loss.
       z_loss: The z-loss, which `total` includes.
       correct: Number of positions whose most probable token is the target.
@@ -55,6 +56,7 @@ def from_logits(
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
+    dynamic: bool = False,
 ) -> CrossEntropy:
     """Computes the cross-entropy of logits that are held in memory.
 
@@ -69,6 +71,8 @@ def from_logits(
       weights: Weight of each position; 0 excludes the position.
       z_loss: Factor of the z-loss.
       label_smoothing: S, in [0, 1).
+      dynamic: Whether to multiply the loss of a position by the probability of its target, which has no gradient
+        (Wu et al. 2025, arXiv:2508.05629, equation 9).
 
     Returns:
       Weighted sums over all positions.
@@ -84,8 +88,11 @@ def from_logits(
         minimum = -(confidence * math.log(confidence) + label_smoothing * math.log(other))
         total = (confidence - other) * nll + other * (vocab * log_z - jnp.sum(logits, axis=-1)) - minimum
     z_term = z_loss * jnp.square(log_z)
+    trained = total + z_term
+    if dynamic:
+        trained *= jax.lax.stop_gradient(jnp.exp(-nll))
     return CrossEntropy(
-        total=jnp.sum((total + z_term) * weights),
+        total=jnp.sum(trained * weights),
         nll=jnp.sum(nll * weights),
         z_loss=jnp.sum(z_term * weights),
         correct=jnp.sum(correct * weights),
@@ -170,6 +177,7 @@ def cross_entropy(
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
+    dynamic: bool = False,
     budget_bytes: int | None = None,
 ) -> CrossEntropy:
     """Computes `from_logits(unembed(hidden), …)` in bounded memory.
@@ -183,6 +191,7 @@ def cross_entropy(
       weights: Weight of each position; 0 excludes the position.
       z_loss: See `from_logits`.
       label_smoothing: See `from_logits`.
+      dynamic: See `from_logits`.
       budget_bytes: Bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
 
     Returns:
@@ -196,7 +205,7 @@ def cross_entropy(
             f"targets {targets.shape} and weights {weights.shape} do not match hidden states {hidden.shape}: expected "
             f"{hidden.shape[:2]}"
         )
-    loss = position_loss(targets, weights, z_loss=z_loss, label_smoothing=label_smoothing)
+    loss = position_loss(targets, weights, z_loss=z_loss, label_smoothing=label_smoothing, dynamic=dynamic)
     return sum_over_positions(Readout(hidden, unembed), loss, budget_bytes=budget_bytes)
 
 
@@ -206,6 +215,7 @@ def position_loss(
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
+    dynamic: bool = False,
 ) -> PositionLoss:
     """Returns the cross-entropy for `sum_over_positions`, or for `weighted_sum_over_positions` with other losses.
 
@@ -214,11 +224,12 @@ def position_loss(
       weights: Weight of each position; 0 excludes the position.
       z_loss: See `from_logits`.
       label_smoothing: See `from_logits`.
+      dynamic: See `from_logits`.
 
     Returns:
       A loss whose sum is a `CrossEntropy`.
     """
-    function = functools.partial(from_logits, z_loss=z_loss, label_smoothing=label_smoothing)
+    function = functools.partial(from_logits, z_loss=z_loss, label_smoothing=label_smoothing, dynamic=dynamic)
     return PositionLoss(
         lambda logits, teachers, arrays: function(logits, *arrays), (targets, weights), trained=lambda sums: sums.total
     )

@@ -124,6 +124,8 @@ class Objective:
         nothing may be random.
       generator: None, or a function `generator(params) -> model` that returns what generates and scores text, where it
         is not the model itself.
+      text_features: The features of the texts that the model generates and scores, for an objective that trains on
+        others, such as pairs; None for `features`, or for an objective that does not predict text.
       read_as: Feature -> the name under which the model reads it, where these differ.
       computed_features: Features that `run` computes for the model from features of the batch.
       stages: Name -> stage of a training step (`objectives.staged.Stage`); empty for an objective that is one stage.
@@ -141,6 +143,7 @@ class Objective:
     labels: tuple[str, ...] = ()
     prepare: Callable[..., Batch] | None = None
     generator: Callable[[Params], Any] | None = None
+    text_features: FeatureSpec | None = None
     read_as: Mapping[str, str] = types.MappingProxyType({})
     computed_features: tuple[str, ...] = ()
     head_form: Any = None
@@ -161,6 +164,14 @@ class Objective:
           for the model itself, if it shares modules or reads some of the features alone.
         """
         return {}
+
+    def frozen_names(self, config: ModelConfig) -> frozenset[str]:
+        """Returns the stored names of parameters that must not be trained, such as those of a reference model.
+
+        Args:
+          config: Configuration of the model, resolved by `models.base.for_platform`.
+        """
+        return frozenset()
 
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
         """Initializes the heads that this objective owns.

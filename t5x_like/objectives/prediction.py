@@ -67,7 +67,13 @@ class Prediction:
         return dataclasses.replace(self, losses=(*self.losses, *losses))
 
     def with_cross_entropy(
-        self, term: str, metrics: Mapping[str, str], *, z_loss: float = 0.0, label_smoothing: float = 0.0
+        self,
+        term: str,
+        metrics: Mapping[str, str],
+        *,
+        z_loss: float = 0.0,
+        label_smoothing: float = 0.0,
+        dynamic: bool = False,
     ) -> "Prediction":
         """Returns the prediction with the cross-entropy of its targets as its loss; without targets, itself.
 
@@ -76,10 +82,12 @@ class Prediction:
           metrics: Metric -> the field of `CrossEntropy` whose mean over the weighted positions it is.
           z_loss: See `kernels.cross_entropy.from_logits`.
           label_smoothing: See `kernels.cross_entropy.from_logits`.
+          dynamic: See `kernels.cross_entropy.from_logits`.
         """
         if self.targets is None:
             return self
-        loss = position_loss(self.targets, self.target_weights, z_loss=z_loss, label_smoothing=label_smoothing)
+        changes = {"z_loss": z_loss, "label_smoothing": label_smoothing, "dynamic": dynamic}
+        loss = position_loss(self.targets, self.target_weights, **changes)
         read = {name: operator.attrgetter(field, "weight") for name, field in metrics.items()}
         return self.with_loss(LogitTerm(term, loss, metrics=read))
 

@@ -30,6 +30,7 @@ class TokenPrediction(Objective):
     Attributes:
       inputs_eos: Whether `inputs` end with EOS where no task says so, as in text-to-text tasks do.
       eos_id: Token id that ends a text whose vocabulary has no EOS; None for EOS of the model's special tokens.
+      dynamic: Whether the loss of each token is multiplied by its probability; see `kernels.cross_entropy.from_logits`.
 
     Raises:
       UserError: An argument is out of range.
@@ -38,6 +39,7 @@ class TokenPrediction(Objective):
     features: FeatureSpec
     inputs_eos = True
     eos_id: int | None = None
+    dynamic = False
     coefficients = {TERM: 1.0}
 
     def __init__(self, *, z_loss: float = 0.0, label_smoothing: float = 0.0):
@@ -75,7 +77,7 @@ class TokenPrediction(Objective):
         """
         weights = self.weights(rows)[TERM]
         predicted = Prediction(hidden, unembed, weights, targets, weights).with_cross_entropy(
-            TERM, METRICS, z_loss=self.z_loss, label_smoothing=self.label_smoothing
+            TERM, METRICS, z_loss=self.z_loss, label_smoothing=self.label_smoothing, dynamic=self.dynamic
         )
         return Pass(rows, outputs, {TERM: predicted})
 

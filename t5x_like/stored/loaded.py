@@ -86,8 +86,10 @@ class Loaded:
 
     @property
     def features(self) -> FeatureSpec:
-        """The features that the objective reads."""
-        return specs.ENCODER_DECODER if self.objective is None else self.objective.features
+        """The features that the objective reads, or those of the texts that the model generates."""
+        if self.objective is None:
+            return specs.ENCODER_DECODER
+        return self.objective.text_features or self.objective.features
 
     # ---- parameters --------------------------------------------------------------------------------------------------
 

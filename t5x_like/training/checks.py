@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from t5x_like import parameters
 from t5x_like.checkpoints.checkpointer import Checkpointer
 from t5x_like.data import provenance
 from t5x_like.errors import UserError
@@ -85,9 +86,10 @@ def check_recipe(recipe: Recipe, program: Program, run: RunCheck = run_check) ->
       The `Checked`.
 
     Raises:
-      UserError: Data, evaluations, vocabulary or initial weights do not suit the run.
+      UserError: Data, evaluations, vocabulary or initial weights do not suit the run, or a reference is trained.
     """
     config, partitioner, periods = program.config, program.partitioner, recipe.periods
+    run(f"the objective {type(recipe.objective).__name__}", lambda: _check_frozen(recipe, program))
     vocabulary = run(f"the data {recipe.data.name}", lambda: _check_data(recipe, config))
 
     def open_evaluations() -> Evaluations:
@@ -120,6 +122,16 @@ def _check_data(recipe: Recipe, config: ModelConfig) -> TextVocabulary:
     data.check(features)
     data.check_vocabulary(config.vocab_size)
     return run_tokenizer.of_data(data, features, recipe.vocabulary_path)
+
+
+def _check_frozen(recipe: Recipe, program: Program) -> None:
+    """Checks that no parameter is trained that the objective needs as it was."""
+    trained = {parameters.stored_name(name)[0] for name in parameters.named_leaves(program.shapes[0].params)}
+    if found := sorted(trained & recipe.objective.frozen_names(program.config)):
+        raise UserError(
+            f"{type(recipe.objective).__name__}: trains {found[0]!r}, a parameter of its reference model. Freeze it: "
+            "give FROZEN='^objective/reference/', or with adapters the file of adapters/ after the recipe."
+        )
 
 
 def check_first_batch(recipe: Recipe, config: ModelConfig) -> None:

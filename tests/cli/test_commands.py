@@ -79,7 +79,13 @@ def huggingface(tmp_path_factory):
 
 
 # Recipes that are shown with a run to start from, which describes the model -> its directory in `MODELS`.
-OWN_RUNS = {"--gin_file=runs/finetune.gin": "t5", "--gin_file=runs/finetune_classification.gin": "bert"}
+OWN_RUNS = {
+    "--gin_file=runs/finetune.gin": "t5",
+    "--gin_file=runs/finetune_classification.gin": "bert",
+    **{f"--gin_file=runs/{name}.gin": "gpt2" for name in ("preferences", "reward_model", "grpo")},
+}
+# The start of the names of gin files that may follow such a recipe.
+ADDED = "--gin_file=preferences/"
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +93,8 @@ def own_run(tmp_path_factory, huggingface):
     """Returns a function that replaces the run that a command starts from by one with a configuration."""
 
     def replace(words):
-        files = [word for word in words if word.startswith(("--gin_file", "--gin.HF_PATH"))]
+        starts = ("--gin_file", "--gin.HF_PATH")
+        files = [word for word in words if word.startswith(starts) and not word.startswith(ADDED)]
         if len(files) != 1 or files[0] not in OWN_RUNS:
             return words
         directory = tmp_path_factory.mktemp("own_run")

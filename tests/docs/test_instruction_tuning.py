@@ -17,26 +17,24 @@ pytestmark = [pytest.mark.full, pytest.mark.parity]
 # Text in a command -> settings of a small one.
 LENGTHS = "TASK_FEATURE_LENGTHS=\"{'inputs': 32, 'targets': 24}\""
 SMALLER = {
-    r" train ": [
-        "TRAIN_STEPS=4",
-        "BATCH_SIZE=2",
-        "LEARNING_RATE=0.01",
-        "TASK_METRICS=False",
-        LENGTHS,
-        f"BOS_ID={small_models.BOS_ID}",
-    ],
+    r" train ": ["TRAIN_STEPS=4", "BATCH_SIZE=2", "LEARNING_RATE=0.01", "TASK_METRICS=False"],
+    r"runs/finetune.gin": [LENGTHS, f"BOS_ID={small_models.BOS_ID}"],
     r"infer --gin.HF_PATH": [LENGTHS],
+    r"runs/(sft|preferences|reward_model).gin": ["TASK_FEATURE_LENGTHS=\"{'targets': 64}\""],
+    r"runs/grpo.gin": ["TASK_FEATURE_LENGTHS=\"{'inputs': 40, 'targets': 8}\"", "SAMPLE_LENGTH=16", "SAMPLE_EOS_ID=0"],
+    r"infer --gin.MODEL_DIR=runs/chat": ["TASK_FEATURE_LENGTHS=\"{'inputs': 40, 'targets': 24}\""],
     r" eval ": ["TASK_METRICS=False"],
 }
 
 
 def test_page_leads_from_prompts_to_the_same_answers_in_transformers(tmp_path, monkeypatch, run_command):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # for my_rewards.py, as for the console script
     small_models.write_gpt2(tmp_path / "gpt2")
     for command in page_commands.commands("instruction_tuning"):
         if "--interactive" in command:
             continue
-        if command.startswith("printf"):
+        if command.startswith(("printf", "echo")):
             subprocess.run(command, shell=True, check=True)
             continue
         more = [f"--gin.{each}" for text, settings in SMALLER.items() if re.search(text, command) for each in settings]

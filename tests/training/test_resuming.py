@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from families import FAMILIES
 from masked_rows import MaskedRows
+from preference_rows import PreferenceRows
+from prompt_rows import PromptRows
 
 from t5x_like import optimizers, parameters
 from t5x_like.adapters.layer_drop import LayerDrop
@@ -24,12 +26,18 @@ from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.metrics import read_metrics
 from t5x_like.objectives.decoupled_replaced_tokens import DecoupledReplacedTokens
+from t5x_like.objectives.kto import KTO
 from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.policy_gradient import GRPO
+from t5x_like.objectives.preference_losses import DPO
+from t5x_like.objectives.preferences import Preferences
+from t5x_like.objectives.rewards import Rewards
 from t5x_like.train import train
 
 CONFIG = copying_run.CONFIG
 ENCODER = (optimizers.ParameterGroup("^model/encoder", freeze=True),)
 BASE = (optimizers.ParameterGroup("^model/(?!.*/adapter/)", freeze=True),)
+REFERENCE = (optimizers.ParameterGroup("^objective/reference/", freeze=True),)
 SCORES = (optimizers.ParameterGroup("/adapter/score$", weight_decay_factor=0.0),)
 LOSSES = ("step", "split", "loss", "accuracy", "density", "kl", "grad_norm", "param_norm")
 SCHEDULE = {"density": 0.25, "begin": 1, "final_steps": 2, "total_steps": 6}
@@ -107,8 +115,28 @@ def pruned_student(dense, directory):
     return adapted(adapter, teachers={"t": Teacher(str(dense))}, losses={"kl": ForwardKL(prediction="targets")})
 
 
+def _preferring(objective, **settings):
+    own = {"objective": objective, "data": PreferenceRows(features=objective.features), "evaluations": None}
+    return {"model": FAMILIES["llama"].config, "optimizer": adam(REFERENCE)} | own | settings
+
+
+def preferences(dense, directory):
+    return _preferring(Preferences(DPO()), microbatches=2)
+
+
+def labeled_completions(dense, directory):
+    return _preferring(KTO())
+
+
+def sampled(dense, directory):
+    objective = GRPO(Rewards({"counting_rewards.count": 1.0}), samples=4, max_length=4, eos_id=1, beta=0.1)
+    own = {"objective": objective, "data": PromptRows(), "evaluations": None, "microbatches": 2}
+    return {"model": FAMILIES["llama"].config, "optimizer": adam(REFERENCE)} | own
+
+
 VARIANTS = (
     averages,
+    *(preferences, labeled_completions, sampled),
     schedule_free,
     *(on_a_base, on_a_rounded_base, on_integers),
     *(ranges, magnitude, movement, layer_drop, layer_drop_of_an_encoder, two_stages, pruned_student),

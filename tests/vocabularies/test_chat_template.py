@@ -2,8 +2,10 @@
 
 import json
 
+import chat_templates
 import pytest
 import small_models
+from chat_templates import CONVERSATION, TEMPLATES
 
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
@@ -11,71 +13,15 @@ from t5x_like.loading import open_model
 from t5x_like.vocabularies.chat_template import ChatTemplate, is_conversation
 from t5x_like.vocabularies.from_folder import from_folder
 
-CHATML = """\
-{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}"""
-LLAMA_3 = """\
-{{ bos_token }}{% for message in messages %}
-{% if loop.index0 > 3 %}{% break %}{% endif %}
-{{ '<|im_start|>' + message['role'] + '<|im_end|>' + '\\n\\n' + message['content'] | trim + eos_token }}{% endfor %}
-{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_end|>\\n\\n' }}{% endif %}"""
-# A loop with state, JSON, and the block that marks answers.
-TOOLS = """\
-{%- set ns = namespace(count=0) %}
-{%- if tools %}{{ tools | tojson }}{% endif %}
-{%- for message in messages %}
-{%- set ns.count = ns.count + 1 %}
-{%- if message.role == 'assistant' %}
-{{- '<|im_start|>' }}{% generation %}{{ message.content }}{{ '<|im_end|>' }}{% endgeneration %}
-{%- else %}{{- ns.count | string + ':' + message | tojson + '\\n' }}{% endif %}
-{%- endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"""
 REFUSING = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}ok"
-TEMPLATES = {"chatml": CHATML, "llama 3": LLAMA_3, "tools": TOOLS}
-CONVERSATION = [
-    {"role": "system", "content": "Answer “briefly”."},
-    {"role": "user", "content": " What is <|im_end|> for?\n"},
-    {"role": "assistant", "content": "It ends a message."},
-    {"role": "user", "content": "Thanks <b>\u00e9</b>"},
-]
-
-
-@pytest.fixture
-def directory(tmp_path):
-    """Returns a function that writes a tokenizer of bytes with special tokens and a chat template."""
-    tokenizers = pytest.importorskip("tokenizers")
-    pytest.importorskip("jinja2", reason="needs the extra `chat`")
-
-    def write(template, *, as_file=False):
-        model = tokenizers.models.BPE({letter: n for n, letter in enumerate(sorted(alphabet()))}, [])
-        made = tokenizers.Tokenizer(model)
-        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.decoder = tokenizers.decoders.ByteLevel()
-        made.add_special_tokens(["<s>", "</s>", "<|im_start|>", "<|im_end|>"])
-        made.save(str(tmp_path / "tokenizer.json"))
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
-        if as_file:
-            (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
-        else:
-            config["chat_template"] = template
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-        return str(tmp_path)
-
-    def alphabet():
-        return tokenizers.pre_tokenizers.ByteLevel.alphabet()
-
-    return write
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize("as_file", [False, True], ids=["config", "jinja"])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_texts_and_ids_equal_those_of_transformers(name, as_file, directory):
+def test_texts_and_ids_equal_those_of_transformers(name, as_file, tmp_path):
     transformers = pytest.importorskip("transformers", reason="compares with transformers (extra `parity`)")
-    path = directory(TEMPLATES[name], as_file=as_file)
+    path = chat_templates.write(tmp_path, TEMPLATES[name], as_file=as_file)
     reference, template = transformers.AutoTokenizer.from_pretrained(path), ChatTemplate(path)
     for number in (2, 3, 4):
         messages = CONVERSATION[:number]
@@ -87,15 +33,15 @@ def test_texts_and_ids_equal_those_of_transformers(name, as_file, directory):
             assert template.prompt(messages) == list(ids)
 
 
-def test_refusals_name_the_file_and_the_reason(directory, tmp_path):
-    template = ChatTemplate(directory(REFUSING))
+def test_refusals_name_the_file_and_the_reason(tmp_path):
+    template = ChatTemplate(chat_templates.write(tmp_path, REFUSING))
     assert template.render(CONVERSATION[1:]) == "ok"
     with pytest.raises(UserError, match="tokenizer_config.json: the chat template refuses the messages: System role"):
         template.render(CONVERSATION)
     with pytest.raises(UserError, match="is not a valid chat template: .*Unexpected end of template"):
-        ChatTemplate(directory("{% if messages %}")).render(CONVERSATION)
+        ChatTemplate(chat_templates.write(tmp_path, "{% if messages %}")).render(CONVERSATION)
     with pytest.raises(UserError, match="refuses the messages: .*unsafe"):
-        ChatTemplate(directory("{{ messages.__class__.__mro__ }}")).render(CONVERSATION)
+        ChatTemplate(chat_templates.write(tmp_path, "{{ messages.__class__.__mro__ }}")).render(CONVERSATION)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises(UserError, match="has no chat template. Give one with chat_template.jinja"):
         ChatTemplate(str(tmp_path))

@@ -1,0 +1,33 @@
+"""Reward functions of token ids, for tests."""
+
+import itertools
+import math
+import os
+import signal
+
+TOKEN = 7
+_CALLS = itertools.count(1)
+
+
+def count(prompts, completions, answers):
+    """The share of the tokens of a completion that are `TOKEN`."""
+    return [completion.count(TOKEN) / len(completion) for completion in completions]
+
+
+def count_or_die(prompts, completions, answers):
+    """Kills the process at a call, if the environment names one."""
+    if next(_CALLS) == int(os.environ.get("DIE_AT", 0)):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return count(prompts, completions, answers)
+
+
+def fail(prompts, completions, answers):
+    raise KeyError("no entry")
+
+
+def nan(prompts, completions, answers):
+    return [math.nan] * len(completions)
+
+
+def too_few(prompts, completions, answers):
+    return [0.0]

@@ -1,0 +1,271 @@
+"""GRPO and RLOO: samples, advantages, losses and gradients by hand, rewards that rise, and faulty reward functions."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import copying_run
+import counting_rewards
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from families import FAMILIES
+from lanes import others_are_full
+from numerics import assert_close
+from prompt_rows import PromptRows
+
+from t5x_like import optimizers, parameters
+from t5x_like.errors import UserError
+from t5x_like.metrics import read_metrics
+from t5x_like.models import networks
+from t5x_like.objectives import gradients, passes
+from t5x_like.objectives.passes import flatten_choices
+from t5x_like.objectives.policy_gradient import ADVANTAGES, GRPO, REWARDS, RLOO, SAMPLE
+from t5x_like.objectives.rewards import Rewards
+from t5x_like.objectives.variables import Frozen
+from t5x_like.partitioning import Partitioner
+
+CONFIG = FAMILIES["llama"].config
+COUNT = Rewards({"counting_rewards.count": 2.0})
+SIZES = {"samples": 3, "max_length": 4, "eos_id": 1}
+FROZEN = (optimizers.ParameterGroup("^objective/reference/", freeze=True),)
+
+
+@functools.cache
+def case(objective):
+    """Returns random parameters, a batch with samples, and its rows."""
+    like = jax.jit(lambda key: networks.make(objective, CONFIG, key))(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    params = parameters.map_named(lambda name, x: x + jnp.asarray(rng.normal(size=x.shape) * 0.3, x.dtype), like)
+    batch = PromptRows(batch_size=4).make(0)
+    batch = {name: np.where(np.arange(4)[:, None] == 2, 0, x) for name, x in batch.items()}  # a row is padding
+    prepare = jax.jit(functools.partial(objective.prepare, key=jax.random.key(1), step=0))
+    prepared = jax.device_get(prepare(params, batch))
+    return params, prepared, flatten_choices(prepared)
+
+
+def log_probabilities(model, rows):
+    """Returns the log-probabilities of the next tokens in float64."""
+    rows = {name.removeprefix(SAMPLE): x for name, x in rows.items() if name.startswith(f"{SAMPLE}decoder")}
+    logits = np.asarray(jax.jit(lambda model, rows: model.unembed(model(rows).hidden))(model, rows), np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    found = np.take_along_axis(log_p, np.asarray(rows["decoder_target_tokens"])[..., None], -1)[..., 0]
+    return found, np.asarray(rows["decoder_loss_weights"])
+
+
+def test_samples_follow_their_prompts_and_are_rewarded():
+    _, batch, _ = case(GRPO(COUNT, **SIZES))
+    tokens, weights = batch[f"{SAMPLE}decoder_input_tokens"], batch[f"{SAMPLE}decoder_loss_weights"]
+    assert tokens.shape == (4, 3, 6 + 4)
+    for row, count in enumerate(batch["decoder_segment_ids"].sum(1)):
+        for sample in range(3):
+            length = weights[row, sample].sum()
+            assert (length == 0) == (count == 0)
+            if count == 0:
+                assert batch[REWARDS][row, sample, 0] == 0
+                continue
+            assert tokens[row, sample, :count].tolist() == batch["decoder_input_tokens"][row, :count].tolist()
+            completion = tokens[row, sample, count : count + length].tolist()
+            assert not tokens[row, sample, count + length :].any()
+            (expected,) = counting_rewards.count([], [completion], [])
+            assert batch[REWARDS][row, sample, 0] == pytest.approx(2 * expected)
+            assert np.flatnonzero(weights[row, sample]).tolist() == list(range(count - 1, count - 1 + length))
+    assert len({tuple(each) for each in tokens.reshape(-1, 10).tolist()}) > 6
+
+
+NORMALIZATIONS = {
+    "dapo": lambda losses, mask, real: (losses * mask).sum() / mask.sum(),
+    "grpo": lambda losses, mask, real: ((losses * mask).sum(-1) / np.maximum(mask.sum(-1), 1)).sum() / real.sum(),
+    "dr_grpo": lambda losses, mask, real: (losses * mask).sum() / (real.sum() * 4),
+}
+
+
+@pytest.mark.parametrize("normalization", others_are_full(NORMALIZATIONS, {"dapo"}))
+def test_grpo_by_hand(normalization):
+    """With β = 0.5, the value is that of TRL, and the gradient that of the losses of the tokens."""
+    objective = GRPO(COUNT, **SIZES, beta=0.5, normalization=normalization)
+    params, batch, rows = case(objective)
+    received = batch[REWARDS][..., 0].astype(np.float64)
+    standardized = (received - received.mean(1, keepdims=True)) / (received.std(1, ddof=1, keepdims=True) + 1e-4)
+    np.testing.assert_allclose(batch[ADVANTAGES][..., 0], standardized, rtol=1e-4, atol=1e-6)
+    policy, mask = log_probabilities(params["model"], rows)
+    frozen, _ = log_probabilities(params["objective"]["reference"], rows)
+    divergence = np.exp(frozen - policy) - (frozen - policy) - 1
+    losses = -rows[ADVANTAGES].astype(np.float64) + 0.5 * divergence
+    expected = NORMALIZATIONS[normalization](losses, mask, mask.any(-1))
+
+    def value(params):
+        factors = gradients.factors_at(objective, 0, gradients.normalizers(objective, batch, "NUM_REAL_TARGET_TOKENS"))
+        total, terms = passes.loss(passes.forward(objective, params, batch), factors)
+        return total, terms.metrics
+
+    (found, metrics), gradient = jax.jit(jax.value_and_grad(value, has_aux=True))(params)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    kl, tokens = metrics["kl"]
+    np.testing.assert_allclose(kl / tokens, (divergence * mask).sum() / mask.sum(), rtol=1e-5)
+    # d loss / d log π of a token, as the ratio is 1: -advantage + β (1 - π_ref / π).
+    slope = (-rows[ADVANTAGES] + 0.5 * (1 - np.exp(frozen - policy))) * mask
+
+    def surrogate(params):
+        outputs = params["model"]({n.removeprefix(SAMPLE): x for n, x in rows.items() if n.startswith(f"{SAMPLE}dec")})
+        logits = params["model"].unembed(outputs.hidden)
+        targets = rows[f"{SAMPLE}decoder_target_tokens"][..., None]
+        log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), targets, -1)[..., 0]
+        divisors = {"dapo": mask.sum(), "dr_grpo": 4 * mask.any(-1).sum()}
+        each = (
+            slope / divisors[normalization]
+            if normalization in divisors
+            else (slope / np.maximum(mask.sum(-1, keepdims=True), 1) / mask.any(-1).sum())
+        )
+        return jnp.sum(log_p * each)
+
+    for name, expected in parameters.named_leaves(jax.jit(jax.grad(surrogate))(params)["model"]).items():
+        ours = parameters.named_leaves(gradient["model"])[name]
+        np.testing.assert_allclose(ours, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max(), err_msg=name)
+    assert not any(np.any(x) for x in parameters.named_leaves(gradient["objective"]).values())
+
+
+@pytest.mark.full
+def test_rloo_by_hand():
+    """The divergence is part of the reward, and the baseline is the mean of the other samples."""
+    objective = RLOO(COUNT, **SIZES, beta=0.5)
+    params, batch, rows = case(objective)
+    policy, mask = log_probabilities(params["model"], rows)
+    frozen, _ = log_probabilities(params["objective"]["reference"], rows)
+    reduced = batch[REWARDS][..., 0] - 0.5 * ((policy - frozen) * mask).sum(-1).reshape(4, 3)
+    expected = reduced - (reduced.sum(1, keepdims=True) - reduced) / 2
+    np.testing.assert_allclose(batch[ADVANTAGES][..., 0], expected, rtol=1e-4, atol=1e-4)
+    weights = passes.total_weights(objective, batch)["policy"]
+    assert float(weights) == pytest.approx(9)  # samples of three prompts
+    terms = jax.jit(lambda params: passes.terms(passes.forward(objective, params, batch)))(params)
+    np.testing.assert_allclose(terms.sums["policy"], -expected[[0, 1, 3]].sum(), atol=1e-3)
+
+
+@pytest.mark.full
+def test_samples_and_gradients_are_equal_in_microbatches_on_eight_devices():
+    objective = GRPO(COUNT, **SIZES, beta=0.5)
+    params = case(objective)[0]
+    batch = PromptRows(batch_size=16).make(0)
+
+    def step(params, batch, microbatches):
+        batch = objective.prepare(params, batch, key=jax.random.key(1), step=0)
+        _, frozen = optimizers.split(params, ())
+        options = {
+            "keys": gradients.keys_of_step(objective, jax.random.key(0), batch, dropout=False),
+            "microbatches": microbatches,
+            "normalize": gradients.normalizers(objective, batch, "NUM_REAL_TARGET_TOKENS"),
+        }
+        found, metrics, _ = gradients.compute(objective, params, Frozen(frozen), batch, **options)
+        return batch[REWARDS], found, metrics
+
+    def on(devices, microbatches):
+        partitioner = Partitioner(rules="fsdp", ici={"data": devices}, devices=jax.devices()[:devices])
+        compute = partitioner.jit(functools.partial(step, microbatches=microbatches))
+        return jax.device_get(compute(params, partitioner.put_batch(batch)))
+
+    (rewards, *expected), (others, *found) = on(1, 1), on(8, 2)
+    np.testing.assert_array_equal(rewards, others)
+    assert_close(*(parameters.named_leaves(each[0]["model"]) for each in (found, expected)))
+    assert_close(*({name: np.stack(pair) for name, pair in each[1].items()} for each in (found, expected)))
+
+
+def run(directory, objective, **settings):
+    groups = FROZEN if objective.beta else ()
+    settings = {"total": 30, "optimizer": optimizers.adamw(learning_rate=0.02, groups=groups)} | settings
+    data = PromptRows(batch_size=8)
+    copying_run.run(directory, model=CONFIG, objective=objective, data=data, evaluations=None, **settings)
+    return read_metrics(str(directory))
+
+
+@pytest.mark.full
+def test_a_countable_reward_rises(tmp_path):
+    rows = run(tmp_path, GRPO(Rewards({"counting_rewards.count": 1.0}), samples=8, max_length=6, eos_id=1))
+    assert rows[0]["reward"] < 0.1 and rows[-1]["reward"] > 0.6, [row["reward"] for row in rows]
+
+
+@pytest.mark.full
+def test_rloo_raises_the_reward_too(tmp_path):
+    objective = RLOO(Rewards({"counting_rewards.count": 1.0}), samples=4, max_length=6, eos_id=1, beta=0.01)
+    rows = run(tmp_path, objective, total=60)
+    assert rows[0]["reward"] < 0.1 and rows[-1]["reward"] > 0.6, [row["reward"] for row in rows]
+
+
+FAULTY = {
+    "fail": "REWARDS: 'counting_rewards.fail' raised KeyError: 'no entry'. Correct the function",
+    "nan": r"REWARDS: 'counting_rewards.nan' returned nan for the completion \[.*\]. Return a finite number",
+    "too_few": "REWARDS: 'counting_rewards.too_few' returned 1 rewards for 2 completions. Return one per completion",
+}
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_faulty_rewards_raise(name):
+    with pytest.raises(UserError, match=FAULTY[name]):
+        Rewards({"counting_rewards.count": 1.0, f"counting_rewards.{name}": 1.0})([[3], [3]], [[4, 5], [7]], [[], []])
+
+
+def test_rewards_are_weighted_sums_of_texts_or_ids():
+    twice = Rewards({"counting_rewards.count": 2.0})
+    assert twice([[3], [3]], [[7, 5], [7]], [[], []]) == [1.0, 2.0]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FAULTY)
+def test_faulty_rewards_end_the_run_before_an_update(name, tmp_path):
+    objective = GRPO(Rewards({f"counting_rewards.{name}": 1.0}), samples=2, max_length=2, eos_id=1)
+    with pytest.raises(UserError, match=FAULTY[name].replace("for 2", "for 16")):
+        run(tmp_path, objective)
+    assert not (tmp_path / "checkpoints").exists() or not any((tmp_path / "checkpoints").iterdir())
+
+
+@pytest.mark.full
+def test_a_run_killed_while_it_rewards_samples_resumes_exactly(tmp_path):
+    program = (
+        "import sys, test_policy_gradient as tests\n"
+        "rewards = tests.Rewards({'counting_rewards.count_or_die': 1.0})\n"
+        "objective = tests.GRPO(rewards, samples=4, max_length=4, eos_id=1)\n"
+        "tests.run(sys.argv[1], objective, total=6)\n"
+    )
+    here = Path(__file__).parents[1]
+    path = os.pathsep.join([str(here), str(here / "objectives"), os.environ.get("PYTHONPATH", "")])
+
+    def start(name, **variables):
+        environment = {**os.environ, "PYTHONPATH": path, **variables}
+        command = [sys.executable, "-c", program, str(tmp_path / name)]
+        return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
+
+    def rows(name):
+        names = ("step", "reward", "loss", "grad_norm", "param_norm", "completion_length")
+        return [[row[name] for name in names] for row in read_metrics(str(tmp_path / name))]
+
+    assert start("killed", DIE_AT="5") == -signal.SIGKILL
+    assert {step for step, *_ in rows("killed")} <= {1, 2, 3, 4}
+    assert start("killed") == start("whole") == 0
+    assert rows("killed") == rows("whole") and len(rows("whole")) == 6
+
+
+def test_an_unknown_eos_raises(tmp_path):
+    objective = GRPO(COUNT, samples=2, max_length=2)
+    with pytest.raises(UserError, match="SAMPLE_EOS_ID=None: the model has no eos_token_id. Give the id that ends a"):
+        run(tmp_path, objective)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Rewards({}), "REWARDS={}: not a dictionary of functions"),
+        (lambda: Rewards({"no_module.f": 1.0}).load(), "REWARDS: 'no_module.f' not found .*Give a function as"),
+        (
+            lambda: Rewards({"counting_rewards.TOKEN": 1.0}).load(),
+            "REWARDS: 'counting_rewards.TOKEN' is not a function",
+        ),
+        (lambda: GRPO(COUNT, samples=1), "SAMPLES_PER_PROMPT=1, SAMPLE_LENGTH=256, BETA=0.0: fewer than two samples"),
+        (lambda: GRPO(COUNT, normalization="mean"), "NORMALIZATION='mean': unknown. Give one of dapo, grpo, dr_grpo"),
+    ],
+)
+def test_invalid_settings_raise(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
