@@ -1,6 +1,7 @@
 """Teachers as a configuration names them. `loading.open_teacher` opens the model of each."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from t5x_like.axis_rules import Rules, checked_rules
 from t5x_like.errors import UserError
@@ -33,6 +34,8 @@ class Teacher:
     # Directory of its logits that `t5x_like cache_logits` wrote for the cache of the run. It then does not run, and its
     # parameters are not read.
     logits: str | None = None
+    # Task feature -> maximum length in the teacher's tokens, for losses across tokenizers; by default the student's.
+    lengths: Mapping[str, int] | None = None
 
     def __post_init__(self):
         if not isinstance(self.path, str) or not self.path:

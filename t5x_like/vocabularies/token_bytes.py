@@ -188,7 +188,7 @@ def _of_piece(piece: str, *, is_byte: bool) -> bytes:
 
 
 def byte_letters() -> list[str]:
-    """Returns the letter of each byte in the pieces of byte-level BPE: itself if it is visible, else one from U+0100."""
+    """Returns the letter of each byte in the pieces of byte-level BPE: itself if it is visible, or one from U+0100."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in visible else chr(next(others)) for byte in range(256)]

@@ -42,6 +42,7 @@ BERT = [
 ]
 GPT2 = [*(f"GPTConfig.{name}={size}" for name, size in SIZES), "GPTConfig.max_length=64", "GPTConfig.scan_layers=True"]
 T5 = [*(f"T5Config.{name}={size}" for name, size in SIZES), "T5Config.encoder_layers=1", "T5Config.decoder_layers=1"]
+LLAMA = ["LlamaConfig.num_layers=1", "LlamaConfig.num_kv_heads=2", "LlamaConfig.max_length=64", "WARMUP_STEPS=1"]
 # Text in a command -> settings of a small one. BERT and GPT-2 keep their numbers of layers, to which layer maps refer.
 SMALLER = {
     r"^(train|distill) ": ["BATCH_SIZE=4", "LOG_PERIOD=1"],
@@ -62,6 +63,8 @@ SMALLER = {
     r"text_table": ["TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 8}", "TASK_METRICS=False"],
     r"_causal_lm": ["TASK_FEATURE_LENGTHS={'targets': 16}", "EVAL_STEPS=1"],
     r"^infer .*(t5|teacher|gpt2)": ["TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 8}"],
+    r"models/smollm2": [*(f"LlamaConfig.{name}={size}" for name, size in SIZES), *LLAMA],
+    r"^vocabulary ": ["SIZE=280"],
     r"^cache ": ["NUM_SHARDS=1", "PROCESSES=1"],
 }
 
@@ -132,6 +135,7 @@ def models(tmp_path_factory):
     small_models.write_t5(path / "t5-base")
     small_models.write_t5(path / "t5-small")
     small_models.write_gpt2(path / "gpt2", num_layers=12)
+    small_models.write_gpt2(path / "gpt2-medium")
     return path
 
 

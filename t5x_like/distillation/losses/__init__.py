@@ -4,6 +4,8 @@ Each class implements `distillation.loss.Loss`. Its value for a batch is an aver
 names; coefficients are applied elsewhere.
 """
 
+from t5x_like.distillation.losses.across_tokenizers import GOLD, ULD, MinED
+from t5x_like.distillation.losses.approximate_likelihood import ALM
 from t5x_like.distillation.losses.attention import AttentionKL, AttentionScoresMSE, AttentionTransfer
 from t5x_like.distillation.losses.feature_maps import FeatureMap, FeatureMean, FeatureVariance
 from t5x_like.distillation.losses.hidden import HiddenCosine, HiddenMSE, PatientCLS
@@ -12,6 +14,9 @@ from t5x_like.distillation.losses.progressive import per_layer, turns
 from t5x_like.distillation.losses.relations import Relations
 
 __all__ = [
+    "ALM",
+    "GOLD",
+    "ULD",
     "AttentionKL",
     "AttentionScoresMSE",
     "AttentionTransfer",
@@ -23,6 +28,7 @@ __all__ = [
     "HiddenMSE",
     "JensenShannon",
     "LogitMSE",
+    "MinED",
     "PatientCLS",
     "Relations",
     "ReverseKL",
