@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from t5x_like.data.retokenized import RetokenizedSource
-from t5x_like.distillation import retokenizing
+from t5x_like.distillation import retokenizing, served_teachers
 from t5x_like.distillation.cached_logits import CachedLogits
 from t5x_like.distillation.loss import Loss
 from t5x_like.distillation.objective import Distillation
@@ -53,7 +53,8 @@ def distill(
     own = student.objective
     # Cached logits belong to a checkpoint, which identifies them.
     loaded = {
-        name: open_teacher(each, own, weights=require_weights or each.logits is not None)
+        name: served_teachers.find(each, student.model, own)
+        or open_teacher(each, own, weights=require_weights or each.logits is not None)
         for name, each in teachers.items()
     }
     retokenizers = retokenizing.make(

@@ -16,7 +16,8 @@ class Teacher:
       UserError: The weight is not positive, the path is not text, or the rules are unknown.
     """
 
-    # Run directory of t5x_like, one of its checkpoints, or a Hugging Face directory.
+    # Run directory of t5x_like, one of its checkpoints, a Hugging Face directory, or teacher logits of a served model
+    # that `t5x_like import_logits` wrote.
     path: str
     # Which checkpoint of a run: latest, best or a step.
     checkpoint: str | int = "latest"

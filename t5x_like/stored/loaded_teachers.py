@@ -83,3 +83,22 @@ class LoadedTeacher(Loaded):
 
     def __str__(self):
         return f"{self.path}: {type(self.config).__name__}, {parameters.count(build.shapes(self.config)):,} parameters"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServedTeacher(LoadedTeacher):
+    """A teacher of which only stored outputs are known; its configuration is the student's.
+
+    Attributes:
+      outputs: Hash of the outputs.
+    """
+
+    outputs: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Hash of the outputs, by which a resumed run recognizes the teacher."""
+        return self.outputs
+
+    def __str__(self):
+        return f"{self.path}: stored outputs of a served model"

@@ -65,6 +65,7 @@ SMALLER = {
     r"^infer .*(t5|teacher|gpt2)": ["TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 8}"],
     r"models/smollm2": [*(f"LlamaConfig.{name}={size}" for name, size in SIZES), *LLAMA],
     r"^vocabulary ": ["SIZE=280"],
+    r"^import_logits |distill .*served": ["TASK_FEATURE_LENGTHS={'targets': 16}"],
     r"^cache ": ["NUM_SHARDS=1", "PROCESSES=1"],
 }
 
@@ -117,6 +118,9 @@ def write_data(directory):
     for name in ("articles", "prompts"):
         (directory / f"{name}.txt").write_text("\n".join(inputs) + "\n")
     (directory / "rows.jsonl").write_text(rows(sentence=["a fine film", "a dull film"]))
+    (directory / "answers").mkdir()
+    served = {"tokens": ["a", "b"], "top_logprobs": [{"a": -0.1, "b": -3.0}, {"b": -0.2, "c": -2.5}]}
+    (directory / "answers" / "0.jsonl").write_text((json.dumps(served) + "\n") * 8)
     (directory / "text").mkdir()
     # 400 documents of eight sentences, or 57 of 64 lines; their hashes hold some of them out.
     lines = []
@@ -136,6 +140,7 @@ def models(tmp_path_factory):
     small_models.write_t5(path / "t5-small")
     small_models.write_gpt2(path / "gpt2", num_layers=12)
     small_models.write_gpt2(path / "gpt2-medium")
+    small_models.write_gpt2(path / "served-model")
     return path
 
 
