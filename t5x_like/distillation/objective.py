@@ -106,6 +106,12 @@ class Distillation(Objective):
                 f"{type(objective).__name__}: the objective of a student can have neither stages nor, with OnPolicy, "
                 "batches that it prepares itself. Give another objective, or omit OnPolicy."
             )
+        sampled = [name for name, loss in self.losses.items() if getattr(loss, "needs_samples", False)]
+        if sampled and on_policy is None:
+            raise UserError(
+                f"loss {sampled[0]!r} is defined for samples of the student. Add OnPolicy, as in "
+                "distillation/minillm.gin."
+            )
         if on_policy is not None:
             on_policy.check(self.features, coefficients=own, cached=(*self.cached, *self.retokenizers))
         if on_policy is not None or self.retokenizers:

@@ -10,11 +10,14 @@ import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from aligned_cases import STUDENT, TEACHER, compute, inputs
 
 from t5x_like.distillation import losses
+from t5x_like.kernels.chunks import Readout, sum_over_positions
 from t5x_like.vocabularies import token_matches
 
 torch = pytest.importorskip("torch", reason="compares with trl (pip install --no-deps trl==1.16.0)")
@@ -112,3 +115,21 @@ def test_gold_and_uld_equal_trl(loss, settings):
     assert float(value) == pytest.approx(number * mean, rel=1e-6)
     found = np.asarray(gradients["student"][ROW])
     assert np.abs(found - number * gradient).max() <= 1e-6 * max(1.0, np.abs(number * gradient).max())
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 1.0])
+def test_gkd_equals_trl(beta):
+    """`GKDTrainer.generalized_jsd_loss`, whose temperature is 1, averaged over the positions with a label."""
+    jsd = of_trl("experimental/gkd/gkd_trainer", "generalized_jsd_loss")["generalized_jsd_loss"]
+    rng = np.random.default_rng(0)
+    student, teacher = rng.normal(size=(2, 2, 5, 7))
+    weights = np.array([[1, 1, 0, 1, 1], [1, 0, 0, 0, 0]])
+    given = torch.tensor(student, requires_grad=True)
+    mean = jsd(given, torch.tensor(teacher), labels=torch.tensor(np.where(weights, 1, IGNORED)), beta=beta)
+    mean.backward()
+    ours = losses.GKD(beta=beta).of_positions(Readout(jnp.asarray(teacher, jnp.float32), lambda x: x), weights)
+    value, gradient = jax.value_and_grad(lambda x: sum_over_positions(Readout(x, lambda x: x), ours))(
+        jnp.asarray(student, jnp.float32)
+    )
+    assert float(value) == pytest.approx(weights.sum() * float(mean.detach()), rel=1e-6)
+    np.testing.assert_allclose(gradient, weights.sum() * given.grad.numpy(), atol=1e-6)

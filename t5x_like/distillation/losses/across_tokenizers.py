@@ -273,16 +273,9 @@ class GOLD(_OfPairs):
             rest = [jnp.delete(x, ids, axis=-1) for x, ids in zip(merged, matches[:2], strict=True)]
             # trl compares the unmatched tokens only if both vocabularies have some.
             unmatched = _sorted_distance(*rest) if min(x.shape[-1] for x in rest) else 0.0
-            return matched * self._divergence(logs[1], logs[0]) + (1 - matched) * unmatched
+            return matched * divergence.generalized(self.beta)(logs[1], logs[0]) + (1 - matched) * unmatched
 
         return self.sum_pairs(student, teacher, of_pairs, earlier)
-
-    def _divergence(self, log_p: Logits, log_q: Logits) -> PerPair:
-        if self.beta == 0:
-            return divergence.forward_kl(log_p, log_q)
-        if self.beta == 1:
-            return divergence.reverse_kl(log_p, log_q)
-        return divergence.jensen_shannon(log_p, log_q, beta=self.beta)
 
     def _earlier(self, student: View, teacher: View) -> tuple[PerPair, PerPair]:
         """Returns the log-probability of all tokens of each group but the last."""
