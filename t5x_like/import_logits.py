@@ -22,6 +22,7 @@ from t5x_like.objectives.base import Objective
 from t5x_like.runtime import console_log
 from t5x_like.vocabularies import vocabulary_digest
 from t5x_like.vocabularies.late import LateVocabulary
+from t5x_like.vocabularies.token_bytes import TokenBytes
 
 DIRECTORY = "teacher_logits"
 PREDICTION, TARGETS, INPUTS = "targets", "targets", "inputs"
@@ -43,11 +44,15 @@ def import_logits(
     k: int | None = None,
     rest: Literal["bucket", "renormalised"] = "bucket",
     dtype: str = "float16",
+    student_vocabulary_path: str | None = None,
+    teacher_lengths: Mapping[str, int] | None = None,
 ) -> LogitsManifest:
     """Reads texts of a served teacher with their most probable tokens, and writes what `distill` reads of a teacher.
 
     The cache has one text per row, in the teacher's tokens, and the teacher logits of its tokens are stored beside it,
-    as `cache_logits` stores them. Longer texts are cut.
+    as `cache_logits` stores them. Longer texts are cut. For a student with another tokenizer, the cache has its tokens;
+    texts that are too long, that end within a character, or whose tokens are not those of the tokenizer for this text,
+    are then left out.
 
     Args:
       pattern: Files of `data.served_outputs`, `.jsonl` or `.parquet`, as a pattern or a list of patterns.
@@ -62,6 +67,8 @@ def import_logits(
       rest: What is known of all other tokens: their total probability as a `bucket`, or nothing: `renormalised`
         probabilities of the stored tokens.
       dtype: `float16` or `float32`.
+      student_vocabulary_path: The tokenizer of the student, if it has another one, for losses across tokenizers.
+      teacher_lengths: Maximum lengths in the teacher's tokens; by default those of the student's.
 
     Returns:
       The manifest of the teacher logits.
@@ -86,15 +93,23 @@ def import_logits(
     if k is not None and k > available:
         raise UserError(f"K={k}: {fewest.where} has a token with {available} log-probabilities. Give K={available}.")
     k = available if k is None else k
-    rows = [_row(text, vocabulary, lengths) for text in texts]
+    of_teacher = spec.task_lengths(teacher_lengths or task_feature_lengths)
+    pairs = [(text, _row(text, vocabulary, of_teacher)) for text in texts]
+    if student_vocabulary_path is None:
+        stored, rows, tokenizer = pairs, [row for _, row in pairs], vocabulary.tokens.vocabulary
+    else:
+        student = TokenBytes(LateVocabulary(lambda: student_vocabulary_path))
+        stored, rows = _retokenized(pairs, vocabulary.tokens, student, lengths)
+        tokenizer = student.vocabulary
+    tokens, given = (
+        sum(map(len, each)) for each in ([row[TARGETS] for _, row in stored], [t.positions for t in texts])
+    )
     logging.info(
-        "%s texts of %d files, %s tokens of %s with %d log-probabilities each",
-        *(f"{len(texts):,}", len(files), f"{sum(len(row[TARGETS]) for row in rows):,}"),
-        *(f"{sum(len(text.positions) for text in texts):,}", k),
+        "%s of %s texts of %d files, %s of %s tokens, %d log-probabilities each",
+        *(f"{len(stored):,}", f"{len(texts):,}", len(files), f"{tokens:,}", f"{given:,}", k),
     )
 
     # ---- Cache and teacher logits ------------------------------------------------------------------------------------
-    tokenizer = vocabulary.tokens.vocabulary
     digest = _digest(files)
     manifest = plain_rows.write(
         *(directory, rows, spec, lengths),
@@ -105,30 +120,31 @@ def import_logits(
                 "split": split,
                 "module": None,
                 "task_arguments": None,
-                "vocabulary_path": vocabulary_path,
+                "vocabulary_path": student_vocabulary_path or vocabulary_path,
             },
             **{"passes": 1, "served": digest},
         },
     )
-    positions = spec.row_shapes(task_feature_lengths)[_TARGET_TOKENS][0]
+    positions = spec.row_shapes(of_teacher)[_TARGET_TOKENS][0]
+    served = vocabulary.tokens.vocabulary
     plan = LogitsPlan(
         directory=logits.directory_of(paths.join(cache_dir, DIRECTORY), manifest),
         cache=manifest,
         spec=spec.digest,
         teacher={
             "digest": digest,
-            "vocabulary": vocabulary_digest.of_vocabulary(tokenizer),
+            "vocabulary": vocabulary_digest.of_vocabulary(served),
             "dtype": None,
-            "served": {"rest": rest},
+            "served": {"rest": rest, "vocabulary_path": vocabulary_path, "lengths": of_teacher},
         },
         teacher_path=", ".join(files),
-        predictions={PREDICTION: Stored(positions, tokenizer.vocab_size, k, dtype)},
+        predictions={PREDICTION: Stored(positions, served.vocab_size, k, dtype)},
         temperature=1.0,
     )
     done = plan.begin()
     for unit, chosen in plan.units().items():
         if unit not in done:
-            arrays = _arrays(spec, [rows[row] for row in chosen], [texts[row] for row in chosen], k, rest, lengths)
+            arrays = _arrays(spec, stored[chosen.start : chosen.stop], k, rest, of_teacher)
             plan.write_shard(unit, encode(plan.predictions, {PREDICTION: arrays}, len(chosen)))
     found = plan.finish()
     print(f"distill: TEACHER = {paths.join(cache_dir, DIRECTORY)!r}, CACHE_DIR = {cache_dir!r}, PACK = False")
@@ -183,21 +199,50 @@ def _row(text: ServedText, vocabulary: ServedVocabulary, lengths: Mapping[str, i
     return {name: ids[: lengths[name]] for name, ids in row.items()}
 
 
+def _retokenized(
+    pairs: Sequence[tuple[ServedText, Mapping[str, list[int]]]],
+    teacher: TokenBytes,
+    student: TokenBytes,
+    lengths: Mapping[str, int],
+) -> tuple[list[tuple[ServedText, Mapping[str, list[int]]]], list[dict[str, list[int]]]]:
+    """Returns the texts that a student with another tokenizer can read, and their rows in its tokens."""
+    stored, rows = [], []
+    for text, row in pairs:
+        ids, eos = row[TARGETS], teacher.vocabulary.eos_id
+        ends = ids[-1:] == [eos]
+        body = ids[:-1] if ends else ids
+        joined, _ = teacher.join(body)
+        made = {TARGETS: student.encode(joined).ids.tolist()}
+        if ends and student.vocabulary.eos_id is not None:
+            made[TARGETS].append(student.vocabulary.eos_id)
+        if text.prompt is not None:
+            made[INPUTS] = student.encode(text.prompt).ids.tolist()
+        is_whole = len(ids) == len(text.positions) and all(len(found) <= lengths[name] for name, found in made.items())
+        if is_whole and teacher.encode(joined).ids.tolist() == body:
+            stored.append((text, row))
+            rows.append(made)
+    if not rows:
+        raise UserError(
+            f"{pairs[0][0].where} and all other texts are longer than TASK_FEATURE_LENGTHS={dict(lengths)}, or have "
+            "other tokens than VOCABULARY_PATH gives their texts. Give longer rows, or the tokenizer of the teacher."
+        )
+    return stored, rows
+
+
 def _arrays(
     spec: FeatureSpec,
-    rows: Sequence[Mapping[str, list[int]]],
-    texts: Sequence[ServedText],
+    stored: Sequence[tuple[ServedText, Mapping[str, list[int]]]],
     k: int,
     rest: str,
     lengths: Mapping[str, int],
 ) -> dict[str, np.ndarray]:
     """Returns what is stored of rows, at the positions where the objective predicts their tokens."""
-    at, weights = _predicted_tokens(spec, rows, lengths)
+    at, weights = _predicted_tokens(spec, [row for _, row in stored], lengths)
     shape = at.shape
     values, ids = np.zeros((*shape, k), np.float64), np.zeros((*shape, k), np.int64)
     tail = np.zeros(shape, np.float64)
     for row, position in _stored_positions(at, weights):
-        given = texts[row].positions[at[row, position] - 1]
+        given = stored[row][0].positions[at[row, position] - 1]
         log_p = np.array(given.log_p[:k])
         total = np.exp(log_p).sum()
         if rest == "renormalised":

@@ -14,8 +14,8 @@ from t5x_like import optimizers
 from t5x_like.data.cached import CachedSource
 from t5x_like.data.served_outputs import ServedVocabulary, read
 from t5x_like.distill import distill
+from t5x_like.distillation import losses
 from t5x_like.distillation.cached_logits import CachedLogits
-from t5x_like.distillation.losses.logits import ForwardKL
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.import_logits import import_logits
@@ -27,10 +27,12 @@ from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
 from t5x_like.train import train
 from t5x_like.vocabularies.from_folder import from_folder
+from t5x_like.vocabularies.shipped import python_docs
 
 pytestmark = pytest.mark.notf
 
 LENGTH = 6
+PYTHON_DOCS = python_docs().sentencepiece_model_file
 # The tokens of two texts, and the probabilities of their most probable tokens.
 TEXTS = (
     (("a", {"a": 0.5, "b": 0.25}), (" ", {" ": 0.9, "a": 0.05}), ("b", {"c": 0.6, "b": 0.3})),
@@ -156,6 +158,38 @@ def test_prompts_are_inputs(tmp_path, tokenizer):
     np.testing.assert_allclose(np.exp(top.values[0, weighted[0]]), [0.5, 0.25], rtol=1e-6)
 
 
+def recipe(directory, vocab_size):
+    return recipes.make(
+        model=GPTConfig(vocab_size=vocab_size, num_layers=1, max_length=LENGTH, dropout_rate=0.0, **small_models.SIZES),
+        objective=CausalLM(bos_id=256),
+        optimizer=optimizers.adamw(learning_rate=schedules.constant(0.05)),
+        data=CachedSource(cache_dir=f"{directory}/cache", batch_size=2),
+        total=20,
+        log=1,
+        model_dir=f"{directory}/run",
+        partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}),
+    )
+
+
+def test_student_with_another_tokenizer_learns_from_a_served_teacher(tmp_path, tokenizer):
+    """The cache has the student's tokens, and the losses read the stored distributions at the teacher's."""
+    # A text of the teacher's tokens, one that ends within a character, and one that is too long for the student.
+    texts = [(("a", {"a": 0.5, "b": 0.2}), ("b", {"b": 0.9, "c": 0.05})), (("bytes:\\xc3", {"a": 0.5, "b": 0.2}),)]
+    texts.append((("q", {"q": 0.5, "b": 0.2}),) * 20)
+    write(tmp_path / "a.jsonl", map(part, [*texts, texts[0]]))
+    run(tmp_path, tokenizer, student_vocabulary_path=PYTHON_DOCS, teacher_lengths={"targets": 9})
+    teacher = Teacher(f"{tmp_path}/cache/teacher_logits")
+    chosen = {"alm": losses.ALM(tau=1.0), "gold": losses.GOLD()}
+    made = distill(recipe(tmp_path, 1200), teachers={"t": teacher}, losses=chosen, coefficients={"task": 0.0})
+    rows = next(made.data.host_iterator(made.objective.features))
+    assert rows["retokenized/t/decoder_target_tokens"].tolist() == [[*ids(tokenizer, "a", "b"), *[0] * 7]] * 2
+    stored = np.exp(rows["teacher_logits/t/targets/values"][0, :2])
+    np.testing.assert_allclose(stored, [[0.5, 0.2], [0.9, 0.05]], rtol=1e-6)
+    train(made)
+    found = [row["alm"] for row in read_metrics(f"{tmp_path}/run")]
+    assert found[-1] < found[0], "the student gives `ab` a probability like the teacher's, 0.45"
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
@@ -200,28 +234,15 @@ def test_student_learns_from_a_served_teacher(tmp_path, tokenizer):
     """The loss of the first step is the divergence over the stored tokens and the rest, computed by hand."""
     write(tmp_path / "a.jsonl", map(part, TEXTS))
     run(tmp_path, tokenizer)
-    config = GPTConfig(
-        vocab_size=257,
-        embed_dim=8,
-        mlp_dim=16,
-        num_heads=2,
-        head_dim=4,
-        num_layers=1,
-        max_length=LENGTH,
-        dropout_rate=0.0,
-    )
-    student = recipes.make(
-        model=config,
-        objective=CausalLM(bos_id=256),
-        optimizer=optimizers.adamw(learning_rate=schedules.constant(0.05)),
-        data=CachedSource(cache_dir=f"{tmp_path}/cache", batch_size=2),
-        total=20,
-        log=1,
-        model_dir=f"{tmp_path}/run",
-        partitioner=Partitioner(devices=jax.devices()[:1], ici={"data": 1}),
-    )
     teacher = Teacher(f"{tmp_path}/cache/teacher_logits")
-    train(distill(student, teachers={"t": teacher}, losses={"kl": ForwardKL()}, coefficients={"task": 0.0}))
+    train(
+        distill(
+            recipe(tmp_path, 257),
+            teachers={"t": teacher},
+            losses={"kl": losses.ForwardKL()},
+            coefficients={"task": 0.0},
+        )
+    )
     found = [row["kl"] for row in read_metrics(f"{tmp_path}/run")]
     # A new model is almost uniform over 257 tokens.
     tops = [[*top.values()] for text in TEXTS for _, top in text]

@@ -343,6 +343,7 @@ COMMANDS = {
         settings={
             "VOCABULARY_PATH": "tokenizer of the teacher: Hugging Face directory or SentencePiece model",
             "PROMPT_FIELD": "field of a record with the prompt, for an objective that reads inputs",
+            "STUDENT_VOCABULARY_PATH": "tokenizer of a student that has another one, for losses across tokenizers",
             "K": "number of log-probabilities per token (default: as many as every token has)",
             "REST": "the other tokens: bucket (default), or renormalised for none",
             "LOGITS_DTYPE": "float16 (default) or float32",

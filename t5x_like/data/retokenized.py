@@ -15,7 +15,7 @@ from t5x_like.data import batches
 from t5x_like.data.attached import Computed
 from t5x_like.data.features import FeatureSpec, ModelFeature
 from t5x_like.data.feed import HostBatch, HostIterator
-from t5x_like.data.source import DataSource
+from t5x_like.data.source import DataSource, is_packed
 from t5x_like.errors import UserError
 from t5x_like.vocabularies.alignment import align
 from t5x_like.vocabularies.token_bytes import TokenBytes
@@ -285,11 +285,11 @@ class RetokenizedSource:
 
     def check(self, spec: FeatureSpec) -> None:
         """Checks that the data can be read as `spec` requires; see `DataSource`."""
-        self.source.check(_without_computed(spec))
+        self.source.check(self._of_source(spec))
 
     def batch_shapes(self, spec: FeatureSpec) -> dict[str, tuple[int, ...]]:
         """Returns model feature or attached array -> shape over all processes; see `DataSource`."""
-        found = self.source.batch_shapes(_without_computed(spec))
+        found = self.source.batch_shapes(self._of_source(spec))
         size = found[_TARGETS][0]
         return found | {each.name: (size, *each.shape) for each in spec.attached if isinstance(each, Computed)}
 
@@ -299,14 +299,21 @@ class RetokenizedSource:
 
     def host_iterator(self, spec: FeatureSpec, **processes: int) -> "_RetokenizedIterator":
         """Returns the training batches of one process; see `DataSource`."""
-        return _RetokenizedIterator(self.source.host_iterator(_without_computed(spec), **processes), self, spec)
+        return _RetokenizedIterator(self.source.host_iterator(self._of_source(spec), **processes), self, spec)
 
     def eval_batches(
         self, spec: FeatureSpec, num_batches: int | None = None, **processes: int
     ) -> Iterator[dict[str, np.ndarray]]:
         """Yields the batches of one pass over the data; see `DataSource`."""
-        for batch in self.source.eval_batches(_without_computed(spec), num_batches, **processes):
+        for batch in self.source.eval_batches(self._of_source(spec), num_batches, **processes):
             yield self.add(batch, spec)
+
+    def _of_source(self, spec: FeatureSpec) -> FeatureSpec:
+        """Returns the part of a spec that the source reads; rows of one example stay the rows of a packable spec."""
+        stored = tuple(each for each in spec.attached if not isinstance(each, Computed))
+        student = next(iter(self.retokenizers.values())).student_spec
+        packable = spec.packable or (student.packable and not is_packed(self.source))
+        return dataclasses.replace(spec, attached=stored, packable=packable)
 
     def add(self, batch: HostBatch, spec: FeatureSpec) -> dict[str, np.ndarray]:
         """Returns a batch with the arrays that a spec attaches; none for the student's own objective."""
@@ -328,8 +335,3 @@ class _RetokenizedIterator:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._batches, name)
-
-
-def _without_computed(spec: FeatureSpec) -> FeatureSpec:
-    stored = tuple(each for each in spec.attached if not isinstance(each, Computed))
-    return dataclasses.replace(spec, attached=stored)

@@ -198,8 +198,9 @@ class Distillation(Objective):
         projections_key = jax.random.fold_in(key, _PROJECTIONS_KEY)
         if self.cached:
             classes = _count_classes(self.objective, {"model": model, "objective": heads})
-            for each in self.cached.values():
-                each.check_classes(classes)
+            for name, each in self.cached.items():
+                if name not in self.retokenizers:
+                    each.check_classes(classes)
         student, projections = self._student(model.config), {}
         for number, (name, loss) in enumerate(self.losses.items()):
             keys = jax.random.split(jax.random.fold_in(projections_key, number), len(self.teachers))

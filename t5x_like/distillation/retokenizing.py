@@ -10,10 +10,11 @@ from t5x_like.data.source import DataSource, stores_rows
 from t5x_like.distillation.loss import Loss
 from t5x_like.distillation.losses.across_tokenizers import AcrossTokenizers
 from t5x_like.errors import UserError
-from t5x_like.stored.loaded_teachers import LoadedTeacher
+from t5x_like.stored.loaded_teachers import LoadedTeacher, ServedTeacher
 from t5x_like.vocabularies import stored
 from t5x_like.vocabularies.base import Vocabulary
 from t5x_like.vocabularies.from_folder import from_folder
+from t5x_like.vocabularies.late import LateVocabulary
 from t5x_like.vocabularies.token_bytes import TokenBytes
 from t5x_like.vocabularies.tokenizer_folder import has_tokenizer
 
@@ -55,7 +56,7 @@ def make(
             tokens := TokenBytes(vocabulary_of_teacher(name, teacher)),
             spec,
             _with_bos(teacher, spec, tokens.vocabulary),
-            lengths[name] or given,
+            lengths[name] or getattr(teacher, "lengths", None) or given,
             predictions=shapes["decoder_target_tokens"][1] if "decoder_target_tokens" in shapes else 0,
         )
         for name, teacher in teachers.items()
@@ -94,6 +95,8 @@ def vocabulary_of_teacher(name: str, teacher: LoadedTeacher) -> Vocabulary:
     Raises:
       UserError: It has none.
     """
+    if isinstance(teacher, ServedTeacher):
+        return LateVocabulary(lambda: teacher.vocabulary_path, extra_ids=0).vocabulary
     found = from_folder(teacher.path) if has_tokenizer(teacher.path) else teacher.tokenizer
     if found is None:
         raise UserError(

@@ -1,5 +1,7 @@
 """Teachers that are served elsewhere, of which `t5x_like import_logits` has stored texts and log-probabilities."""
 
+import dataclasses
+
 from t5x_like import checkpoint_paths
 from t5x_like.data.cached import logits
 from t5x_like.distillation.teachers import Teacher
@@ -13,7 +15,8 @@ def find(teacher: Teacher, student: ModelConfig, objective: Objective) -> Served
 
     Args:
       teacher: The teacher, as a configuration names it; its path may be a directory of teacher logits.
-      student: Configuration of the student's model, which stands for the unknown one of the teacher.
+      student: Configuration of the student's model, which stands for the unknown one of the teacher, but for its
+        number of classes.
       objective: Objective of the student.
 
     Returns:
@@ -24,15 +27,19 @@ def find(teacher: Teacher, student: ModelConfig, objective: Objective) -> Served
     """
     if not checkpoint_paths.is_teacher_logits(teacher.path):
         return None
-    found = next(iter(logits.read_all(teacher.path).values())).settings["teacher"]
+    manifest = next(iter(logits.read_all(teacher.path).values()))
+    found = manifest.settings["teacher"]
     if "served" not in found:
         return None
+    (stored,) = manifest.predictions.values()
     return ServedTeacher(
         path=teacher.path,
-        config=student,
+        config=dataclasses.replace(student, vocab_size=stored.classes),
         objective=objective,
         vocabulary=found["vocabulary"],
         weight=teacher.weight,
         logits=teacher.path,
         outputs=found["digest"],
+        vocabulary_path=found["served"]["vocabulary_path"],
+        lengths=found["served"]["lengths"],
     )

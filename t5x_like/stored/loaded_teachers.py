@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -91,9 +91,13 @@ class ServedTeacher(LoadedTeacher):
 
     Attributes:
       outputs: Hash of the outputs.
+      vocabulary_path: Its tokenizer.
+      lengths: Task feature -> length of a row in its tokens.
     """
 
     outputs: str = ""
+    vocabulary_path: str = ""
+    lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def digest(self) -> str:

@@ -66,6 +66,7 @@ SMALLER = {
     r"models/smollm2": [*(f"LlamaConfig.{name}={size}" for name, size in SIZES), *LLAMA],
     r"^vocabulary ": ["SIZE=280"],
     r"^import_logits |distill .*served": ["TASK_FEATURE_LENGTHS={'targets': 16}"],
+    r"models/gpt2/small": [*GPT2, "GPTConfig.num_layers=1", "GPTConfig.vocab_size=320", "WARMUP_STEPS=1"],
     r"^cache ": ["NUM_SHARDS=1", "PROCESSES=1"],
 }
 
