@@ -33,16 +33,16 @@ def softmax(x):
     return shifted / shifted.sum(axis=-1, keepdims=True)
 
 
-def sorted_distance(p, q):
+def sorted_distance(p, q, k=None):
     size = max(len(p), len(q))
-    p, q = (np.sort(np.pad(x, (0, size - len(x))))[::-1] for x in (p, q))
+    p, q = (np.sort(np.pad(x, (0, size - len(x))))[::-1][:k] for x in (p, q))
     return np.abs(p - q).sum()
 
 
 # ---- NumPy -----------------------------------------------------------------------------------------------------------
 
 
-def uld(logits, targets, *, temperature=1.0, by_position=False):
+def uld(logits, targets, *, temperature=1.0, by_position=False, k=None):
     total, pairs = 0.0, []
     for row in range(2):
         if by_position:
@@ -55,7 +55,7 @@ def uld(logits, targets, *, temperature=1.0, by_position=False):
             softmax(logits["teacher"][row, theirs] / temperature),
             softmax(logits["student"][row, ours] / temperature),
         )
-        total += sorted_distance(p, q)
+        total += sorted_distance(p, q, k)
     return total
 
 
@@ -134,6 +134,8 @@ CASES = {
     "uld": (losses.ULD(), uld),
     "uld at T=2": (losses.ULD(temperature=2.0), functools.partial(uld, temperature=2.0)),
     "uld by position": (losses.ULD(align="positions"), functools.partial(uld, by_position=True)),
+    "uld of 4": (losses.ULD(k=4), functools.partial(uld, k=4)),
+    "uld of 12": (losses.ULD(k=12), functools.partial(uld, k=12)),  # the student has 11 tokens
     "min_ed": (losses.MinED(), min_ed),
     "min_ed at T=2": (losses.MinED(temperature=2.0), functools.partial(min_ed, temperature=2.0)),
     "gold": (losses.GOLD(), gold),
@@ -230,6 +232,7 @@ def test_equal_networks_have_no_distance():
     ("make", "message"),
     [
         (lambda: losses.ULD(align="bytes"), "ULD.align='bytes' is unknown"),
+        (lambda: losses.ULD(k=0), "ULD.k=0 is not positive"),
         (lambda: losses.ULD(temperature=0), "ULD.temperature=0 is not positive"),
         (lambda: losses.GOLD(beta=1.5), "GOLD.beta=1.5 is out of range"),
         (lambda: losses.ALM(chunks="lines"), "ALM.chunks='lines' is unknown"),

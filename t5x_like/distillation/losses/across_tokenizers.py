@@ -172,9 +172,14 @@ class ULD(_OfPairs):
     # What is compared: the first positions of `groups`, or, as in the paper, `positions`: the i-th prediction of both,
     # up to the shorter text.
     align: Literal["groups", "positions"] = "groups"
+    # How many of the largest probabilities are compared; None for all. Sorting a whole vocabulary takes longer than the
+    # networks of small models.
+    k: int | None = None
 
     def __post_init__(self):
         super().__post_init__()
+        if self.k is not None and self.k < 1:
+            raise UserError(f"ULD.k={self.k} is not positive. Give a number of probabilities, or None for all.")
         if self.align not in ("groups", "positions"):
             raise UserError(f"ULD.align={self.align!r} is unknown. Give groups or positions.")
 
@@ -199,7 +204,7 @@ class ULD(_OfPairs):
         """Computes the loss; see `Loss`."""
 
         def of_pairs(ours, theirs, arrays):
-            return _sorted_distance(jax.nn.softmax(ours), jax.nn.softmax(theirs))
+            return _sorted_distance(jax.nn.softmax(ours), jax.nn.softmax(theirs), self.k)
 
         return self.sum_pairs(student, teacher, of_pairs)
 
@@ -312,9 +317,13 @@ def _dense(stored: TopK, *, classes: int, temperature: float) -> Logits:
 
 
 def _sorted_distance(
-    p: Float[Array, "batch pairs first"], q: Float[Array, "batch pairs second"]
+    p: Float[Array, "batch pairs first"], q: Float[Array, "batch pairs second"], k: int | None = None
 ) -> Float[Array, "batch pairs"]:
-    """Returns Σ |p - q| of values in descending order, the shorter ones padded with zeros."""
+    """Returns Σ |p - q| of the k largest values in descending order, the shorter ones padded with zeros."""
     size = max(p.shape[-1], q.shape[-1])
-    p, q = (jnp.pad(x, ((0, 0), (0, 0), (size - x.shape[-1], 0))) for x in (jnp.sort(p), jnp.sort(q)))
+    if k is not None and k < size:
+        p, q = (jax.lax.top_k(x, min(k, x.shape[-1]))[0] for x in (p, q))
+        p, q = (jnp.pad(x, ((0, 0), (0, 0), (0, k - x.shape[-1]))) for x in (p, q))
+    else:
+        p, q = (jnp.pad(x, ((0, 0), (0, 0), (size - x.shape[-1], 0))) for x in (jnp.sort(p), jnp.sort(q)))
     return jnp.sum(jnp.abs(p - q), axis=-1)
