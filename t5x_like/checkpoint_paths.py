@@ -36,3 +36,12 @@ def check_checkpoint_directory(setting: str, directory: str) -> None:
             f"{setting}={directory}: checkpoints cannot be written to a path that contains {' or '.join(found)}. "
             "Rename it, or give another path."
         )
+
+
+def is_teacher_logits(path: str) -> bool:
+    """Returns whether a directory has teacher logits, `TASK/SPLIT/manifest.json`; see `data.cached.logits`."""
+    return any(
+        paths.is_file(paths.join(path, task, split, "manifest.json"))
+        for task in paths.listdir(path)
+        for split in paths.listdir(paths.join(path, task))
+    )

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
+from t5x_like.data.retokenized import RetokenizedSource
+from t5x_like.distillation import retokenizing, served_teachers
 from t5x_like.distillation.cached_logits import CachedLogits
 from t5x_like.distillation.loss import Loss
 from t5x_like.distillation.objective import Distillation
@@ -51,9 +53,17 @@ def distill(
     own = student.objective
     # Cached logits belong to a checkpoint, which identifies them.
     loaded = {
-        name: open_teacher(each, own, weights=require_weights or each.logits is not None)
+        name: served_teachers.find(each, student.model, own)
+        or open_teacher(each, own, weights=require_weights or each.logits is not None)
         for name, each in teachers.items()
     }
+    retokenizers = retokenizing.make(
+        student.data,
+        own.features,
+        teachers=loaded,
+        losses=losses,
+        lengths={name: each.lengths for name, each in teachers.items()},
+    )
     objective = Distillation(
         own,
         losses,
@@ -62,9 +72,12 @@ def distill(
         cached=CachedLogits.open_all(loaded, own.features),
         vocabulary=student.data.text_vocabulary(own.features).digest if require_weights else None,
         on_policy=on_policy,
+        retokenizers=retokenizers,
     )
     objective.check(student.model)
     recipe = dataclasses.replace(student, objective=objective, evaluated=own, teachers=loaded)
+    if retokenizers:
+        recipe = dataclasses.replace(recipe, data=RetokenizedSource(student.data, retokenizers))
     if objective.cached and require_weights:
-        student.data.check(objective.features)  # before the rows of another cache have other shapes than the logits
+        recipe.data.check(objective.features)  # before the rows of another cache have other shapes than the logits
     return recipe

@@ -61,7 +61,7 @@ COMMANDS = {
         "train a student on the outputs of a teacher",
         "runs/distill.gin",
         settings={
-            "TEACHER": "run directory or Hugging Face directory of the teacher",
+            "TEACHER": "run directory or Hugging Face directory of the teacher, or outputs of a served one",
             "TEACHER_CHECKPOINT": "which checkpoint of a run: latest (default), best or a step",
         }
         | _RUN,
@@ -333,6 +333,27 @@ COMMANDS = {
         paths=("TEACHER_LOGITS",),
         dry_run="check_cache_logits",
         derives=("model", "steps"),
+    ),
+    "import_logits": Command(
+        "t5x_like.import_logits.import_logits",
+        "store the log-probabilities of a served teacher, to distill without its model",
+        "commands/import_logits.gin",
+        flags={
+            "pattern": ("PATTERN", "files of served texts and their top log-probabilities: .jsonl or .parquet"),
+            "cache_dir": ("CACHE_DIR", "the directory to write to"),
+        },
+        settings={
+            "VOCABULARY_PATH": "tokenizer of the teacher: Hugging Face directory or SentencePiece model",
+            "PROMPT_FIELD": "field of a record with the prompt, for an objective that reads inputs",
+            "STUDENT_VOCABULARY_PATH": "tokenizer of a student that has another one, for losses across tokenizers",
+            "K": "number of log-probabilities per token (default: as many as every token has)",
+            "REST": "the other tokens: bucket (default), or renormalised for none",
+            "LOGITS_DTYPE": "float16 (default) or float32",
+        }
+        | LENGTHS,
+        base_gin_file="commands/import_logits.gin",
+        accepts_recipe=True,
+        paths=("CACHE_DIR",),
     ),
     **measuring_commands.COMMANDS,
 }

@@ -69,5 +69,7 @@ def _check_checkpoint(setting: str, path: str) -> None:
         raise weight_files.not_found(setting, path, wanted)
     is_step = path.rstrip("/").rpartition("/")[2].isdigit() and path.rstrip("/").split("/")[-2:-1] == ["checkpoints"]
     is_run = is_step or _has_steps(path) or _has_steps(paths.join(path, "checkpoints"))
+    if setting == "TEACHER" and checkpoint_paths.is_teacher_logits(path):
+        return
     if not (is_run or weight_files.is_huggingface(path) or weight_files.find_t5x(path)):
         raise UserError(f"{setting}={weight_files.explain_missing(path)}")

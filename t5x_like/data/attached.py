@@ -1,4 +1,4 @@
-"""Attached arrays: arrays of a batch that are stored beside the rows of a cache instead of being made from a task."""
+"""Attached arrays: arrays of a batch that are not made from a task's features, but stored or computed for each row."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,28 +6,21 @@ from collections.abc import Sequence
 from t5x_like.errors import UserError
 
 
-@dataclasses.dataclass(frozen=True)
-class Attached:
-    """An array that is read from a sidecar of a cache, `[batch, positions]` or `[batch, positions, width]`.
-
-    A sidecar has one record per row of the cache, so the array of a row always belongs to the same examples, in
-    whatever order the rows are read.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowArray:
+    """An array `[batch, positions]` or `[batch, positions, width]` that belongs to the rows of a batch.
 
     Attributes:
       name: Key in the batch, such as `teacher_logits/teacher/masked_lm/values`.
-      directory: Directory of the sidecar: a local path or `gs://…`.
       positions: Number of positions per row. Positions without a value are 0.
       width: Number of values per position; None for one value without a dimension of its own.
       dtype: Name of the NumPy dtype.
-      origin: Digest of what computed the values, which the sidecar must have too.
     """
 
     name: str
-    directory: str
     positions: int
-    width: int | None
-    dtype: str
-    origin: str
+    width: int | None = None
+    dtype: str = "int32"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,7 +33,28 @@ class Attached:
         return ("batch", "length") if self.width is None else ("batch", "length", None)
 
 
-def refuse_attached(arrays: Sequence[Attached], data: str) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attached(RowArray):
+    """An array that is read from a sidecar of a cache.
+
+    A sidecar has one record per row of the cache, so the array of a row always belongs to the same examples, in
+    whatever order the rows are read.
+
+    Attributes:
+      directory: Directory of the sidecar: a local path or `gs://…`.
+      origin: Digest of what computed the values, which the sidecar must have too.
+    """
+
+    directory: str
+    origin: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Computed(RowArray):
+    """An array that a data source computes from the features of each row; see `data.retokenized`."""
+
+
+def refuse_attached(arrays: Sequence[RowArray], data: str) -> None:
     """Refuses attached arrays for data that is not a cache.
 
     Args:
@@ -48,10 +62,14 @@ def refuse_attached(arrays: Sequence[Attached], data: str) -> None:
       data: Name of the data, for the message.
 
     Raises:
-      UserError: there are attached arrays.
+      UserError: There are attached arrays.
     """
-    if arrays:
+    for array in arrays:
+        if isinstance(array, Attached):
+            raise UserError(
+                f"{array.directory} belongs to the rows of a cache, but {data} is a live task. Write the rows with "
+                "`t5x_like cache`, and read them with --gin_file=data/cached.gin."
+            )
         raise UserError(
-            f"{arrays[0].directory} belongs to the rows of a cache, but {data} is a live task. Write the rows with "
-            "`t5x_like cache`, and read them with --gin_file=data/cached.gin."
+            f"{data} does not compute {array.name!r}, which a loss across tokenizers reads. Give the data of a task."
         )

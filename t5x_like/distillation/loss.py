@@ -15,6 +15,7 @@ from t5x_like.models.base import ModelConfig
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives.base import Batch, Objective
 from t5x_like.objectives.prediction import Prediction, Scalar
+from t5x_like.vocabularies.token_bytes import TokenBytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +27,14 @@ class Network:
       config: Configuration of the model.
       objective: What it predicts; its `labels` and `coefficients` tell which heads it has.
       vocabulary: Digest of its vocabulary; None if it is unknown, or if no vocabulary belongs to the network.
+      tokens: The bytes of its tokens, for losses across tokenizers; None if no such loss reads the network.
     """
 
     name: str
     config: ModelConfig
     objective: Objective
     vocabulary: str | None = None
+    tokens: TokenBytes | None = None
 
 
 @dataclasses.dataclass(frozen=True)

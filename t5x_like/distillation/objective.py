@@ -9,9 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t5x_like.data.retokenized import Retokenizer
 from t5x_like.distillation import features
 from t5x_like.distillation.cached_logits import CachedLogits
 from t5x_like.distillation.loss import LogitLoss, Loss, Network, View
+from t5x_like.distillation.losses import across_tokenizers
+from t5x_like.distillation.losses.across_tokenizers import AcrossTokenizers
 from t5x_like.distillation.on_policy import OnPolicy
 from t5x_like.errors import UserError
 from t5x_like.kernels.chunks import PositionLoss
@@ -56,6 +59,8 @@ class Distillation(Objective):
       cached: Name of a teacher -> its stored predictions. Such a teacher does not run.
       vocabulary: Digest of the student's vocabulary, which losses compare with the teachers'.
       on_policy: Replaces targets by samples of the student in training; None: the targets of the task.
+      retokenizers: Name of a teacher with its own tokenizer -> what computes its features. Losses across tokenizers
+        read it, and no others.
 
     Raises:
       UserError: A name is unknown or used twice, or a teacher reads other features than the student.
@@ -71,16 +76,20 @@ class Distillation(Objective):
         cached: Mapping[str, CachedLogits] | None = None,
         vocabulary: str | None = None,
         on_policy: OnPolicy | None = None,
+        retokenizers: Mapping[str, Retokenizer] | None = None,
     ):
         self.objective, self.losses, self.teachers = objective, dict(losses), dict(teachers)
         self.cached, self._vocabulary = dict(cached or {}), vocabulary
+        self.retokenizers = dict(retokenizers or {})
         self._check_names(coefficients or {})
         running = {
             name: (each.objective.features, each.config.reads)
             for name, each in self.teachers.items()
-            if name not in self.cached
+            if name not in self.cached and name not in self.retokenizers
         }
-        attached = [array for each in self.cached.values() for array in each.attached]
+        attached = [
+            array for each in (self.cached, self.retokenizers) for one in each.values() for array in one.attached
+        ]
         self.features = features.merge(objective.features, running, attached)
         given = dict.fromkeys((TASK, *losses), 1.0) | dict(coefficients or {})
         own = {
@@ -97,8 +106,15 @@ class Distillation(Objective):
                 f"{type(objective).__name__}: the objective of a student can have neither stages nor, with OnPolicy, "
                 "batches that it prepares itself. Give another objective, or omit OnPolicy."
             )
+        sampled = [name for name, loss in self.losses.items() if getattr(loss, "needs_samples", False)]
+        if sampled and on_policy is None:
+            raise UserError(
+                f"loss {sampled[0]!r} is defined for samples of the student. Add OnPolicy, as in "
+                "distillation/minillm.gin."
+            )
         if on_policy is not None:
-            on_policy.check(self.features, coefficients=own, cached=self.cached)
+            on_policy.check(self.features, coefficients=own, cached=(*self.cached, *self.retokenizers))
+        if on_policy is not None or self.retokenizers:
             self.features = dataclasses.replace(self.features, packable=False)
 
     @property
@@ -130,10 +146,12 @@ class Distillation(Objective):
         """
         student = self._student(config)
         for name in self.teachers:
-            self._check_vocabulary(name)
+            if name not in self.retokenizers:
+                self._check_vocabulary(name)
         for name, loss in self.losses.items():
             for teacher in self._teachers_of(loss):
                 other = self._network(teacher)
+                self._check_tokenizer(name, loss, teacher)
                 loss.check(student, other)
                 if teacher in self.cached and (read := loss.captures(student, other)[1]):
                     raise UserError(
@@ -147,6 +165,22 @@ class Distillation(Objective):
             raise UserError(
                 f"teacher {teacher!r}: its vocabulary ({theirs}) differs from the vocabulary of the student "
                 f"({self._vocabulary}), whose token ids it reads. Give a teacher with the vocabulary of the student."
+            )
+
+    def _check_tokenizer(self, name: str, loss: Loss, teacher: str) -> None:
+        """Checks that losses across tokenizers, and no others, read a teacher with its own tokens."""
+        across = isinstance(loss, AcrossTokenizers)
+        if across and len(self._teachers_of(loss)) > 1:
+            raise UserError(
+                f"loss {name!r}: {type(loss).__name__} reads one teacher. Give teacher={teacher!r}, and a loss per "
+                "teacher."
+            )
+        if across and teacher not in self.retokenizers:
+            raise UserError(f"loss {name!r}: the tokens of the teacher {teacher!r} are not known. Give a retokenizer.")
+        if not across and teacher in self.retokenizers:
+            raise UserError(
+                f"loss {name!r}: {type(loss).__name__} compares equal tokens, but the teacher {teacher!r} reads tokens "
+                "of its own for a loss across tokenizers. Give a loss across tokenizers, or another teacher for it."
             )
 
     def networks(self, config: ModelConfig) -> Mapping[str, NetworkSpec]:
@@ -164,8 +198,9 @@ class Distillation(Objective):
         projections_key = jax.random.fold_in(key, _PROJECTIONS_KEY)
         if self.cached:
             classes = _count_classes(self.objective, {"model": model, "objective": heads})
-            for each in self.cached.values():
-                each.check_classes(classes)
+            for name, each in self.cached.items():
+                if name not in self.retokenizers:
+                    each.check_classes(classes)
         student, projections = self._student(model.config), {}
         for number, (name, loss) in enumerate(self.losses.items()):
             keys = jax.random.split(jax.random.fold_in(projections_key, number), len(self.teachers))
@@ -181,15 +216,22 @@ class Distillation(Objective):
     def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
         """Returns the weights of the student's predictions and of the losses; see `Objective.weights`."""
         own = features.select(rows, self.objective.features)
-        return self.objective.weights(own) | self._loss_weights(own)
+        return self.objective.weights(own) | self._loss_weights(own, rows)
 
     def target_weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
         """Returns the weights of the student's terms and of the losses; see `Objective.target_weights`."""
         own = features.select(rows, self.objective.features)
-        return self.objective.target_weights(own) | self._loss_weights(own)
+        return self.objective.target_weights(own) | self._loss_weights(own, rows)
 
-    def _loss_weights(self, own: Batch) -> dict[str, Float[Array, "batch positions"]]:
-        return {name: loss.weights(own, self.objective) for name, loss in self.losses.items()}
+    def _loss_weights(self, own: Batch, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
+        return {name: self._weights_of(loss, own, rows) for name, loss in self.losses.items()}
+
+    def _weights_of(self, loss: Loss, own: Batch, rows: Batch) -> Float[Array, "batch positions"]:
+        if isinstance(loss, AcrossTokenizers):
+            (teacher,) = self._teachers_of(loss)
+            theirs = self.retokenizers[teacher].select(rows)
+            own = {**own, **{across_tokenizers.TEACHER + name: array for name, array in theirs.items()}}
+        return loss.weights(own, self.objective)
 
     def initial_carry(self, config: ModelConfig, batch_size: int) -> Carry:
         """Returns the state of the student and of the teachers that run; see `Objective.initial_carry`."""
@@ -213,7 +255,7 @@ class Distillation(Objective):
             captured |= dict.fromkeys(ours)
             if name not in self.cached:
                 frozen = self._frozen(name, params)
-                read = features.select(rows, teacher.objective.features)
+                read = features.select(self._rows_of(name, rows), teacher.objective.features)
                 prefix = f"{TEACHER}{name}/"
                 own = {key.removeprefix(prefix): each for key, each in options.carry.items() if key.startswith(prefix)}
                 with teacher.bound():
@@ -235,7 +277,7 @@ class Distillation(Objective):
         teachers = {name: self._view_of(name, params, outputs, rows) for name in self.teachers}
         predictions, sums, metrics = dict(found.predictions), dict(found.sums), dict(found.metrics)
         for name, loss in self.losses.items():
-            weight = jnp.sum(loss.weights(own, self.objective)).astype(jnp.float32)
+            weight = jnp.sum(self._weights_of(loss, own, rows)).astype(jnp.float32)
             shares = self._teachers_of(loss)
             if isinstance(loss, LogitLoss):
                 terms = [
@@ -259,11 +301,17 @@ class Distillation(Objective):
         return networks.resolve(self.teachers[teacher].objective, jax.lax.stop_gradient(params["teachers"][teacher]))
 
     def _student(self, config: ModelConfig) -> Network:
-        return Network(STUDENT, config, self.objective, self._vocabulary)
+        tokens = next((each.student for each in self.retokenizers.values()), None)
+        return Network(STUDENT, config, self.objective, self._vocabulary, tokens)
 
     def _network(self, teacher: str) -> Network:
         found = self.teachers[teacher]
-        return Network(teacher, found.config, found.objective, found.vocabulary)
+        tokens = self.retokenizers[teacher].teacher if teacher in self.retokenizers else None
+        return Network(teacher, found.config, found.objective, found.vocabulary, tokens)
+
+    def _rows_of(self, teacher: str, rows: Batch) -> Batch:
+        """Returns the features of a batch by the names that a teacher reads: its own tokens, if it has a tokenizer."""
+        return self.retokenizers[teacher].select(rows) if teacher in self.retokenizers else rows
 
     def _teachers_of(self, loss: Loss) -> dict[str, float]:
         """Returns the teachers that a loss reads, and their weights, which add up to 1."""
@@ -281,11 +329,13 @@ class Distillation(Objective):
     def _view_of(self, name: str, params: Params, outputs: Outputs, rows: Batch) -> View:
         """Returns what a teacher computed, or its stored predictions."""
         teacher, network = self.teachers[name], self._network(name)
-        read = features.select(rows, teacher.objective.features)
+        of_teacher = self._rows_of(name, rows)
+        read = features.select(of_teacher, teacher.objective.features)
+        known = of_teacher if name in self.retokenizers else read  # with the groups of its tokens
         if name in self.cached:
-            return View(network, None, read, lambda: self.cached[name].predictions(rows))
+            return View(network, None, known, lambda: self.cached[name].predictions(rows))
         frozen, theirs = self._frozen(name, params), outputs.networks[f"{TEACHER}{name}"]
-        return View(network, theirs, read, lambda: teacher.objective.read(frozen, theirs, read).predictions)
+        return View(network, theirs, known, lambda: teacher.objective.read(frozen, theirs, read).predictions)
 
     def _check_names(self, coefficients: Mapping[str, float | Schedule]) -> None:
         if not self.losses or not self.teachers:

@@ -29,8 +29,8 @@ class OnPolicy:
     """Replaces the targets of some rows of each batch by samples of the student (Agarwal et al. 2024, algorithm 1).
 
     The student then learns from the teacher's distributions on its own mistakes. A row is replaced with a probability,
-    the paper's λ; in the paper, that is the probability of a whole batch. Inputs and prompts stay. A decoder without
-    inputs continues BOS, or else the first token of its row.
+    the paper's λ; in the paper and in the library trl, that is the probability of a whole batch. Inputs and prompts
+    stay. A decoder without inputs continues BOS, or else the first token of its row.
 
     A sample depends on the parameters, the step and the position of its row in the global batch, not on the number of
     microbatches and devices. If any row of a batch is replaced, all rows are sampled, so the time of a step does not
@@ -38,6 +38,8 @@ class OnPolicy:
 
     Args:
       rate: Probability λ that a row is replaced: a number in [0, 1], or a function of the step.
+      whole_batches: Whether all rows of a batch are replaced together, or none of them, as in the paper. Batches
+        without samples then take less time.
       temperature: Divisor of the student's logits; positive.
       top_k: Number of the most probable tokens to sample from; 0: all.
       top_p: Total probability of the tokens to sample from; 1: all.
@@ -53,6 +55,7 @@ class OnPolicy:
         self,
         *,
         rate: float | Schedule = 1.0,
+        whole_batches: bool = False,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -63,7 +66,7 @@ class OnPolicy:
             raise UserError(f"OnPolicy.rate={rate}: not in [0, 1]. Give the share of rows whose targets are sampled.")
         if temperature <= 0:
             raise UserError(f"OnPolicy.temperature={temperature}: not positive. Give 1 for the student's distribution.")
-        self.rate, self.eos_id = rate, eos_id
+        self.rate, self.eos_id, self.whole_batches = rate, eos_id, whole_batches
         self.decoding = Decoding(temperature=temperature, top_k=top_k, top_p=top_p, max_length=max_length)
 
     def check(
@@ -115,6 +118,7 @@ class OnPolicy:
         """
         rate = self.rate(step) if callable(self.rate) else self.rate
         ids = jnp.arange(batch["decoder_loss_weights"].shape[0])
+        ids = jnp.zeros_like(ids) if self.whole_batches else ids
         row_keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, _ROWS), ids)
         chosen = jax.vmap(jax.random.uniform)(row_keys) < rate
         chosen &= jnp.any(batch["decoder_loss_weights"] > 0, axis=1)

@@ -1,6 +1,7 @@
 """Teachers as a configuration names them. `loading.open_teacher` opens the model of each."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from t5x_like.axis_rules import Rules, checked_rules
 from t5x_like.errors import UserError
@@ -15,7 +16,8 @@ class Teacher:
       UserError: The weight is not positive, the path is not text, or the rules are unknown.
     """
 
-    # Run directory of t5x_like, one of its checkpoints, or a Hugging Face directory.
+    # Run directory of t5x_like, one of its checkpoints, a Hugging Face directory, or teacher logits of a served model
+    # that `t5x_like import_logits` wrote.
     path: str
     # Which checkpoint of a run: latest, best or a step.
     checkpoint: str | int = "latest"
@@ -33,6 +35,8 @@ class Teacher:
     # Directory of its logits that `t5x_like cache_logits` wrote for the cache of the run. It then does not run, and its
     # parameters are not read.
     logits: str | None = None
+    # Task feature -> maximum length in the teacher's tokens, for losses across tokenizers; by default the student's.
+    lengths: Mapping[str, int] | None = None
 
     def __post_init__(self):
         if not isinstance(self.path, str) or not self.path:

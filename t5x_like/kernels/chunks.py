@@ -41,7 +41,7 @@ class Readout:
     """The logits of a network at some positions, as hidden states and a function.
 
     Attributes:
-      hidden: Hidden states that `logits` reads.
+      hidden: Hidden states that `logits` reads; for `map_networks` also a tree of arrays `[batch, length, …]`.
       logits: Maps hidden states to logits. Parameters in its closure receive gradients.
     """
 
@@ -152,12 +152,39 @@ def map_positions(
     Returns:
       The tree of arrays `[batch, length, …]`.
     """
-    chunks = Chunks.of([network], budget_bytes)
+    return map_networks([network], lambda logits, arrays: function(logits[0], arrays), arrays, budget_bytes)
+
+
+def map_networks(
+    networks: Sequence[Readout],
+    function: Callable[[list[Logits], Any], Any],
+    arrays: Any = (),
+    budget_bytes: int | None = None,
+) -> Any:
+    """Computes a function of the logits of several networks at each position, in chunks like `sum_over_positions`.
+
+    The result may be any function of the positions, which is differentiated as usual: the backward pass computes the
+    logits of a chunk again. `sum_over_positions` is faster where the loss is a sum over positions.
+
+    Args:
+      networks: The networks, of hidden states with the same `[batch, length]`.
+      function: `function(logits, arrays)` returns a tree of arrays `[batch, chunk, …]`, given a list with the logits of
+        each network and a chunk of `arrays`.
+      arrays: A tree of arrays `[batch, length, …]`.
+      budget_bytes: See `sum_over_positions`.
+
+    Returns:
+      The tree of arrays `[batch, length, …]`.
+    """
+
+    def of_chunk(hidden, arrays):
+        return function([each.logits(x) for each, x in zip(networks, hidden, strict=True)], arrays)
+
+    chunks, hidden = Chunks.of(networks, budget_bytes), [each.hidden for each in networks]
     if chunks.number == 1:
-        return function(network.logits(network.hidden), arrays)
-    pieces = jax.tree.map(chunks.split, (network.hidden, arrays))
-    of_chunk = jax.checkpoint(lambda piece: function(network.logits(piece[0]), piece[1]))
-    return jax.tree.map(chunks.join, jax.lax.map(of_chunk, pieces))
+        return of_chunk(hidden, arrays)
+    pieces, recomputed = jax.tree.map(chunks.split, (hidden, arrays)), jax.checkpoint(of_chunk)
+    return jax.tree.map(chunks.join, jax.lax.map(lambda piece: recomputed(*piece), pieces))
 
 
 def _scan(function: Callable[..., tuple[Any, Any]], *chunks: Any) -> tuple[Any, Any]:
@@ -289,7 +316,7 @@ class Chunks:
           budget_bytes: Bytes of float32 logits; None for `LOGITS_BUDGET_BYTES`, or for the logits of `MIN_POSITIONS`
             (on GPUs `MIN_POSITIONS_ON_GPU`) if they are more.
         """
-        batch, length = readouts[0].hidden.shape[:2]
+        batch, length = jax.tree.leaves(readouts[0].hidden)[0].shape[:2]
         shards = partitioning.axis_size("length", length)
         local_length = length // shards
         vocab = sum(jax.eval_shape(readout.logits, readout.hidden).shape[-1] for readout in readouts)

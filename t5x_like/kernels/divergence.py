@@ -9,6 +9,7 @@ one of the others. Merging outcomes never increases a forward, reverse or Jensen
 lower bound. It is exact if k = V, or if the two networks agree on the proportions of the other classes.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -69,6 +70,20 @@ def jensen_shannon(log_p: LogProbabilities, log_q: LogProbabilities, *, beta: fl
     """
     log_m = jnp.logaddexp(math.log(beta) + log_p, math.log1p(-beta) + log_q)
     return beta * forward_kl(log_p, log_m) + (1.0 - beta) * forward_kl(log_q, log_m)
+
+
+def generalized(beta: float) -> Divergence:
+    """Returns the divergence of GKD: `jensen_shannon`, and its limits without their factor for β = 0 and 1.
+
+    The library trl defines β = 0 as KL(P || Q) and β = 1 as KL(Q || P), although Agarwal et al. 2024, equation 1, is 0
+    for both.
+
+    Args:
+      beta: β, in [0, 1].
+    """
+    if beta == 0:
+        return forward_kl
+    return reverse_kl if beta == 1 else functools.partial(jensen_shannon, beta=beta)
 
 
 def cross_entropy(log_p: LogProbabilities, log_q: LogProbabilities) -> PerPosition:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -83,3 +83,26 @@ class LoadedTeacher(Loaded):
 
     def __str__(self):
         return f"{self.path}: {type(self.config).__name__}, {parameters.count(build.shapes(self.config)):,} parameters"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServedTeacher(LoadedTeacher):
+    """A teacher of which only stored outputs are known; its configuration is the student's.
+
+    Attributes:
+      outputs: Hash of the outputs.
+      vocabulary_path: Its tokenizer.
+      lengths: Task feature -> length of a row in its tokens.
+    """
+
+    outputs: str = ""
+    vocabulary_path: str = ""
+    lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Hash of the outputs, by which a resumed run recognizes the teacher."""
+        return self.outputs
+
+    def __str__(self):
+        return f"{self.path}: stored outputs of a served model"

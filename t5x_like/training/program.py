@@ -272,7 +272,9 @@ def check_inputs(config: ModelConfig, objective: Objective | None, batch_shapes:
     """
     dtypes = objective.features.dtypes if objective is not None else {}
     read_as = objective.read_as if objective is not None else {}
-    given = [read_as.get(name, name) for name in dtypes or batch_shapes if name in batch_shapes]
+    attached = {each.name for each in objective.features.attached} if objective is not None else ()
+    names = [name for name in dtypes or batch_shapes if name in batch_shapes and name not in attached]
+    given = [read_as.get(name, name) for name in names]
     given += objective.computed_features if objective is not None else ()
     suffixes = (INPUT_TOKENS_SUFFIX, INPUT_CHARACTERS_SUFFIX)
     needed = [name for name in config.reads if name.endswith(suffixes)]

@@ -48,6 +48,6 @@ def test_joined_sources_have_equal_shares():
 
 
 def test_attached_arrays_raise():
-    attached = Attached("logits", "a/directory", 4, None, "float32", "digest")
+    attached = Attached(name="logits", directory="a/directory", positions=4, dtype="float32", origin="digest")
     with pytest.raises(UserError, match="belongs to the rows of a cache"):
         make(dataclasses.replace(specs.MASKED_LM, attached=(attached,)))

@@ -11,8 +11,9 @@ from t5x_like.errors import UserError
 from t5x_like.objectives.joint import merge_features
 from t5x_like.partitioning import Partitioner
 
-VALUES = Attached("teacher_logits/t/targets/values", "logits", positions=8, width=3, dtype="float16", origin="a")
-TAIL = Attached("teacher_logits/t/targets/log_tail", "logits", positions=8, width=None, dtype="float16", origin="a")
+STORED = {"directory": "logits", "positions": 8, "dtype": "float16", "origin": "a"}
+VALUES = Attached(name="teacher_logits/t/targets/values", width=3, **STORED)
+TAIL = Attached(name="teacher_logits/t/targets/log_tail", **STORED)
 SPEC = dataclasses.replace(specs.CAUSAL_LM, attached=(VALUES, TAIL))
 
 

@@ -125,6 +125,21 @@ def test_samples_do_not_depend_on_devices():
     assert 3 < changed.sum() < 13 and not changed[1]  # padding stays
 
 
+def test_whole_batches_are_replaced_together():
+    config, spec = SPECS["prompted"]
+    spec = dataclasses.replace(spec, bos_id=BOS)
+    arrays, counts = task_arrays(np.random.default_rng(0))
+    batch, model = batches.from_arrays(spec, arrays, counts=counts), model_of(config)
+    chosen = set()
+    sampler = OnPolicy(rate=0.5, whole_batches=True, max_length=TARGETS, eos_id=EOS)
+    sample = jax.jit(lambda key: sampler(model, spec, batch, key=key, step=0)["decoder_target_tokens"])
+    for number in range(6):
+        changed = np.any(np.asarray(sample(jax.random.key(number))) != batch["decoder_target_tokens"], axis=1)
+        chosen.add(changed.mean() > 0.5)
+        assert not changed.any() or changed.mean() > 0.5, "a sample may equal its target"
+    assert chosen == {True, False}
+
+
 def test_rate_may_be_a_schedule():
     model, (spec, batch) = model_of(GPT), prompted(4)
     sampler = OnPolicy(rate=lambda step: jnp.minimum(step / 10, 1.0), max_length=TARGETS, eos_id=EOS)

@@ -42,6 +42,7 @@ BERT = [
 ]
 GPT2 = [*(f"GPTConfig.{name}={size}" for name, size in SIZES), "GPTConfig.max_length=64", "GPTConfig.scan_layers=True"]
 T5 = [*(f"T5Config.{name}={size}" for name, size in SIZES), "T5Config.encoder_layers=1", "T5Config.decoder_layers=1"]
+LLAMA = ["LlamaConfig.num_layers=1", "LlamaConfig.num_kv_heads=2", "LlamaConfig.max_length=64", "WARMUP_STEPS=1"]
 # Text in a command -> settings of a small one. BERT and GPT-2 keep their numbers of layers, to which layer maps refer.
 SMALLER = {
     r"^(train|distill) ": ["BATCH_SIZE=4", "LOG_PERIOD=1"],
@@ -62,6 +63,10 @@ SMALLER = {
     r"text_table": ["TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 8}", "TASK_METRICS=False"],
     r"_causal_lm": ["TASK_FEATURE_LENGTHS={'targets': 16}", "EVAL_STEPS=1"],
     r"^infer .*(t5|teacher|gpt2)": ["TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 8}"],
+    r"models/smollm2": [*(f"LlamaConfig.{name}={size}" for name, size in SIZES), *LLAMA],
+    r"^vocabulary ": ["SIZE=280"],
+    r"^import_logits |distill .*served": ["TASK_FEATURE_LENGTHS={'targets': 16}"],
+    r"models/gpt2/small": [*GPT2, "GPTConfig.num_layers=1", "GPTConfig.vocab_size=320", "WARMUP_STEPS=1"],
     r"^cache ": ["NUM_SHARDS=1", "PROCESSES=1"],
 }
 
@@ -114,6 +119,9 @@ def write_data(directory):
     for name in ("articles", "prompts"):
         (directory / f"{name}.txt").write_text("\n".join(inputs) + "\n")
     (directory / "rows.jsonl").write_text(rows(sentence=["a fine film", "a dull film"]))
+    (directory / "answers").mkdir()
+    served = {"tokens": ["a", "b"], "top_logprobs": [{"a": -0.1, "b": -3.0}, {"b": -0.2, "c": -2.5}]}
+    (directory / "answers" / "0.jsonl").write_text((json.dumps(served) + "\n") * 8)
     (directory / "text").mkdir()
     # 400 documents of eight sentences, or 57 of 64 lines; their hashes hold some of them out.
     lines = []
@@ -132,6 +140,8 @@ def models(tmp_path_factory):
     small_models.write_t5(path / "t5-base")
     small_models.write_t5(path / "t5-small")
     small_models.write_gpt2(path / "gpt2", num_layers=12)
+    small_models.write_gpt2(path / "gpt2-medium")
+    small_models.write_gpt2(path / "served-model")
     return path
 
 

@@ -64,7 +64,9 @@ class Next(Objective):
 
     # An array with a dimension inside.
     features = FeatureSpec(
-        features=(), packable=False, attached=(Attached("x", "", LENGTH, WIDTH, "float32", origin=""),)
+        features=(),
+        packable=False,
+        attached=(Attached(name="x", directory="", positions=LENGTH, width=WIDTH, dtype="float32", origin=""),),
     )
     coefficients = {"error": 1.0}
 

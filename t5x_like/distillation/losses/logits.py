@@ -168,6 +168,28 @@ class JensenShannon(_Divergence):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class GKD(BaseLogitLoss):
+    """The generalized Jensen-Shannon divergence with the conventions of the library trl, in nats per position.
+
+    Unlike `JensenShannon`, beta = 0 is KL(teacher || student) and beta = 1 is KL(student || teacher), and both
+    softmaxes have temperature 1: GKD's temperature is the one of its samples (`OnPolicy.temperature`).
+
+    Source: Agarwal et al. 2024 (GKD), arXiv:2306.13649, equation 1; `GKDTrainer` of trl 1.16.
+    """
+
+    # β: weight of the teacher in the mixture.
+    beta: float = 0.5
+
+    def __post_init__(self):
+        if not 0 <= self.beta <= 1:
+            raise UserError(f"GKD.beta={self.beta} is out of range. Give a number in [0, 1].")
+
+    def of_positions(self, teacher: Readout | TopK, weights: jax.Array) -> PositionLoss:
+        """Returns the loss for `sum_over_positions`; see `BaseLogitLoss.of_positions`."""
+        return divergence.from_teacher(divergence.generalized(self.beta), teacher, weights)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SoftCrossEntropy(_Divergence):
     """T² · cross-entropy of the student with the teacher's probabilities, in nats per position.
 

@@ -1,0 +1,129 @@
+"""Students that learn from a teacher with another tokenizer: runs from Python, and what is refused."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import recipes
+import small_models
+
+from t5x_like import optimizers
+from t5x_like.data import specs
+from t5x_like.data.batches import from_arrays
+from t5x_like.data.numbered import NumberedSource
+from t5x_like.distill import distill
+from t5x_like.distillation import losses
+from t5x_like.distillation.teachers import Teacher
+from t5x_like.errors import UserError
+from t5x_like.metrics import read_metrics
+from t5x_like.models.llama import LlamaConfig
+from t5x_like.objectives.causal_lm import CausalLM
+from t5x_like.optimizers import schedules
+from t5x_like.partitioning import Partitioner
+from t5x_like.train import train
+from t5x_like.vocabularies.shipped import python_docs
+
+pytestmark = pytest.mark.notf
+
+TEXTS = ["Return the list of names.", "def f(x): return x", "The module é defines a class", "import os"]
+LENGTH = 12
+CONFIG = LlamaConfig(vocab_size=1024, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, num_layers=1, max_length=32)
+LOSSES = {"uld": losses.ULD(), "alm": losses.ALM(), "min_ed": losses.MinED(), "gold": losses.GOLD()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Texts(NumberedSource):
+    """Texts in the vocabulary of the documentation of Python, one per row, with EOS."""
+
+    batch_size: int = 8
+    known: bool = True
+    name = "texts"
+    task_feature_lengths = {"targets": LENGTH}
+
+    def vocabularies(self):
+        return {"targets": python_docs()} if self.known else {}
+
+    def batch_shapes(self, spec):
+        return {name: (self.batch_size, *shape) for name, shape in spec.row_shapes({"targets": LENGTH}).items()}
+
+    def batch(self, spec, number, rows):
+        ids = [[*python_docs().encode(TEXTS[(row + number) % 4]), 1][:LENGTH] for row in rows]
+        counts = {"targets": [len(row) for row in ids]}
+        return from_arrays(
+            dataclasses.replace(specs.CAUSAL_LM, attached=spec.attached, packable=False),
+            {"targets": np.array([row + [0] * (LENGTH - len(row)) for row in ids])},
+            counts=counts,
+        )
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "gpt2"
+    small_models.write_gpt2(path)
+    return Teacher(str(path), lengths={"targets": 40})
+
+
+def student(model_dir, **settings):
+    given = {"data": Texts(), "total": 2, "partitioner": Partitioner(devices=jax.devices()[:1], ici={"data": 1})}
+    return recipes.make(
+        model=CONFIG,
+        objective=CausalLM(),
+        optimizer=optimizers.adamw(learning_rate=schedules.constant(0.01)),
+        log=1,
+        model_dir=str(model_dir),
+        **given | settings,
+    )
+
+
+def recipe(model_dir, teacher, *, of=("alm",), **settings):
+    chosen = {name: LOSSES[name] for name in of}
+    return distill(student(model_dir, **settings), teachers={"t": teacher}, losses=chosen)
+
+
+def metrics(model_dir):
+    rows = [row for row in read_metrics(str(model_dir)) if row["split"] == "train"]
+    return [[row[name] for name in ("loss", *LOSSES) if name in row] for row in rows]
+
+
+def test_run_has_the_losses_of_both_tokenizers(teacher, tmp_path):
+    train(recipe(tmp_path / "run", teacher, of=("alm", "min_ed")))
+    (first, second) = metrics(tmp_path / "run")
+    assert len(first) == 3 and all(np.isfinite([*first, *second])) and min(*first, *second) > 0
+
+
+@pytest.mark.full
+def test_microbatches_and_devices_do_not_change_the_losses(teacher, tmp_path):
+    train(recipe(tmp_path / "one", teacher, of=LOSSES, total=3))
+    mesh = Partitioner(devices=jax.devices()[:4], rules="fsdp", ici={"fsdp": 4})
+    train(recipe(tmp_path / "four", teacher, of=LOSSES, total=3, microbatches=2, partitioner=mesh))
+    np.testing.assert_allclose(metrics(tmp_path / "four"), metrics(tmp_path / "one"), rtol=1e-4)
+
+
+@pytest.mark.full
+def test_interrupted_run_reads_the_same_rows(teacher, tmp_path):
+    train(recipe(tmp_path / "whole", teacher, total=4, save=2))
+    train(recipe(tmp_path / "parts", teacher, total=2, save=2))
+    train(recipe(tmp_path / "parts", teacher, total=4, save=2))
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+
+
+def test_rows_of_the_teacher_have_its_length_and_bos(teacher, tmp_path):
+    made = recipe(tmp_path, teacher)
+    shapes = made.data.batch_shapes(made.objective.features)
+    assert shapes["retokenized/t/decoder_input_tokens"] == (8, 40)
+    batch = next(made.data.host_iterator(made.objective.features))
+    first = batch["retokenized/t/decoder_input_tokens"][0]
+    assert first[0] == small_models.BOS_ID, "its own BOS, not the student's"
+    text = bytes(TEXTS[0], "utf-8")[: len(first) - 1]
+    assert batch["retokenized/t/decoder_segment_ids"][0].sum() <= len(text) + 1
+
+
+def test_other_losses_and_unknown_tokenizers_are_refused(teacher, tmp_path):
+    both = {"alm": losses.ALM(), "kl": losses.ForwardKL()}
+    with pytest.raises(UserError, match="loss 'kl': ForwardKL compares equal tokens, but the teacher 't' reads tokens"):
+        distill(student(tmp_path), teachers={"t": teacher}, losses=both)
+    with pytest.raises(UserError, match="texts: its vocabulary is not known. Set VOCABULARY_PATH"):
+        recipe(tmp_path, teacher, data=Texts(known=False))
+    with pytest.raises(UserError, match="ALM reads one teacher"):
+        distill(student(tmp_path), teachers={"t": teacher, "u": teacher}, losses={"alm": losses.ALM()})
