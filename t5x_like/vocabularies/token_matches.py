@@ -44,8 +44,8 @@ def nearest(first: TokenBytes, second: TokenBytes) -> Int32[np.ndarray, " first"
 
     Args:
       first: The tokens of the first vocabulary.
-      second: The tokens of the second one, which are compared with every token without an equal one: for vocabularies
-        of 50,000 and 4,000 tokens, this takes about a minute.
+      second: The tokens of the second one, which are compared with every token without an equal one: 2,000 tokens
+        with 4,000 take 1.5 seconds.
     """
     ids = _ids(second)
     special = ids.get(None, 0)
