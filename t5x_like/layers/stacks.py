@@ -66,10 +66,10 @@ def make_layers(make: Callable[[jax.Array], nnx.Module], num_layers: int, *, key
       One layer with stacked parameters, or an `nnx.List` of layers.
     """
     keys = jax.random.split(key, num_layers)
-    if scan:
-        return jax.vmap(make)(keys)
     # In a loop: a GPU's compiler takes three times as long for an initialization per layer as for a training step.
     stacked = jax.lax.map(make, keys)
+    if scan:
+        return stacked
     return nnx.List([jax.tree.map(lambda leaf, index=index: leaf[index], stacked) for index in range(num_layers)])
 
 
