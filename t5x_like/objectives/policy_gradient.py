@@ -60,6 +60,8 @@ class PolicyGradient(Objective):
     """
 
     coefficients = {NAME: 1.0}
+    # Whether the divergence from the reference is a part of the advantages, which need it before the update.
+    penalizes_rewards = False
     features = conversation_specs.PROMPT
     text_features = conversation_specs.CONVERSATION
 
@@ -76,7 +78,7 @@ class PolicyGradient(Objective):
 
         Args:
           rewards: Their rewards.
-          divergences: log(π / π_ref) of each sample, summed over its tokens; 0 without a reference.
+          divergences: log(π / π_ref) of each sample, summed over its tokens; 0 without `penalizes_rewards`.
         """
         raise NotImplementedError
 
@@ -125,7 +127,7 @@ class PolicyGradient(Objective):
         )
         rows = self._rows(prompts["decoder_input_tokens"], counts, found.tokens, found.lengths)
         divergences = jnp.zeros_like(received)
-        if self.beta and key is not None:
+        if self.beta and key is not None and self.penalizes_rewards:
             outputs = reference.with_outputs(model(rows), params, rows)
             difference = log_probabilities(model, outputs, rows) - _of_reference(params, outputs, rows)
             divergences = jnp.sum(difference * completion_weights(rows), axis=1).reshape(received.shape)
@@ -287,6 +289,8 @@ class RLOO(PolicyGradient):
     Raises:
       UserError: See `PolicyGradient`.
     """
+
+    penalizes_rewards = True
 
     def __init__(
         self,

@@ -55,17 +55,22 @@ class PairLoss(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _WithReference:
-    """The reward β · log(π / π_ref) of a completion (Rafailov et al. 2023, equation 5)."""
+class _WithBeta:
+    """A loss whose rewards are multiplied by β."""
 
-    # β, the strength of the pull to the reference.
+    # β, the factor of rewards; with a reference, the strength of the pull to it.
     beta: float = 0.1
-
-    has_reference = True
 
     def __post_init__(self):
         if not self.beta > 0:
             raise UserError(f"{type(self).__name__}.beta={self.beta}: not positive. Give such as 0.1.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _WithReference(_WithBeta):
+    """The reward β · log(π / π_ref) of a completion (Rafailov et al. 2023, equation 5)."""
+
+    has_reference = True
 
     def reward(self, completions: Completions) -> Pairs:
         """Returns β times the log-ratios; see `PairLoss.reward`."""
@@ -137,17 +142,10 @@ class RobustDPO(_WithReference):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _WithoutReference:
+class _WithoutReference(_WithBeta):
     """The reward β · mean log-probability of a token."""
 
-    # β, the factor of rewards.
-    beta: float = 0.1
-
     has_reference = False
-
-    def __post_init__(self):
-        if not self.beta > 0:
-            raise UserError(f"{type(self).__name__}.beta={self.beta}: not positive. Give such as 0.1.")
 
     def reward(self, completions: Completions) -> Pairs:
         """Returns β times the mean log-probabilities of tokens; see `PairLoss.reward`."""
