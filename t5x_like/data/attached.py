@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 from t5x_like.errors import UserError
 
@@ -21,6 +22,17 @@ class RowArray:
     positions: int
     width: int | None = None
     dtype: str = "int32"
+
+    is_stored: ClassVar[bool] = False
+    """Whether the array is read from a cache, rather than computed from the features of a row."""
+
+    def missing(self, data: str) -> str:
+        """Returns why data does not have the array, and what to do, for a message.
+
+        Args:
+          data: Name of the data.
+        """
+        return f"{data} does not compute {self.name!r}, which a loss across tokenizers reads. Give the data of a task."
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,6 +60,15 @@ class Attached(RowArray):
     directory: str
     origin: str
 
+    is_stored: ClassVar[bool] = True
+
+    def missing(self, data: str) -> str:
+        """Returns why data does not have the array; see `RowArray.missing`."""
+        return (
+            f"{self.directory} belongs to the rows of a cache, but {data} is a live task. Write the rows with "
+            "`t5x_like cache`, and read them with --gin_file=data/cached.gin."
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Computed(RowArray):
@@ -64,12 +85,5 @@ def refuse_attached(arrays: Sequence[RowArray], data: str) -> None:
     Raises:
       UserError: There are attached arrays.
     """
-    for array in arrays:
-        if isinstance(array, Attached):
-            raise UserError(
-                f"{array.directory} belongs to the rows of a cache, but {data} is a live task. Write the rows with "
-                "`t5x_like cache`, and read them with --gin_file=data/cached.gin."
-            )
-        raise UserError(
-            f"{data} does not compute {array.name!r}, which a loss across tokenizers reads. Give the data of a task."
-        )
+    if arrays:
+        raise UserError(arrays[0].missing(data))

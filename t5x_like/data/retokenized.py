@@ -291,7 +291,7 @@ class RetokenizedSource:
         """Returns model feature or attached array -> shape over all processes; see `DataSource`."""
         found = self.source.batch_shapes(self._of_source(spec))
         size = found[_TARGETS][0]
-        return found | {each.name: (size, *each.shape) for each in spec.attached if isinstance(each, Computed)}
+        return found | {each.name: (size, *each.shape) for each in spec.attached if not each.is_stored}
 
     def per_task(self) -> "list[RetokenizedSource]":
         """Returns a source for each task of a mixture; see `DataSource`."""
@@ -310,14 +310,14 @@ class RetokenizedSource:
 
     def _of_source(self, spec: FeatureSpec) -> FeatureSpec:
         """Returns the part of a spec that the source reads; rows of one example stay the rows of a packable spec."""
-        stored = tuple(each for each in spec.attached if not isinstance(each, Computed))
+        stored = tuple(each for each in spec.attached if each.is_stored)
         student = next(iter(self.retokenizers.values())).student_spec
         packable = spec.packable or (student.packable and not is_packed(self.source))
         return dataclasses.replace(spec, attached=stored, packable=packable)
 
     def add(self, batch: HostBatch, spec: FeatureSpec) -> dict[str, np.ndarray]:
         """Returns a batch with the arrays that a spec attaches; none for the student's own objective."""
-        if not any(isinstance(each, Computed) for each in spec.attached):
+        if all(each.is_stored for each in spec.attached):
             return dict(batch)
         return {**batch, **{name: x for each in self.retokenizers.values() for name, x in each(batch).items()}}
 
