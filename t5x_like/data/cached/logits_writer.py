@@ -19,8 +19,6 @@ from t5x_like.data.cached.manifest import MANIFEST, Manifest, StoredFile
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.version import __version__
 
-# A record is read alone, as a row of the cache is.
-WRITER_OPTIONS = "group_size:1,uncompressed"
 # Bytes of a shard. It is computed as a whole, held in memory, and lost if the command is killed.
 SHARD_BYTES = 256 * 2**20
 # The fewest rows of a shard, so that its batches are full.
@@ -124,7 +122,7 @@ class LogitsPlan:
         file = self.file(unit)
         target = paths.join(self.directory, file)
         with self._explained(), shard_files.local_file(target) as local:
-            writer = ArrayRecordWriter(local, WRITER_OPTIONS)
+            writer = ArrayRecordWriter(local, shard_files.WRITER_OPTIONS)
             for record in records:
                 writer.write(record)
             writer.close()

@@ -1,6 +1,5 @@
 """Writes a cache of given token ids, one example per row, without a task and without TensorFlow."""
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,18 +9,15 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from t5x_like import paths
 from t5x_like.data.cached import manifest as manifests
-from t5x_like.data.cached import shard_files
+from t5x_like.data.cached import shard_files, vocabularies
 from t5x_like.data.cached.layout import Layout
 from t5x_like.data.cached.manifest import Manifest, Shard
 from t5x_like.data.cached.rows import encode, storage_dtype
 from t5x_like.data.features import FeatureSpec
 from t5x_like.version import __version__
-from t5x_like.vocabularies import vocabulary_digest
 from t5x_like.vocabularies.base import Vocabulary
 
 _FILE = "pass-000/00000-of-00001.array_record"
-_WRITER_OPTIONS = "group_size:1,uncompressed"  # as in `cached.writer`
-_SAMPLED_IDS = 256
 
 
 def write(
@@ -47,8 +43,7 @@ def write(
       Its manifest.
     """
     layout = Layout.of(spec, lengths, pack=False)
-    ids = vocabulary.vocab_size
-    dtypes = (storage_dtype(ids),) * len(layout.values)
+    dtypes = (storage_dtype(vocabulary.vocab_size),) * len(layout.values)
     stored = {f"value {index}": _joined(rows, each.sources, each.length) for index, each in enumerate(layout.values)}
     for index, track in enumerate(layout.tracks):
         counts = np.array([sum(len(row[name]) for name in track) for row in rows])[:, None]
@@ -58,20 +53,18 @@ def write(
         stored[f"last {index}"] = ((at >= last) & (at < counts)).astype(np.int32)
     target = paths.join(directory, _FILE)
     with shard_files.local_file(target) as local:
-        writer = ArrayRecordWriter(local, _WRITER_OPTIONS)
+        writer = ArrayRecordWriter(local, shard_files.WRITER_OPTIONS)
         for record in encode(stored, layout, dtypes):
             writer.write(record)
         writer.close()
         tokens = tuple(int(stored[f"segments {index}"].sum()) for index in range(len(layout.tracks)))
         shard = Shard(_FILE, len(rows), os.path.getsize(local), manifests.checksum(local), 0, len(rows), tokens)
         shard_files.store(local, target)
-    about = {"kind": type(vocabulary).__name__, "ids": ids, "sample": _sample(vocabulary)}
-    about["digest"] = vocabulary_digest.of_vocabulary(vocabulary)
     made = Manifest(
         settings=dict(settings),
         layout=layout,
         dtypes=dtypes,
-        vocabularies=dict.fromkeys(layout.lengths, about),
+        vocabularies=dict.fromkeys(layout.lengths, vocabularies.describe(vocabulary)),
         shards=(shard,),
         versions={"t5x_like": __version__},
     )
@@ -85,11 +78,3 @@ def _joined(rows: Sequence[Mapping[str, Sequence[int]]], sources: Sequence[str],
         ids = [index for name in sources for index in row[name]]
         array[: len(ids)] = ids
     return found
-
-
-def _sample(vocabulary: Vocabulary) -> str:
-    """Returns a hash of the text of some ids, as `cached.writer` does."""
-    ids, sample = vocabulary.vocab_size, hashlib.blake2b(digest_size=8)
-    for number in range(0, ids, max(1, ids // _SAMPLED_IDS)):
-        sample.update(repr(vocabulary.decode([number])).encode())
-    return sample.hexdigest()

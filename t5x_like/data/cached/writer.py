@@ -17,7 +17,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from t5x_like import paths
 from t5x_like.data import continuous, origins, prompts, skipped_records
 from t5x_like.data.cached import manifest as manifests
-from t5x_like.data.cached import origins_file, shard_files, unfinished
+from t5x_like.data.cached import origins_file, shard_files, unfinished, vocabularies
 from t5x_like.data.cached.layout import Layout, Value
 from t5x_like.data.cached.manifest import Manifest, Shard
 from t5x_like.data.cached.rows import REAL, encode, storage_dtype
@@ -28,13 +28,8 @@ from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import RunFailed, UserError
 from t5x_like.version import __version__
-from t5x_like.vocabularies import vocabulary_digest, vocabulary_kind
 
-# Rows are read one at a time, so each is its own block. Compression would make a row of 626 tokens a fifth smaller, but
-# reading it would take 1.5 times as long.
-WRITER_OPTIONS = "group_size:1,uncompressed"
 _ROWS_AT_ONCE = 64
-_SAMPLED_IDS = 256
 _NAMED = 3  # maximum number of files that a message names
 
 
@@ -78,7 +73,7 @@ class Plan:
     def vocabularies(self) -> dict[str, dict[str, Any]]:
         """Task feature that is read -> description of its vocabulary."""
         return {
-            name: _describe_vocabulary(vocabulary)
+            name: vocabularies.describe(vocabulary)
             for name, vocabulary in self.source.vocabularies().items()
             if name in self.spec.task_features
         }
@@ -340,7 +335,7 @@ def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], N
     with contextlib.ExitStack() as stack:
         stack.enter_context(skipped_records.counted(skipped))
         local = stack.enter_context(shard_files.local_file(target))
-        writer = ArrayRecordWriter(local, WRITER_OPTIONS)
+        writer = ArrayRecordWriter(local, shard_files.WRITER_OPTIONS)
         if recorder is not None:
             local_documents = stack.enter_context(shard_files.local_file(documents))
             documents_writer = ArrayRecordWriter(local_documents, origins_file.WRITER_OPTIONS)
@@ -374,15 +369,3 @@ def write_shard(plan: Plan, unit: tuple[int, int], wrote: Callable[[int, int], N
 def _arrays(plan: Plan, unit: tuple[int, int], recorder: origins.Recorder | None) -> Iterator[Mapping[str, Any]]:
     with task_errors.explain_errors(plan.source):
         yield from plan.dataset(unit, recorder).as_numpy_iterator()
-
-
-def _describe_vocabulary(vocabulary: seqio.Vocabulary) -> dict[str, Any]:
-    """Returns the kind, the number of ids and a hash of the text of some ids, independent of the file's path."""
-    ids = vocabulary.vocab_size
-    sample = hashlib.blake2b(digest_size=8)
-    for number in range(0, ids, max(1, ids // _SAMPLED_IDS)):
-        sample.update(repr(vocabulary.decode([number])).encode())
-    names = vocabulary_kind.label_names(vocabulary)
-    digest = vocabulary_digest.of_vocabulary(vocabulary)
-    about = {"kind": type(vocabulary).__name__, "ids": ids, "sample": sample.hexdigest(), "digest": digest}
-    return about | ({"names": [*names]} if names else {})
