@@ -11,17 +11,9 @@ import math
 import seqio
 import tensorflow as tf
 
-from data_tasks import preprocessors
-from data_tasks.corpora import python_docs, text_files
-from data_tasks.corpora.documents import DocumentSource
-from data_tasks.documents_task import add_task
 from data_tasks.pretraining.masked_lm import ORDER_DRAW, BertMasking, Draw, Rows, fraction, select_top
-from data_tasks.pretraining.masked_lm_inputs import single_documents
-from data_tasks.pretraining.masked_lm_tasks import output_features
-from data_tasks.pretraining.sentence_tasks import masked
-from t5x_like.data import task_arguments
+from data_tasks.pretraining.masked_lm_tasks import PYTHON_DOCS, add_masked_lm_task, add_text_files_task
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import shipped
 
 # `targets` must hold the mean number of masked tokens and this many standard deviations more.
 _DEVIATIONS = 5
@@ -63,19 +55,9 @@ class IndependentMasking(BertMasking):
         return super().replacements(rows, chosen, draw, vocabulary)
 
 
-def _add(kind: str, masking: type, rate: float) -> None:
-    """Registers the tasks `python_docs_KIND` and `text_files_KIND`, whose rows are pieces of one document."""
-    name = f"text_files_{kind}"
-    files = text_files.declare(name, mask_rate=rate)
-    rate_of_files = lambda: task_arguments.current(name)["mask_rate"]  # noqa: E731
-    shipped_files = (DocumentSource(python_docs.read), shipped.python_docs())
-    for task, (source, vocabulary), chosen_rate in (
-        (f"python_docs_{kind}", shipped_files, lambda: rate),
-        (name, files, rate_of_files),
-    ):
-        steps = [single_documents, masked(lambda chosen_rate=chosen_rate: masking(rate=chosen_rate()))]
-        add_task(task, source, steps, output_features(vocabulary), prepare=[preprocessors.tokenize])
-
-
-_add("modernbert", IndependentMasking, 0.3)
-_add("neobert", functools.partial(IndependentMasking, all_masked=True), 0.2)
+for _kind, _masking, _rate in (
+    ("modernbert", IndependentMasking, 0.3),
+    ("neobert", functools.partial(IndependentMasking, all_masked=True), 0.2),
+):
+    add_masked_lm_task(f"python_docs_{_kind}", *PYTHON_DOCS, masking=_masking(_rate))
+    add_text_files_task(f"text_files_{_kind}", _masking, rate=_rate)

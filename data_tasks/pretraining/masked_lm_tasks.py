@@ -69,9 +69,18 @@ def add_masked_lm_task(
     )
 
 
-def _of_files(name: str, masking: type[BertMasking] | type[RobertaMasking], examples: Callable) -> None:
-    """Registers a task over text files, with the argument `mask_rate`."""
-    source, vocabulary = text_files.declare(name, mask_rate=MASK_RATE)
+def add_text_files_task(
+    name: str, masking: Callable[[float], Masking], examples: Callable = single_documents, rate: float = MASK_RATE
+) -> None:
+    """Registers a task over text files, with the argument `mask_rate`.
+
+    Args:
+      name: the task name.
+      masking: returns the rule for choosing tokens, given the rate.
+      examples: see `add_masked_lm_task`.
+      rate: the default of the argument.
+    """
+    source, vocabulary = text_files.declare(name, mask_rate=rate)
 
     def rule():
         return masking(task_arguments.current(name)["mask_rate"])
@@ -79,17 +88,17 @@ def _of_files(name: str, masking: type[BertMasking] | type[RobertaMasking], exam
     add_masked_lm_task(name, source, vocabulary, examples=examples, masking=rule)
 
 
-_PYTHON_DOCS = (DocumentSource(python_docs.read), shipped.python_docs())
+PYTHON_DOCS = (DocumentSource(python_docs.read), shipped.python_docs())
 
-add_masked_lm_task("python_docs_masked_lm", *_PYTHON_DOCS)
-add_masked_lm_task("python_docs_masked_lm_whole_word", *_PYTHON_DOCS, masking=BertMasking(whole_words=True))
-add_masked_lm_task("python_docs_masked_lm_static", *_PYTHON_DOCS, dupe_factor=DUPE_FACTOR)
-add_masked_lm_task("python_docs_full_sentences", *_PYTHON_DOCS, examples=full_sentences, masking=RobertaMasking())
+add_masked_lm_task("python_docs_masked_lm", *PYTHON_DOCS)
+add_masked_lm_task("python_docs_masked_lm_whole_word", *PYTHON_DOCS, masking=BertMasking(whole_words=True))
+add_masked_lm_task("python_docs_masked_lm_static", *PYTHON_DOCS, dupe_factor=DUPE_FACTOR)
+add_masked_lm_task("python_docs_full_sentences", *PYTHON_DOCS, examples=full_sentences, masking=RobertaMasking())
 # Long documents for Longformer: pieces of one document each, with RoBERTa's masks.
-add_masked_lm_task("python_docs_long_documents", *_PYTHON_DOCS, masking=RobertaMasking())
+add_masked_lm_task("python_docs_long_documents", *PYTHON_DOCS, masking=RobertaMasking())
 for _name, _masking, _examples in (
     ("text_files_masked_lm", BertMasking, single_documents),
     ("text_files_full_sentences", RobertaMasking, full_sentences),
     ("text_files_long_documents", RobertaMasking, single_documents),
 ):
-    _of_files(_name, _masking, _examples)
+    add_text_files_task(_name, _masking, _examples)
