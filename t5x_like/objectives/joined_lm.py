@@ -21,7 +21,7 @@ class JoinedLM(TokenPrediction):
     positions count its tokens; the windows of a model count the positions of the joined row.
 
     Args:
-      bos_id: Token id before the targets, as the encoder-decoder reads it.
+      bos_id: First token id of each text, which the encoder-decoder reads before the targets.
       causal_inputs: Whether inputs attend only to earlier inputs, as in the pretraining of a decoder.
 
     Raises:
@@ -41,7 +41,10 @@ class JoinedLM(TokenPrediction):
         return outputs.replace(hidden=outputs.hidden[:, rows["encoder_input_tokens"].shape[1] :])
 
     def join(self, rows: Batch) -> dict[str, Array]:
-        """Returns the features of a decoder that reads the inputs, and then what the decoder of the rows reads.
+        """Returns the features of a decoder that reads BOS, the inputs, and the targets but the last.
+
+        The inputs are shifted right by one: BOS is their first, and their last stands where the decoder of the rows
+        reads BOS. Targets without inputs keep it.
 
         Args:
           rows: The features of an encoder-decoder.
@@ -49,9 +52,17 @@ class JoinedLM(TokenPrediction):
         names = ("input_tokens", "segment_ids", "positions")
         inputs, targets = ({name: rows[f"{stack}_{name}"] for name in names} for stack in ("encoder", "decoder"))
         is_input = inputs["segment_ids"][:, None] == targets["segment_ids"][..., None]
-        targets["positions"] = targets["positions"] + jnp.sum(is_input, axis=-1, dtype=targets["positions"].dtype)
+        num_inputs = jnp.sum(is_input, axis=-1, dtype=targets["positions"].dtype)
+        is_last = is_input & (inputs["positions"][:, None] == num_inputs[..., None] - 1)
+        last_input = jnp.sum(jnp.where(is_last, inputs["input_tokens"][:, None], 0), axis=-1)
+        is_first = targets["positions"] == 0
+        targets["input_tokens"] = jnp.where(is_first & (num_inputs > 0), last_input, targets["input_tokens"])
+        inputs["input_tokens"] = jnp.where(
+            inputs["positions"] == 0, self.features.bos_id, jnp.roll(inputs["input_tokens"], 1, axis=1)
+        )
+        targets["positions"] = targets["positions"] + num_inputs
         joined = {f"decoder_{name}": jnp.concatenate([inputs[name], targets[name]], axis=1) for name in names}
         if not self.causal_inputs:
-            of_inputs = jnp.arange(joined["decoder_positions"].shape[1]) < inputs["positions"].shape[1]
-            joined["decoder_prefix"] = jnp.broadcast_to(of_inputs, joined["decoder_positions"].shape).astype(jnp.int32)
+            of_inputs = jnp.concatenate([jnp.ones_like(inputs["positions"]), is_first], axis=1)
+            joined["decoder_prefix"] = of_inputs.astype(jnp.int32)
         return joined

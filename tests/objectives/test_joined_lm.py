@@ -37,20 +37,20 @@ ROWS = {name: np.array(rows, np.int32) for name, rows in ROWS.items()}
 
 def test_joined_rows_by_hand():
     found = JoinedLM(bos_id=2, causal_inputs=False).join(ROWS)
-    assert found["decoder_input_tokens"].tolist() == [[11, 12, 13, 21, 0, 2, 14, 2, 22, 23, 0]]
+    assert found["decoder_input_tokens"].tolist() == [[2, 11, 12, 2, 2, 13, 14, 21, 22, 23, 0]]
     assert found["decoder_segment_ids"].tolist() == [[1, 1, 1, 2, 0, 1, 1, 2, 2, 2, 0]]
     assert found["decoder_positions"][0, [0, 1, 2, 3, 5, 6, 7, 8, 9]].tolist() == [0, 1, 2, 0, 3, 4, 1, 2, 3]
-    assert found["decoder_prefix"].tolist() == [[1] * 5 + [0] * 6]
+    assert found["decoder_prefix"].tolist() == [[1] * 5 + [1, 0, 1, 0, 0, 1]]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_packed_examples_are_texts_of_their_own(causal):
     model, objective = random_model(DECODER), JoinedLM(bos_id=2, causal_inputs=causal)
     hidden = objective.run({"model": model, "objective": {}}, ROWS).hidden[0]
-    for text, inputs, places in (([11, 12, 13, 2, 14], 3, slice(0, 2)), ([21, 2, 22, 23], 1, slice(2, 5))):
+    for text, inputs, places in (([2, 11, 12, 13, 14], 3, slice(0, 2)), ([2, 21, 22, 23], 1, slice(2, 5))):
         batch = {"decoder_input_tokens": np.array([text])}
         if not causal:
-            batch["decoder_prefix"] = (np.arange(len(text)) < inputs)[None].astype(np.int32)
+            batch["decoder_prefix"] = (np.arange(len(text)) <= inputs)[None].astype(np.int32)
         np.testing.assert_allclose(hidden[places], model(batch).hidden[0, inputs:], atol=2e-5)
 
 
