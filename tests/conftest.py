@@ -13,6 +13,7 @@ import os
 import random
 import re
 import sys
+import time
 from pathlib import Path
 
 import program_cache
@@ -44,9 +45,11 @@ NEEDED = {
 # Name of the CPU time in the reports of tests, and number of files whose time is printed.
 CPU = "cpu"
 CPU_START = pytest.StashKey[float]()
+# The files that a worker has begun.
+BEGUN = pytest.StashKey[list[Path]]()
 NUM_SHOWN = 10
 # Compiled programs of tests are freed if a process has more memory than this.
-FREED_FROM_GIB = 3
+FREED_FROM_GIB = 4.5
 # Number of configurations per family that are compared with the reference by default; `-m parity` compares all.
 PARITY_CONFIGURATIONS = 2
 
@@ -130,6 +133,7 @@ sys.meta_path.insert(0, _ConfigureJax())
 
 def pytest_addoption(parser):
     parser.addoption("--shuffle_files", type=int, metavar="SEED", help="run the test files in a random order")
+    parser.addoption("--until", type=float, metavar="TIME", help="skip files that begin after TIME, seconds since 1970")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -172,6 +176,11 @@ def _cpu_seconds() -> float:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     item.stash[CPU_START] = _cpu_seconds()
+    until, begun = item.config.getoption("until"), item.config.stash.setdefault(BEGUN, [])
+    if until is not None and item.path not in begun:
+        if time.time() > until:
+            pytest.skip("not reached before --until")
+        begun.append(item.path)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -17,15 +17,16 @@ HEAD_RATE = 0.05
 _RATES = {
     **dict.fromkeys((("distilbert", "pairs"), ("bart", "scores")), 0.3),  # whose outputs hardly change
     # Which then generate texts of learned pieces; random bytes are not UTF-8.
-    **dict.fromkeys((("llama", "continued"), ("mistral", "continued")), 0.3),
+    **{(family, "continued"): 0.3 for family in ("llama", "mistral", "gemma2", "gemma3")},
+    ("t5gemma", "generated"): 0.3,
 }
 TASKS = ("exported_pairs", "exported_scores", "exported_texts")
 LONG = " ".join(f"{word} and the" for word in WORDS * 3)
 ENCODERS = (
     *("bert", "roberta", "distilbert", "electra", "mobilebert"),
-    *("albert", "bigbird", "xlnet", "deberta", "deberta_v2", "longformer"),
+    *("albert", "bigbird", "xlnet", "deberta", "deberta_v2", "longformer", "modernbert"),
 )
-ENCODER_DECODERS, DECODERS = ("t5_1_0", "t5_1_1", "bart"), ("gpt2", "llama", "mistral")
+ENCODER_DECODERS, DECODERS = ("t5_1_0", "t5_1_1", "bart"), ("gpt2", "llama", "mistral", "qwen3", "gemma2", "gemma3")
 KINDS = {
     "pairs": {"recipe": "finetune_classification", "task": "exported_pairs", "lengths": {"inputs": 24}},
     "scores": {"recipe": "finetune_regression", "task": "exported_scores", "lengths": {"inputs": 24}},
@@ -62,7 +63,8 @@ _PREFIXES = {
     },
     **{"albert": "Albert", "bigbird": "BigBird", "xlnet": "XLNet", "deberta": "Deberta", "deberta_v2": "DebertaV2"},
     **{"longformer": "Longformer", "t5_1_0": "T5", "t5_1_1": "T5", "bart": "Bart"},
-    **{"gpt2": "GPT2", "llama": "Llama", "mistral": "Mistral"},
+    **{"gpt2": "GPT2", "llama": "Llama", "mistral": "Mistral", "qwen3": "Qwen3", "gemma2": "Gemma2"},
+    **{"gemma3": "Gemma3", "modernbert": "ModernBert", "t5gemma": "T5Gemma"},
 }
 _SUFFIXES = {
     **{"pairs": "ForSequenceClassification", "scores": "ForSequenceClassification", "tags": "ForTokenClassification"},
@@ -70,12 +72,16 @@ _SUFFIXES = {
     **{"generated": "ForConditionalGeneration", "continued": "ForCausalLM"},
 }
 _CLASSES = {("xlnet", "spans"): "XLNetForQuestionAnsweringSimple", ("gpt2", "continued"): "GPT2LMHeadModel"}
+_CLASSES |= dict.fromkeys((("gemma3", "pairs"), ("gemma3", "scores")), "Gemma3TextForSequenceClassification")
 # Cells that no class of transformers has, or whose class computes something else (docs/exports.md).
 _MISSING = {("deberta", "choices"), ("xlnet", "masked")}
 _KINDS_OF = {
     **dict.fromkeys(ENCODERS, ("masked", "pairs", "scores", "tags", "spans", "choices")),
     **dict.fromkeys(ENCODER_DECODERS, ("generated", "pairs", "scores", "spans")),
     **dict.fromkeys(DECODERS, ("continued", "pairs", "scores", "tags", "spans")),
+    "gemma2": ("continued", "pairs", "scores", "tags"),
+    "gemma3": ("continued", "pairs", "scores"),
+    "t5gemma": ("generated",),
 }
 # Family and kind -> class of transformers.
 CELLS = {

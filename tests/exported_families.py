@@ -55,6 +55,38 @@ def byte_pieces(before, tokenizer_class, **settings):
     return files
 
 
+def generic(*special, beginning, separator, **settings):
+    """Returns a function that makes a tokenizer.json of bytes with a few merges, which no class of its own reads.
+
+    Args:
+      special: the special tokens in the order of their ids.
+      beginning: the first token of a row.
+      separator: the token after each text.
+      settings: further entries of tokenizer_config.json.
+    """
+
+    def files():
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+        from tokenizers.trainers import BpeTrainer
+
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = BpeTrainer(vocab_size=300, special_tokens=list(special), initial_alphabet=alphabet)
+        made.train_from_iterator(sentences(), trainer)
+        if mask := settings.get("mask_token"):
+            made.add_special_tokens([AddedToken(mask, lstrip=True)])
+        made.post_processor = processors.TemplateProcessing(
+            single=f"{beginning} $A {separator}",
+            pair=f"{beginning} $A {separator} $B:1 {separator}:1",
+            special_tokens=[(token, made.token_to_id(token)) for token in (beginning, separator)],
+        )
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
+        return {"tokenizer.json": made.to_str().encode(), "tokenizer_config.json": json.dumps(config).encode()}
+
+    return files
+
+
 def sentence_pieces(name, tokenizer_class, size=90, **special):
     """Returns a function that trains a SentencePiece model with the special pieces of a published one."""
 
@@ -109,6 +141,18 @@ _LLAMA = sentence_pieces(
     normalization_rule_name="identity",
     remove_extra_whitespaces=False,
 )
+_GEMMA = sentence_pieces(
+    *("tokenizer.model", "GemmaTokenizer"),
+    **dict(pad_id=0, eos_id=1, bos_id=2, unk_id=3, pad_piece="<pad>", eos_piece="<eos>", bos_piece="<bos>"),
+    model_type="bpe",
+    byte_fallback=True,
+    size=400,
+    normalization_rule_name="identity",
+    add_dummy_prefix=False,
+    remove_extra_whitespaces=False,
+)
+_GEMMA_IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+_END = "<|endoftext|>"
 _T5 = sentence_pieces("spiece.model", "T5Tokenizer", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
 _BART_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 STARTS = {
@@ -131,6 +175,14 @@ STARTS = {
         ids=1,  # [MASK]
     ),
     "longformer": Start(byte_pieces(_ROBERTA, "RobertaTokenizer"), _EXACT),
+    "modernbert": Start(
+        generic(
+            *("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"),
+            **dict(beginning="[CLS]", separator="[SEP]"),
+            **dict(cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]"),
+        ),
+        {"padding_id": 2},
+    ),
     "t5_1_0": Start(_T5, ids=100, generating=(2, 1.0)),
     "t5_1_1": Start(_T5, ids=100),
     "bart": Start(
@@ -142,6 +194,13 @@ STARTS = {
     "gpt2": Start(trained("byte_bpe", 300), tokens={"bos_token_id": 0, "eos_token_id": 0}),
     "llama": Start(_LLAMA, tokens={"bos_token_id": 1, "eos_token_id": 2}),
     "mistral": Start(_LLAMA, tokens={"bos_token_id": 1, "eos_token_id": 2}),
+    "qwen3": Start(
+        byte_pieces((_END,), "Qwen2Tokenizer", eos_token=_END, pad_token=_END),
+        tokens={"bos_token_id": 0, "eos_token_id": 0},
+    ),
+    "gemma2": Start(_GEMMA, tokens=_GEMMA_IDS),
+    "gemma3": Start(_GEMMA, tokens=_GEMMA_IDS),
+    "t5gemma": Start(_GEMMA, tokens=_GEMMA_IDS, generating=(0, 1.0)),
 }
 
 
@@ -149,6 +208,8 @@ def count_ids(files, further):
     """Returns the number of ids of a vocabulary."""
     import sentencepiece
 
+    if "tokenizer.json" in files:
+        return len(json.loads(files["tokenizer.json"])["model"]["vocab"])
     if "vocab.txt" in files:
         return files["vocab.txt"].decode().count("\n")
     if "vocab.json" in files:
@@ -164,8 +225,11 @@ def write(name, directory, *, generates=False):
     start, case = STARTS[name], families.FAMILIES[name]
     files = start.tokenizer()
     changes = {"vocab_size": count_ids(files, start.ids), **case.huggingface_sizes}
-    if hasattr(case.config, "max_length"):
+    own = {field.name for field in dataclasses.fields(case.config)}
+    if "max_length" in own:
         changes["max_length"] = POSITIONS
+    for stack in own & case.config.parts.keys():
+        changes[stack] = dataclasses.replace(case.config.parts[stack], max_length=POSITIONS)
     ids = dict(start.tokens)
     if name == "gpt2":
         last = json.loads(files["vocab.json"])["<|endoftext|>"]

@@ -176,6 +176,10 @@ class Windows:
         return found
 
 
+# By default, transformers 4 computes attention without its cap, and does not say so.
+WITH_SOFTCAP = {"_attn_implementation": "eager"}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderFiles:
     """How transformers stores a family of decoders.
@@ -242,6 +246,8 @@ class DecoderFiles:
         if self.local_theta is not None:
             more[self.local_theta] = config.local_rope_theta
         more |= {key: getattr(config, field) for field, (key, _) in self.optional.items()}
+        if more.get("attn_logit_softcapping") is not None:
+            more |= WITH_SOFTCAP
         return self.entries.to_json(config, heads, **more)
 
     def table(self, config: Any) -> list[TensorMapping]:

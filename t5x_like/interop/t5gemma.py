@@ -8,7 +8,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop import fields, gemma, rotary_decoders, special_token_fields
 from t5x_like.interop.gemma2 import GEMMA2
 from t5x_like.interop.head_classes import architecture
-from t5x_like.interop.rotary_decoders import DecoderFiles
+from t5x_like.interop.rotary_decoders import WITH_SOFTCAP, DecoderFiles
 from t5x_like.interop.tensor_mapping import Family, TensorMapping, dense
 from t5x_like.models.rotary_encoder_decoder import RotaryEncoderDecoderConfig
 from t5x_like.models.rotary_layers import RotaryConfig
@@ -87,6 +87,8 @@ class StackFiles:
         for name in ("shared_embeddings", "merged_attention"):
             if (value := getattr(config, name)) != (only := getattr(self.config_class(), name)):
                 raise UserError(f"{name}={value}: not supported by transformers' {self.model}. Set {only}.")
+        stacks = {name: self.stack_to_json(name, config) for name in self.types}
+        of_both = {key: value for stack in stacks.values() for key, value in stack.items() if key in WITH_SOFTCAP}
         return {
             "architectures": [architecture(heads, {(): f"{self.model}ForConditionalGeneration"}, self.model)],
             "model_type": self.model_type,
@@ -97,7 +99,8 @@ class StackFiles:
             "tie_word_embeddings": config.decoder.tied_embeddings,
             "dropout_rate": config.dropout_rate,
             "attention_dropout": config.attention_dropout_rate,
-            **{name: self.stack_to_json(name, config) for name in self.types},
+            **of_both,
+            **stacks,
         }
 
     def table(self, config: RotaryEncoderDecoderConfig) -> list[TensorMapping]:

@@ -105,7 +105,7 @@ def _files(path: str, model: Reader) -> dict[str, bytes]:
     name = tokenizer_folder.TokenizerFiles(path).class_name if paths.listdir(path) else None
     if name is not None:
         return found | _class_config(
-            path, found, tokenizer_classes.GENERIC_CLASS if name == tokenizer_classes.GENERIC else name
+            path, found, tokenizer_classes.GENERIC_CLASS if name == tokenizer_classes.GENERIC else name, model
         )
     if tokenizer_files.is_single_file(found):
         ((name, contents),) = found.items()
@@ -115,18 +115,26 @@ def _files(path: str, model: Reader) -> dict[str, bytes]:
     return found
 
 
-def _class_config(path: str, found: Mapping[str, bytes], name: str) -> dict[str, bytes]:
+def _class_config(path: str, found: Mapping[str, bytes], name: str, model: Reader) -> dict[str, bytes]:
     """Returns tokenizer_config.json with the class of the tokenizer and `_defaults`, {} if it has them."""
     config = json.loads(found.get(tokenizer_classes.CONFIG, b"{}"))
-    stated = _defaults(path, found, name) | config | {"tokenizer_class": config.get("tokenizer_class") or name}
+    # The generic class returns token types, which the other models of transformers refuse.
+    without_types = name == tokenizer_classes.GENERIC_CLASS and not model.has_token_types
+    inputs = {"model_input_names": _inputs(model)} if without_types else {}
+    stated = inputs | _defaults(path, found, name) | config | {"tokenizer_class": config.get("tokenizer_class") or name}
     return {} if config == stated else {tokenizer_classes.CONFIG: _json(stated)}
+
+
+def _inputs(model: Reader) -> list[str]:
+    """Returns what a model reads of the tokenizer's outputs."""
+    return ["input_ids", *(["token_type_ids"] if model.has_token_types else []), "attention_mask"]
 
 
 def _defaults(path: str, found: Mapping[str, bytes], name: str) -> dict[str, Any]:
     """Returns what a tokenizer does here, and its class in transformers 4 or 5 only if the files say so."""
     if tokenizer_classes.TOKENIZER in found:
         return {}
-    if name == "LlamaTokenizer":
+    if name in ("LlamaTokenizer", "GemmaTokenizer"):
         return {"add_bos_token": True}
     stated: dict[str, Any] = {}
     if name in ("AlbertTokenizer", "XLNetTokenizer", "BigBirdTokenizer"):
@@ -148,7 +156,7 @@ def _wordpiece_config(contents: bytes) -> dict[str, Any]:
 
 
 def _sentencepiece(path: str, contents: bytes, name: str, model: Reader) -> dict[str, bytes]:
-    inputs = ["input_ids", *(["token_type_ids"] if model.has_token_types else []), "attention_mask"]
+    inputs = _inputs(model)
     own_ids = tokenizer_folder.sentencepiece_special_ids(contents, path)
     if model.tokenizer_class is not None and {"cls", "sep", "mask"} <= own_ids.keys():
         config = {"tokenizer_class": model.tokenizer_class, "do_lower_case": False, "model_input_names": inputs}
