@@ -20,7 +20,7 @@ REPRESENTATIVE = {
     *("t5_1_1-generated", "bart-scores", "gpt2-continued", "llama-pairs"),
 }
 # Cells whose texts transformers 5.24 encodes otherwise, whatever the files say (docs/exports.md).
-ENCODED_OTHERWISE = {"deberta-pairs", "deberta-spans", "bigbird-pairs"}
+ENCODED_OTHERWISE = {"deberta-pairs", "deberta-spans", "bigbird-pairs", "modernbert-tags"}
 TRANSFORMERS_5 = "T5X_LIKE_TRANSFORMERS5"
 PAGE = Path(__file__).resolve().parents[1] / "docs/exports.md"
 

@@ -21,7 +21,7 @@ from t5x_like.interop.formats import Format
 from t5x_like.models import construct
 from t5x_like.objectives.base import Objective
 from t5x_like.reporting import model_card
-from t5x_like.stored import frozen_base, weight_source
+from t5x_like.stored import frozen_base, run_vocabulary, weight_source
 from t5x_like.training.runs import weights_run
 from t5x_like.vocabularies import tokenizer_files
 
@@ -158,6 +158,8 @@ def write_huggingface(
     reads_tasks = objective.head_form is not None
     files = tokenizers.exported_files(tokenizer, model, bos_id, length, reads_tasks=reads_tasks)
     files = prompt_format.with_prompts(files, tokenizer, prompts)
+    if generates and description.architecture_kind(model) == "encoder_decoder":
+        files = prompt_format.with_inputs(files, tokenizer, run_vocabulary.inputs_eos(path, None))
     with weights_run.removed_on_failure(target.path):
         interop.to_huggingface(
             weights.leaves,

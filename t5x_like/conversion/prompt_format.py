@@ -1,4 +1,8 @@
-"""The prompts of a decoder in its exported tokenizer: BOS before each text, and the chat template of its training."""
+"""What an exported tokenizer adds to the texts that a model continues or answers, as in its training.
+
+A decoder reads BOS before each text, and has the chat template of its training. The inputs of an encoder-decoder with
+the tokenizer of a decoder end in EOS.
+"""
 
 import dataclasses
 import json
@@ -64,24 +68,53 @@ def with_prompts(files: Mapping[str, bytes], tokenizer: str | None, prompts: Pro
         return dict(files)
     config = json.loads(files[CONFIG])
     bos = None if prompts.bos_id is None else tokenizer_folder.token(tokenizer, prompts.bos_id)
-    found, ids = dict(files), tokenizer_folder.special_ids(tokenizer)
+    found = dict(files)
     contents = None if bos is None and not _adds_bos(files, config) else _tokenizer(files, config)
     if bos is not None and contents is None:
         logging.warning(
             "the exported tokenizer does not add %r, with which the run reads texts. Put it before each text", bos
         )
     if contents is not None:
-        special = {f"{role}_token": tokenizer_folder.token(tokenizer, number) for role, number in ids.items()}
-        special |= {} if bos is None else {"bos_token": bos}
-        kept = {key: config[key] for key in _KEPT_CONFIG if key in config}
-        config = {"tokenizer_class": tokenizer_classes.GENERIC_CLASS, "model_input_names": _INPUTS, **kept, **special}
-        found[TOKENIZER] = _json(tokenizer_json_files.with_bos(contents, bos, prompts.bos_id))
+        config = _generic(config, tokenizer) | ({} if bos is None else {"bos_token": bos})
+        before = None if bos is None else (bos, prompts.bos_id)
+        found[TOKENIZER] = _json(tokenizer_json_files.surround(contents, before=before))
     config |= {"padding_side": "left", "truncation_side": "left"}
     if prompts.has_pairs:
         config["chat_template"] = chat_template(prompts, bos, config.get("eos_token"), found.get(TOKENIZER))
         if CHAT_TEMPLATE in found:  # of the model that training started from
             found[CHAT_TEMPLATE] = config["chat_template"].encode()
     return found | {CONFIG: _json(config)}
+
+
+def with_inputs(files: Mapping[str, bytes], tokenizer: str | None, ends: bool | None) -> dict[str, bytes]:
+    """Returns the files of an exported tokenizer that encodes the inputs of an encoder-decoder as the run reads them.
+
+    The tokenizer of a decoder, such as that of T5Gemma, adds BOS to them and no EOS, unlike text-to-text tasks. Others
+    do not change.
+
+    Args:
+      files: The exported files.
+      tokenizer: Where the tokenizer of the run is.
+      ends: Whether its inputs end in EOS; None if it is not known.
+    """
+    config = json.loads(files.get(CONFIG, b"{}"))
+    if tokenizer is None or ends is None or not _adds_bos(files, config):
+        return dict(files)
+    contents, number = _tokenizer(files, config), tokenizer_folder.special_ids(tokenizer).get("eos")
+    if contents is None or number is None or tokenizer_json_files.adds_tokens_after(contents):
+        return dict(files)
+    after = (tokenizer_folder.token(tokenizer, number), number) if ends else None
+    logging.info("the exported tokenizer ends inputs in EOS and adds no BOS, as in training: tokenizer.json is changed")
+    surrounded = tokenizer_json_files.surround(contents, after=after)
+    return {**files, TOKENIZER: _json(surrounded), CONFIG: _json(_generic(config, tokenizer))}
+
+
+def _generic(config: Mapping[str, Any], tokenizer: str) -> dict[str, Any]:
+    """Returns tokenizer_config.json of a tokenizer.json that no class changes, with the tokens of `tokenizer`."""
+    ids = tokenizer_folder.special_ids(tokenizer)
+    special = {f"{role}_token": tokenizer_folder.token(tokenizer, number) for role, number in ids.items()}
+    kept = {key: config[key] for key in _KEPT_CONFIG if key in config}
+    return {"tokenizer_class": tokenizer_classes.GENERIC_CLASS, "model_input_names": _INPUTS, **kept, **special}
 
 
 def chat_template(prompts: PromptFormat, bos: str | None, eos: Any, tokenizer: bytes | None) -> str:
@@ -109,7 +142,7 @@ def _adds_bos(files: Mapping[str, bytes], config: Mapping[str, Any]) -> bool:
     if TOKENIZER in files:
         return tokenizer_json_files.adds_tokens_before(json.loads(files[TOKENIZER]))
     name = str(config.get("tokenizer_class")).removesuffix("Fast")
-    return name == "LlamaTokenizer" and config.get("add_bos_token", True)
+    return name in ("LlamaTokenizer", "GemmaTokenizer") and config.get("add_bos_token", True)
 
 
 def _tokenizer(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -19,26 +19,43 @@ def adds_tokens_before(tokenizer: Mapping[str, Any]) -> bool:
     )
 
 
-def with_bos(tokenizer: Mapping[str, Any], bos: str | None, bos_id: int | None) -> dict[str, Any]:
-    """Returns a tokenizer that adds BOS before each text, and recognizes it in a text.
+def adds_tokens_after(tokenizer: Mapping[str, Any]) -> bool:
+    """Returns whether a tokenizer adds special tokens after a text; see `adds_tokens_before`."""
+    processor = tokenizer.get("post_processor") or {}
+    return any(
+        part.get("type") in ("BertProcessing", "RobertaProcessing")
+        or (part.get("type") == "TemplateProcessing" and "SpecialToken" in (part["single"] or [{}])[-1])
+        for part in processor.get("processors", [processor])
+    )
+
+
+def surround(
+    tokenizer: Mapping[str, Any], *, before: tuple[str, int] | None = None, after: tuple[str, int] | None = None
+) -> dict[str, Any]:
+    """Returns a tokenizer that adds these tokens to each text and no others, and recognizes them in a text.
 
     Args:
       tokenizer: The contents of a tokenizer.json.
-      bos: The token; None to add no token.
-      bos_id: Its id.
+      before: The token before the first text, and its id.
+      after: The token after each text, and its id.
     """
-    if bos is None:
+    tokens = dict(token for token in (before, after) if token is not None)
+    if not tokens:
         return {**tokenizer, "post_processor": None}
     added = list(tokenizer.get("added_tokens") or [])
-    if bos not in (token["content"] for token in added):
-        added = sorted([*added, _added_token(bos, bos_id)], key=lambda token: token["id"])
-    token, text = {"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    known = {token["content"] for token in added}
+    added += [_added_token(token, index) for token, index in tokens.items() if token not in known]
+    first, last = (
+        [] if token is None else [{"SpecialToken": {"id": token[0], "type_id": 0}}] for token in (before, after)
+    )
+    texts = [{"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB")]
     processor = {
         "type": "TemplateProcessing",
-        "single": [token, text],
-        "pair": [token, text, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}},
+        "single": [*first, texts[0], *last],
+        "pair": [*first, texts[0], *last, texts[1], *last],
+        "special_tokens": {token: {"id": token, "ids": [index], "tokens": [token]} for token, index in tokens.items()},
     }
+    added = sorted(added, key=lambda token: token["id"])
     return {**tokenizer, "added_tokens": added, "post_processor": processor}
 
 

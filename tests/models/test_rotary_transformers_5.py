@@ -1,5 +1,7 @@
 """Compares exported models with transformers 5: logits, greedy continuations, and no missing or unexpected tensors.
 
+So are the heads of EuroBERT, whose classes transformers 4 does not have.
+
 Needs the directory of `pip install --target` with transformers 5 in T5X_LIKE_TRANSFORMERS5.
 """
 
@@ -21,7 +23,11 @@ from t5x_like.decoding.settings import Decoding
 from t5x_like.interop import tables
 from t5x_like.models import build
 from t5x_like.models.special_tokens import SpecialTokens
+from t5x_like.objectives import passes
+from t5x_like.objectives.heads import EachToken, transformed_tokens
 from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.sequence_classification import SequenceClassification
+from t5x_like.objectives.token_classification import TokenClassification
 
 OUTPUTS = Path(__file__).parents[1] / "transformers_5_outputs.py"
 TRANSFORMERS_5 = "T5X_LIKE_TRANSFORMERS5"
@@ -69,6 +75,35 @@ def small(name):
     return config, model, leaves, heads
 
 
+# Class of a head of EuroBERT by its pooling; None for the head of each token.
+HEADS = {
+    "bos": (SequenceClassification, transformed_tokens.DenseToken(pooling="first")),
+    "mean": (SequenceClassification, transformed_tokens.DenseToken(pooling="mean")),
+    "late": (SequenceClassification, transformed_tokens.DenseToken(pooling="late")),
+    None: (TokenClassification, EachToken(dropout_rate=0.0)),
+}
+
+
+def classify(pooling, directory, batch):
+    """Writes a small EuroBERT with a head, and returns its logits."""
+    changes = {} if pooling is None else {"classifier_pooling": pooling}
+    config = dataclasses.replace(
+        FAMILIES["eurobert"].config, embed_dim=24, max_length=60, padding_id=PADDING, **changes
+    )
+    kind, form = HEADS[pooling]
+    objective, rng = kind(["a", "b", "c"], head=form), np.random.default_rng(2)
+    model = build.shapes(config)
+    shapes = {"model": model, "objective": jax.eval_shape(objective.init, jax.random.key(0), model)}
+    leaves = {
+        name: 0.3 * rng.standard_normal(each.shape).astype(np.float32)
+        for name, each in parameters.named_leaves(shapes).items()
+    }
+    params = parameters.rebuild(shapes, leaves)
+    interop.to_huggingface(params, config, directory, labels=objective.labels)
+    (predicted,) = passes.forward(objective, params, batch).predictions.values()
+    return np.asarray(predicted.hidden)
+
+
 def continuations(model, prompts):
     return generate(model, prompts, Decoding(max_length=NEW, eos_ids=(1,), bos_id=0)).tokens[:, 0]
 
@@ -105,6 +140,14 @@ def found(tmp_path_factory):
         kind = "AutoModelForMaskedLM" if stack == "encoder" else "AutoModelForCausalLM"
         given = {key: each.tolist() for key, each in given.items()}
         cases.append((name, str(root / name), kind, given, NEW if stack == "decoder" else 0))
+    real = (np.arange(LENGTH) < lengths[:, None]).astype(np.int32)
+    rows = np.where(real, np.random.default_rng(3).integers(2, PADDING, real.shape), PADDING)
+    batch = {"encoder_input_tokens": rows.astype(np.int32), "encoder_segment_ids": real}
+    for pooling in HEADS:
+        name = f"eurobert-{pooling}"
+        ours[name] = {"logits": classify(pooling, str(root / name), batch)}
+        kind = f"AutoModelFor{'Token' if pooling is None else 'Sequence'}Classification"
+        cases.append((name, str(root / name), kind, {"input_ids": rows.tolist(), "attention_mask": real.tolist()}, 0))
     (root / "cases.json").write_text(json.dumps(cases))
     environment = os.environ | {"PYTHONPATH": os.environ[TRANSFORMERS_5], "JAX_PLATFORMS": "cpu"}
     files = [str(root / "cases.json"), str(root / "outputs.npz")]
@@ -125,3 +168,12 @@ def test_logits_and_continuations(name, found, assert_parity):
         expected = np.zeros((len(tokens), NEW), np.int32)
         expected[:, : tokens.shape[1]] = tokens
         np.testing.assert_array_equal(ours[name]["tokens"], expected)
+
+
+@pytest.mark.parametrize("pooling", HEADS)
+def test_heads_of_eurobert(pooling, found, assert_parity):
+    ours, theirs, _ = found
+    logits, expected = ours[f"eurobert-{pooling}"]["logits"], theirs[f"eurobert-{pooling}/logits"]
+    if pooling is None:
+        logits, expected = logits[:, :9], expected[:, :9]  # tokens of both rows
+    assert_parity({"logits": logits.reshape(expected.shape)}, {"logits": expected}, "logits in transformers 5.24")
