@@ -45,10 +45,10 @@ from t5x_like.partitioning import Partitioner
 from t5x_like.training.program import make_program
 from t5x_like.training.recipe import Periods, Recipe
 
-ROWS, STEPS, LEARNING_RATE, WARMUP = 32, 1000, 1e-3, 100
+ROWS, STEPS, LEARNING_RATE, WARMUP = 16, 1000, 1e-3, 100
 SHOWN = (1, 10, 100, 300, 1000, 3000)
 LAST = 50  # steps of which the final loss is the mean
-WIDTH, LAYERS, HEADS, LENGTH, VOCABULARY = 128, 4, 2, 64, 1100
+WIDTH, LAYERS, HEADS, LENGTH, VOCABULARY = 64, 3, 2, 64, 1100
 SIZES = {"vocab_size": VOCABULARY, "embed_dim": WIDTH, "num_heads": HEADS, "head_dim": WIDTH // HEADS}
 NO_DROPOUT = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0}
 COEFFICIENT = 50.0  # of ELECTRA's discriminator

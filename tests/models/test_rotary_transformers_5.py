@@ -21,6 +21,7 @@ from t5x_like import interop, parameters
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
 from t5x_like.interop import tables
+from t5x_like.layers.rope_scaling import Linear
 from t5x_like.models import build
 from t5x_like.models.special_tokens import SpecialTokens
 from t5x_like.objectives import passes
@@ -44,7 +45,7 @@ NAMES = {
     "qwen3": {},
     "gemma1": {},
     "gemma2": {},
-    "gemma3": {"local_rope_theta": 100.0},
+    "gemma3": {"local_rope_theta": 100.0, "rope_scaling": Linear(8.0)},
     "olmo2": {},
     "olmo3": {"rope_theta": 1000.0},
     "smollm3": {"head_dim": 6, "embed_dim": 24},
