@@ -15,9 +15,9 @@ from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import reference
 from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
+from t5x_like.objectives.completions import completion_weights, log_probabilities, with_completion
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction, Scalar
-from t5x_like.objectives.preferences import completion_weights, log_probabilities, with_completion
 from t5x_like.objectives.reused_batches import FIRST_USE
 from t5x_like.objectives.rollouts import Group, Rollout, Rollouts
 from t5x_like.recorded import recorded

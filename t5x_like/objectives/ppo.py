@@ -12,6 +12,7 @@ from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import heads, reference
 from t5x_like.objectives.base import Batch, Params, Pass
+from t5x_like.objectives.completions import completion_weights
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.policy_gradient import (
     ADVANTAGES,
@@ -22,7 +23,6 @@ from t5x_like.objectives.policy_gradient import (
     PolicyGradient,
     Rows,
 )
-from t5x_like.objectives.preferences import completion_weights
 from t5x_like.objectives.rollouts import Rollout, Rollouts
 from t5x_like.recorded import recorded
 

@@ -135,6 +135,20 @@ def exit_because(message: str, exit_code: int) -> None:
     os._exit(exit_code)
 
 
+def exit_unless(handled: threading.Event, error: Exception) -> None:
+    """Exits with an error, which the other processes then know, unless it is handled soon.
+
+    Args:
+      handled: Set when the error is handled.
+      error: The error.
+    """
+    if handled.wait(_GRACE_SECONDS):
+        return
+    if jax.distributed.is_initialized():
+        publish_exit(error, exit_code_of(error))
+    exit_because(str(error), exit_code_of(error))
+
+
 def on_abort() -> None:
     """Exits a process that JAX aborts, if another one has told why it fails. Otherwise it returns."""
     _aborts.set()

@@ -1,9 +1,18 @@
-"""Functions of a user that a compiled program calls on the host, and their errors, which JAX would hide in its own."""
+"""Functions of a user that a compiled program calls on the host, and their errors, which JAX would hide in its own.
+
+A device whose function fails ends its program, and other devices may then wait for it forever, and the process for
+them. Unless the error arrives within a while, it ends the process.
+"""
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
+from t5x_like.runtime import failures
+
 _raised: list[Exception] = []
+# Set when the error of a function has arrived.
+_explained = threading.Event()
 
 
 @contextlib.contextmanager
@@ -13,6 +22,8 @@ def recorded() -> Iterator[None]:
         yield
     except Exception as error:
         _raised.append(error)
+        _explained.clear()
+        threading.Thread(target=failures.exit_unless, args=(_explained, error), daemon=True).start()
         raise
 
 
@@ -24,6 +35,7 @@ def explained() -> Iterator[None]:
         yield
     except Exception as error:
         if _raised:
+            _explained.set()
             first = _raised[0]
             _raised.clear()
             raise first from error

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import several_processes
 from families import FAMILIES
 from lanes import others_are_full
 from numerics import assert_close
@@ -34,6 +35,7 @@ from t5x_like.objectives.rewards import Rewards
 from t5x_like.objectives.rollouts import Rollouts
 from t5x_like.objectives.variables import Frozen
 from t5x_like.partitioning import Partitioner
+from t5x_like.runtime import protocol
 
 CONFIG = FAMILIES["llama"].config
 COUNT = Rewards({"counting_rewards.count": 2.0})
@@ -307,8 +309,8 @@ def test_samples_and_gradients_are_equal_in_microbatches_on_eight_devices():
 def run(directory, objective, **settings):
     groups = FROZEN if objective.beta else ()
     settings = {"total": 30, "optimizer": optimizers.adamw(learning_rate=0.02, groups=groups)} | settings
-    data = PromptRows(batch_size=8)
-    copying_run.run(directory, model=CONFIG, objective=objective, data=data, evaluations=None, **settings)
+    settings = {"model": CONFIG, "data": PromptRows(batch_size=8), "evaluations": None} | settings
+    copying_run.run(directory, objective=objective, **settings)
     return read_metrics(str(directory))
 
 
@@ -386,6 +388,31 @@ def test_a_run_killed_while_it_rewards_samples_resumes_exactly(tmp_path):
     # Two updates have the same completions.
     rewards = [reward for _, reward, *_ in rows("whole")]
     assert rewards[::2] == rewards[1::2] and len(set(rewards)) > 1
+
+
+@pytest.mark.full
+@pytest.mark.notf
+def test_two_processes_reward_their_rows_as_one_and_end_by_the_name_of_a_failing_function(tmp_path):
+    """The function fails on one of two devices of a process, for which the other one waits."""
+    directory = tmp_path / "two"
+    processes = several_processes.start(directory, gin_file="grpo.gin", special={1: {"FAIL_AT": "6"}})
+    codes = several_processes.finish(processes)
+    logs = [several_processes.output(directory, index) for index in (0, 1)]
+    assert codes == [protocol.USER_ERROR] * 2, logs
+    message = "REWARDS: 'counting_rewards.count_or_fail' raised KeyError: 'no entry'. Correct the function"
+    assert f"process 1 of 2 has failed: {message}" in logs[0] and message in logs[1]
+
+    config = dataclasses.replace(CONFIG, num_heads=2, num_kv_heads=1, num_layers=1)
+    rollouts = dataclasses.replace(COUNTED, samples=4, max_length=4, updates=2)
+    partitioner = Partitioner(rules="fsdp", ici={"fsdp": 4}, devices=jax.devices()[:4])
+    settings = {"optimizer": optimizers.adamw(learning_rate=0.01), "partitioner": partitioner, "model": config}
+    expected = run(tmp_path / "one", GRPO(rollouts), total=4, **settings)
+    found = read_metrics(str(directory))
+    assert [row["step"] for row in found] == [1, 2, 3, 4]
+    for name in ("reward", "loss", "grad_norm", "param_norm", "completion_length", "clipped"):
+        pair = ([row[name] for row in rows] for rows in (found, expected))
+        np.testing.assert_allclose(*pair, rtol=2e-5, atol=1e-6, err_msg=name)
+    assert len({row["reward"] for row in found}) == 2  # of two rollouts
 
 
 def test_an_unknown_eos_raises(tmp_path):
