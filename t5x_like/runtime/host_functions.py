@@ -1,7 +1,7 @@
 """Functions of a user that a compiled program calls on the host, and their errors, which JAX would hide in its own.
 
 A device whose function fails ends its program, and other devices may then wait for it forever, and the process for
-them. Unless the error arrives within a while, it ends the process.
+them. An error that does not end a run within a while therefore ends the process.
 """
 
 import contextlib
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from t5x_like.runtime import failures
 
 _raised: list[Exception] = []
-# Set when the error of a function has arrived.
-_explained = threading.Event()
+# Set when the blocks of `explained` have ended.
+_ended: list[threading.Event] = []
 
 
 @contextlib.contextmanager
@@ -22,8 +22,8 @@ def recorded() -> Iterator[None]:
         yield
     except Exception as error:
         _raised.append(error)
-        _explained.clear()
-        threading.Thread(target=failures.exit_unless, args=(_explained, error), daemon=True).start()
+        if _ended:
+            threading.Thread(target=failures.exit_unless, args=(_ended[-1], error), daemon=True).start()
         raise
 
 
@@ -31,12 +31,14 @@ def recorded() -> Iterator[None]:
 def explained() -> Iterator[None]:
     """Raises the first remembered exception in place of the error by which JAX reports it."""
     _raised.clear()
+    _ended.append(threading.Event())
     try:
         yield
     except Exception as error:
         if _raised:
-            _explained.set()
             first = _raised[0]
             _raised.clear()
             raise first from error
         raise
+    finally:
+        _ended.pop().set()

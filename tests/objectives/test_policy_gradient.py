@@ -280,7 +280,7 @@ def test_ppo_rewards_each_token_with_the_divergence():
 
 @pytest.mark.full
 def test_samples_and_gradients_are_equal_in_microbatches_on_eight_devices():
-    objective = GRPO(ROLLOUTS, beta=0.5)
+    objective = PPO(ROLLOUTS, beta=0.5)
     params = case(objective)[0]
     batch = PromptRows(batch_size=16).make(0)
 
@@ -302,7 +302,7 @@ def test_samples_and_gradients_are_equal_in_microbatches_on_eight_devices():
 
     (rewards, *expected), (others, *found) = on(1, 1), on(8, 2)
     np.testing.assert_array_equal(rewards, others)
-    assert_close(*(parameters.named_leaves(each[0]["model"]) for each in (found, expected)))
+    assert_close(*(parameters.named_leaves(each[0]) for each in (found, expected)))
     assert_close(*({name: np.stack(pair) for name, pair in each[1].items()} for each in (found, expected)))
 
 
