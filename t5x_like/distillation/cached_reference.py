@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from t5x_like import paths
 from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.data.cached import logits
 from t5x_like.data.cached.logits_rows import IDS, LOG_Z, VALUES
@@ -38,8 +39,10 @@ class CachedReference:
 
     @functools.lru_cache(maxsize=1)  # noqa: B019 - a run has one
     def _open(self, spec: FeatureSpec) -> CachedLogits:
-        (checkpoint,) = checkpoint_choice.choose(self.path, setting="INITIAL_CHECKPOINT_PATH")
-        digest = weight_digest.digest(checkpoint)
+        digest = next(iter(logits.read_all(self.directory).values())).settings["teacher"]["digest"]
+        if paths.exists(self.path):  # a run that started from them may have outlived them
+            (checkpoint,) = checkpoint_choice.choose(self.path, setting="INITIAL_CHECKPOINT_PATH")
+            digest = weight_digest.digest(checkpoint)
         found = CachedLogits.open(reference.NAME, self.directory, digest=digest, spec=spec)
         for manifest in found.manifests.values():
             stored = manifest.predictions.get(NAME)
@@ -51,11 +54,15 @@ class CachedReference:
         return found
 
     def features(self, spec: FeatureSpec) -> FeatureSpec:
-        """Returns the features with the stored numbers.
+        """Returns the features with the stored numbers; without them if the directory is not found.
+
+        Commands that read the model alone do not need them; `scores` does.
 
         Raises:
-          UserError: They are not found, or belong to other weights or features.
+          UserError: They are incomplete, or belong to other weights or features.
         """
+        if not paths.exists(self.directory):
+            return spec
         return dataclasses.replace(spec, attached=self._open(spec).attached)
 
     def networks(self, config: ModelConfig) -> Mapping[str, NetworkSpec]:
@@ -73,8 +80,18 @@ class CachedReference:
     def scores(
         self, params: Params, outputs: Outputs, texts: Batch, rows: Batch, side: int | None = None
     ) -> Float[Array, " texts"]:
-        """Returns the stored numbers; see `reference.Reference.scores`."""
-        values, ids, log_z = (rows[logits.attached_name(reference.NAME, NAME, each)] for each in (VALUES, IDS, LOG_Z))
+        """Returns the stored numbers; see `reference.Reference.scores`.
+
+        Raises:
+          UserError: The rows do not have them.
+        """
+        names = [logits.attached_name(reference.NAME, NAME, each) for each in (VALUES, IDS, LOG_Z)]
+        if names[0] not in rows:
+            raise UserError(
+                f"TEACHER_LOGITS={self.directory}: not found. Write the log-probabilities of completions with "
+                "`t5x_like cache_logits` and --gin_file=preferences/cache_reference.gin."
+            )
+        values, ids, log_z = (rows[name] for name in names)
         is_class = ids[:, 0, :, None] == jnp.arange(TEXTS)
         found = jnp.sum(jnp.where(is_class, (values[:, 0] + log_z)[..., None], 0.0), axis=1)
         return found.reshape(-1) if side is None else found[:, side]

@@ -66,6 +66,11 @@ def test_other_weights_caches_features_and_dtypes_are_refused(stored, tmp_path):
     manifest.write_text(manifest.read_text() + " ")
     with pytest.raises(UserError, match=f"TEACHER_LOGITS={directory} were computed by {start} .* of this run is "):
         _ = Preferences(DPO(), reference=CachedReference(str(other), directory)).features
+    # Commands that read the model alone do not need the directory.
+    missing = Preferences(DPO(), reference=CachedReference(start, "gone"))
+    assert missing.features == Preferences(DPO()).features
+    with pytest.raises(UserError, match="TEACHER_LOGITS=gone: not found. Write the log-probabilities of completions"):
+        run(tmp_path / "gone", start, cache, missing, ())
     with pytest.raises(UserError, match="the teacher read other features"):
         _ = KTO(reference=CachedReference(start, directory)).features
     features = Preferences(DPO(), reference=CachedReference(start, directory)).features
