@@ -203,9 +203,9 @@ class PolicyGradient(Objective):
             old = jnp.where(rows[FIRST_USE][0] > 0, old, rows[OLD])
             prompts = rows["decoder_segment_ids"].shape[0]
             handed[OLD] = old.reshape(prompts, -1, old.shape[-1])
-        change = now - old
+        change = (now - old) * completion_weights(samples)
         if self.ratio_of_samples:
-            change = jnp.sum(change * completion_weights(samples), axis=1, keepdims=True)
+            change = jnp.sum(change, axis=1, keepdims=True)
         losses, clipped = self.clipping.loss(jnp.exp(change), rows[ADVANTAGES])
         added, metrics = self.penalty(params, outputs, rows, now)
         loss = jnp.sum((losses + added) * weights)

@@ -22,7 +22,7 @@ from t5x_like.objectives.preference_losses import DPO, SimPO
 from t5x_like.objectives.preferences import Preferences
 from t5x_like.train import train
 
-pytestmark = [pytest.mark.full, pytest.mark.notf]
+pytestmark = pytest.mark.full
 
 LLAMA = FAMILIES["llama"].config
 FROZEN = (optimizers.ParameterGroup("^objective/reference/", freeze=True),)

@@ -391,7 +391,6 @@ def test_a_run_killed_while_it_rewards_samples_resumes_exactly(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.notf
 def test_two_processes_reward_their_rows_as_one_and_end_by_the_name_of_a_failing_function(tmp_path):
     """The function fails on one of two devices of a process, for which the other one waits."""
     directory = tmp_path / "two"
