@@ -21,6 +21,13 @@ def count_or_die(prompts, completions, answers):
     return count(prompts, completions, answers)
 
 
+def count_or_fail(prompts, completions, answers):
+    """Raises an error at a call, if the environment names one."""
+    if next(_CALLS) == int(os.environ.get("FAIL_AT", 0)):
+        raise KeyError("no entry")
+    return count(prompts, completions, answers)
+
+
 def fail(prompts, completions, answers):
     raise KeyError("no entry")
 

@@ -95,7 +95,10 @@ def _row(layout: Layout, spec, rng, ids) -> dict[str, np.ndarray]:
                 inside = sum(int(counts[name][example]) for name in value.within)
                 found.append(before + np.sort(rng.integers(0, inside, number)))
             else:
-                found.append(rng.integers(1, 2 if value.sources[0] == "token_types" else ids, number))
+                is_mask = value.sources[0].startswith("loss_mask")
+                found.append(
+                    rng.integers(1 - is_mask, 2 if is_mask or value.sources[0] == "token_types" else ids, number)
+                )
         row[f"value {index}"] = _padded(np.concatenate(found), value.length)
     return row
 

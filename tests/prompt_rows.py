@@ -24,4 +24,6 @@ class PromptRows(copying_run.Copying):
         tokens = rng.integers(2, 32, (self.batch_size, self.length))
         counts = {"inputs": rng.integers(1, self.length + 1, self.batch_size), "targets": np.ones(self.batch_size, int)}
         arrays = {"inputs": tokens, "targets": tokens[:, :1]}
+        index, shards = self.shard
+        arrays, counts = ({name: np.split(x, shards)[index] for name, x in each.items()} for each in (arrays, counts))
         return batches.from_arrays(conversation_specs.PROMPT, arrays, counts=counts)

@@ -156,10 +156,10 @@ class PrefetchingFeed:
         """Returns the position after the last batch that was returned."""
         with self._moving:
             if hasattr(self._source, "state_before"):
-                return _pack(self._source.state_before(len(self._ready)), [])
+                return pack(self._source.state_before(len(self._ready)), [])
             source_state = self._source.state()
             pending = [host_batch for host_batch, _ in self._ready]
-        return _pack(source_state, pending)
+        return pack(source_state, pending)
 
     def restore(self, state: bytes) -> None:
         """Moves to a position that `state()` returned, and discards the batches prefetched so far.
@@ -167,7 +167,7 @@ class PrefetchingFeed:
         Raises:
           DataMismatchError: the position was saved in other data; the feed stays at its position.
         """
-        source_state, pending = _unpack(state)
+        source_state, pending = unpack(state)
         self._stop()
         try:
             self._source.restore(source_state)
@@ -215,7 +215,7 @@ class PrefetchingFeed:
                 self._changed.notify_all()
 
 
-def _pack(source_state: bytes, pending: list[HostBatch]) -> bytes:
+def pack(source_state: bytes, pending: list[HostBatch]) -> bytes:
     """Serializes a position: a line with the format, a line with lengths, the iterator's state, the pending batches."""
     arrays = {f"{index}/{name}": array for index, batch in enumerate(pending) for name, array in batch.items()}
     stored = io.BytesIO()
@@ -224,7 +224,8 @@ def _pack(source_state: bytes, pending: list[HostBatch]) -> bytes:
     return _MAGIC + json.dumps(header).encode() + b"\n" + source_state + stored.getvalue()
 
 
-def _unpack(state: bytes) -> tuple[bytes, list[HostBatch]]:
+def unpack(state: bytes) -> tuple[bytes, list[HostBatch]]:
+    """Returns the state of the iterator and the pending batches that `pack` has serialized."""
     if not state.startswith(_MAGIC):
         raise ValueError(f"{len(state)} bytes that begin with {state[:20]!r} are not the state of a feed.")
     line, _, body = state[len(_MAGIC) :].partition(b"\n")

@@ -122,6 +122,8 @@ class Objective:
         weights are computed and the batch is split into microbatches. An array that all rows read has a name that
         begins with `axis_rules.SHARED`. Nothing that it computes has a gradient. At evaluation the key is None, and
         nothing may be random.
+      updates_per_batch: Number of updates in a row that read one batch. What `prepare` adds in the first one is kept
+        for the others; see `objectives.reused_batches`.
       generator: None, or a function `generator(params) -> model` that returns what generates and scores text, where it
         is not the model itself.
       text_features: The features of the texts that the model generates and scores, for an objective that trains on
@@ -142,6 +144,7 @@ class Objective:
     other_names: Mapping[str, tuple[str, ...]] = types.MappingProxyType({})
     labels: tuple[str, ...] = ()
     prepare: Callable[..., Batch] | None = None
+    updates_per_batch: int = 1
     generator: Callable[[Params], Any] | None = None
     text_features: FeatureSpec | None = None
     read_as: Mapping[str, str] = types.MappingProxyType({})

@@ -8,15 +8,16 @@ from jaxtyping import Array, Float
 
 from t5x_like.axis_rules import SHARED
 from t5x_like.data import conversation_specs
+from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives import reference
 from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
+from t5x_like.objectives.completions import summed_log_probabilities, with_completion
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction, Scalar, identity
-from t5x_like.objectives.preferences import completion_weights, log_probabilities, with_completion
+from t5x_like.objectives.reference import Live, Reference
 from t5x_like.recorded import recorded
 
 NAME = "kto"
@@ -39,37 +40,51 @@ class KTO(Objective):
       beta: β, the strength of the pull to the reference.
       desirable: Factor of the loss of desirable completions.
       undesirable: Factor of the loss of others.
+      reference: See `preferences.Preferences`.
 
     Raises:
       UserError: An argument is out of range.
     """
 
     coefficients = {NAME: 1.0}
-    features = conversation_specs.LABELED_COMPLETION
     text_features = conversation_specs.CONVERSATION
 
-    def __init__(self, *, beta: float = 0.1, desirable: float = 1.0, undesirable: float = 1.0):
+    def __init__(
+        self,
+        *,
+        beta: float = 0.1,
+        desirable: float = 1.0,
+        undesirable: float = 1.0,
+        reference: Reference | None = None,
+    ):
         if not beta > 0 or min(desirable, undesirable) < 0:
             raise UserError(
                 f"KTO.beta={beta}, desirable={desirable}, undesirable={undesirable}: beta is not positive, or a factor "
                 "is negative. Give such as beta=0.1 and factors of 1."
             )
         self.beta, self.desirable, self.undesirable = beta, desirable, undesirable
+        self.reference = reference or Live()
+
+    @property
+    def features(self) -> FeatureSpec:
+        """The features of a labeled completion, with what is stored of the reference."""
+        return self.reference.features(conversation_specs.LABELED_COMPLETION)
 
     def networks(self, config: ModelConfig) -> Mapping[str, NetworkSpec]:
         """Returns the network of the reference; see `Objective.networks`."""
-        return reference.networks(config)
+        return self.reference.networks(config)
 
     def frozen_names(self, config: ModelConfig) -> frozenset[str]:
         """Returns the parameters of the reference; see `Objective.frozen_names`."""
-        return reference.frozen_names(config)
+        return self.reference.frozen_names(config)
 
     def prepare(self, params: Params, batch: Batch, *, key: jax.Array | None, step: Scalar | int) -> Batch:
         """Adds z, computed from the second texts of the global batch; see `Objective.prepare`."""
-        rows = {name: x[:, 1] for name, x in batch.items() if name in _TOKENS}
+        second = {name: x[:, 1] for name, x in batch.items() if name in _TOKENS}
         params = jax.lax.stop_gradient(params)
-        outputs = reference.with_outputs(params["model"](rows), params, rows)
-        divergence = jnp.sum(_log_ratios(params, outputs, rows)) / jnp.maximum(jnp.sum(with_completion(rows)), 1)
+        outputs = self.reference.with_outputs(params["model"](second), params, second)
+        ratios = jnp.where(with_completion(second), self._log_ratios(params, outputs, second, batch, side=1), 0.0)
+        divergence = jnp.sum(ratios) / jnp.maximum(jnp.sum(with_completion(second)), 1)
         return {**batch, KL: jnp.maximum(divergence, 0.0)[None]}
 
     def weights(self, rows: Batch) -> dict[str, Float[Array, "batch 1"]]:
@@ -79,11 +94,11 @@ class KTO(Objective):
     def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs the model and the reference on the first texts; see `Objective.run`."""
         first = _first(rows)
-        return reference.with_outputs(super().run(params, first, options), params, first)
+        return self.reference.with_outputs(super().run(params, first, options), params, first)
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the probability that each completion is desirable, and the loss; see `Objective.read`."""
-        ratios, weights = _log_ratios(params, outputs, _first(rows)), self.weights(rows)[NAME]
+        ratios, weights = self._log_ratios(params, outputs, _first(rows), rows, side=0), self.weights(rows)[NAME]
         advantages = self.beta * (ratios - rows[KL][0])
         logits = jnp.stack([jnp.zeros_like(advantages), advantages], axis=1)[:, None]
         labels = rows.get("label")
@@ -104,6 +119,13 @@ class KTO(Objective):
             metrics[name] = (jnp.sum(rewards * real * chosen), jnp.sum(real * chosen))
         return Pass(rows, outputs, {NAME: predicted}, sums={NAME: jnp.sum(losses * real)}, metrics=metrics)
 
+    def _log_ratios(
+        self, params: Params, outputs: Outputs, texts: Batch, rows: Batch, *, side: int
+    ) -> Float[Array, " batch"]:
+        """Returns the logarithms of the ratios of the probabilities of completions under policy and reference."""
+        frozen = self.reference.scores(params, outputs, texts, rows, side)
+        return summed_log_probabilities(params["model"], outputs, texts) - frozen
+
     def predict(self, found: Pass) -> dict[str, Array]:
         """Returns `predictions` `[batch, 1]`, 1 if r > z, and `probabilities` `[batch, 2]`."""
         logits = found.predictions[NAME].hidden[:, 0]
@@ -119,10 +141,3 @@ _TOKENS = frozenset(each.name for each in conversation_specs.CONVERSATION.featur
 def _first(rows: Batch) -> Batch:
     """Returns the first text of each example, if each text is a row."""
     return {name: x.reshape(-1, 2, x.shape[-1])[:, 0] for name, x in rows.items() if name in _TOKENS}
-
-
-def _log_ratios(params: Params, outputs: Outputs, rows: Batch) -> Float[Array, " batch"]:
-    """Returns the logarithms of the ratios of the probabilities of completions under policy and reference."""
-    frozen = log_probabilities(reference.model_of(params), outputs.networks[reference.NAME], rows)
-    difference = log_probabilities(params["model"], outputs, rows) - frozen
-    return jnp.sum(difference * completion_weights(rows), axis=1)

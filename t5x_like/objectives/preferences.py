@@ -1,43 +1,29 @@
 """Preference optimization: a decoder learns which of two completions of a prompt is preferred."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from t5x_like.data import conversation_specs
+from t5x_like.data.features import FeatureSpec
 from t5x_like.errors import UserError
-from t5x_like.kernels.cross_entropy import target_probabilities
 from t5x_like.models.base import ModelConfig
 from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
-from t5x_like.objectives import reference
 from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
+from t5x_like.objectives.completions import completion_weights, log_probabilities, with_completion
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction, identity
 from t5x_like.objectives.preference_losses import Completions, PairLoss
+from t5x_like.objectives.reference import Live, Reference
 from t5x_like.objectives.token_prediction import TERM
 from t5x_like.recorded import recorded
 
 NAME = "preferences"
 Tokens = Literal["completion", "all"]
-
-
-def log_probabilities(model: Any, outputs: Outputs, rows: Batch) -> Float[Array, "rows length"]:
-    """Returns the log-probability of the next token at each position, in nats."""
-    return target_probabilities(outputs.hidden, model.unembed, rows["decoder_target_tokens"]).log_probability
-
-
-def completion_weights(rows: Batch) -> Float[Array, "rows length"]:
-    """Returns 1 where the next token belongs to a completion."""
-    return rows["decoder_loss_weights"].astype(jnp.float32)
-
-
-def with_completion(rows: Batch) -> Bool[Array, " rows"]:
-    """Returns which rows have a token of a completion."""
-    return jnp.any(completion_weights(rows) > 0, axis=1)
 
 
 def reward_metrics(
@@ -90,12 +76,14 @@ class Preferences(Objective):
 
     A completion has the tokens whose `loss_mask` is 1. The terms are `preferences`, the mean loss of pairs, and
     `targets`, the mean negative log-likelihood of the tokens of the chosen texts. The metrics are those of
-    `reward_metrics`, and `chosen_nll` in nats per token. A reference is run without dropout; see `reference`.
+    `reward_metrics`, and `chosen_nll` in nats per token.
 
     Args:
       loss: The loss of pairs; see `preference_losses`.
       nll: Factor of the term `targets`: 1 for ORPO.
       nll_tokens: The tokens of the chosen text that `targets` counts: its `"completion"`, or `"all"`, as in ORPO.
+      reference: The reference of a loss that has one; None: the model as it was before training, which runs in the step
+        without dropout. See `reference`.
 
     Raises:
       UserError: An argument is out of range.
@@ -103,22 +91,37 @@ class Preferences(Objective):
 
     text_features = conversation_specs.CONVERSATION
 
-    def __init__(self, loss: PairLoss, *, nll: float = 0.0, nll_tokens: Tokens = "completion"):
+    def __init__(
+        self,
+        loss: PairLoss,
+        *,
+        nll: float = 0.0,
+        nll_tokens: Tokens = "completion",
+        reference: Reference | None = None,
+    ):
         if nll < 0:
             raise UserError(f"NLL={nll}: negative. Give the factor of the negative log-likelihood, or 0.")
         if nll_tokens not in get_args(Tokens):
             raise UserError(f"NLL_TOKENS={nll_tokens!r}: unknown. Give 'completion' or 'all'.")
         self.loss, self._nll_tokens = loss, nll_tokens
-        self.features = conversation_specs.PREFERENCE_PAIR
         self.coefficients = {NAME: 1.0, TERM: float(nll)}
+        if reference is not None and not loss.has_reference:
+            raise UserError(f"REFERENCE: {type(loss).__name__} has no reference. Give REFERENCE=None.")
+        self.reference = (reference or Live()) if loss.has_reference else None
+
+    @property
+    def features(self) -> FeatureSpec:
+        """The features of a pair, with what is stored of the reference."""
+        spec = conversation_specs.PREFERENCE_PAIR
+        return spec if self.reference is None else self.reference.features(spec)
 
     def networks(self, config: ModelConfig) -> Mapping[str, NetworkSpec]:
         """Returns the network of the reference, if the loss has one; see `Objective.networks`."""
-        return reference.networks(config) if self.loss.has_reference else {}
+        return {} if self.reference is None else self.reference.networks(config)
 
     def frozen_names(self, config: ModelConfig) -> frozenset[str]:
         """Returns the parameters of the reference; see `Objective.frozen_names`."""
-        return reference.frozen_names(config) if self.loss.has_reference else frozenset()
+        return frozenset() if self.reference is None else self.reference.frozen_names(config)
 
     def weights(self, rows: Batch) -> dict[str, Float[Array, "batch positions"]]:
         """Returns 1 for pairs of two completions, and for the tokens of their chosen texts; see `Objective.weights`."""
@@ -134,19 +137,22 @@ class Preferences(Objective):
     def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs the model, and the reference if the loss has one; see `Objective.run`."""
         outputs = super().run(params, rows, options)
-        return reference.with_outputs(outputs, params, rows) if self.loss.has_reference else outputs
+        return outputs if self.reference is None else self.reference.with_outputs(outputs, params, rows)
 
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the distribution over the two completions, and the negative log-likelihood; see `Objective.read`."""
         model, weights = params["model"], self.weights(rows)
         positions, counted = log_probabilities(model, outputs, rows), completion_weights(rows)
-        frozen = jnp.zeros_like(positions)
-        if self.loss.has_reference:
-            frozen = log_probabilities(reference.model_of(params), outputs.networks[reference.NAME], rows)
+        sums = jnp.sum(positions * counted, axis=1)
+        frozen = jnp.zeros_like(sums)
+        if self.reference is not None:
+            frozen = self.reference.scores(params, outputs, rows, rows)
         # A row without a completion, which has no weight, gets a number whose loss is finite.
-        sums = [jnp.where(with_completion(rows), jnp.sum(each * counted, axis=1), -1.0) for each in (positions, frozen)]
+        scores = [jnp.where(with_completion(rows), each, -1.0) for each in (sums, frozen)]
         tokens = jnp.maximum(jnp.sum(counted, axis=1), 1.0)
-        chosen, rejected = (Completions(*(each.reshape(-1, 2)[:, side] for each in (*sums, tokens))) for side in (0, 1))
+        chosen, rejected = (
+            Completions(*(each.reshape(-1, 2)[:, side] for each in (*scores, tokens))) for side in (0, 1)
+        )
         losses = self.loss(chosen, rejected)
         rewards = jnp.stack([self.loss.reward(chosen), self.loss.reward(rejected)], axis=1)
         nll = -jnp.sum(positions * weights[TERM])

@@ -4,19 +4,24 @@ import dataclasses
 import functools
 import importlib
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from t5x_like import partitioning
 from t5x_like.errors import UserError
 from t5x_like.recorded import recorded
 from t5x_like.runtime import host_functions
 from t5x_like.vocabularies.from_folder import from_folder
 
 Text = str | list[int]
+# Functions of users are called one at a time.
+_CALLS = threading.Lock()
 
 
 @recorded
@@ -140,14 +145,15 @@ def on_host(
       answers: Token ids of the answers.
       answer_lengths: Number of tokens of each answer.
 
+    The functions are called once for all completions. In a run of several processes, each device calls them in its
+    process for its own rows, one device after the other, so that the samples of a prompt are in one call.
+
     Raises:
-      UserError: The run has several processes. The program raises the errors of `Rewards`.
+      UserError: The program raises the errors of `Rewards`.
     """
-    if jax.process_count() > 1:
-        raise UserError("REWARDS: functions of the host need a run of one process. Train on one host.")
 
     def call(*arrays: np.ndarray) -> np.ndarray:
-        with host_functions.recorded():
+        with _CALLS, host_functions.recorded():
             prompts, prompt_lengths, completions, lengths, answers, answer_lengths = map(np.asarray, arrays)
             places = [(row, sample) for row, sample in np.ndindex(lengths.shape) if prompt_lengths[row]]
             found = rewards(
@@ -160,5 +166,12 @@ def on_host(
                 values[place] = value
             return values
 
-    shape = jax.ShapeDtypeStruct(lengths.shape, np.float32)
-    return jax.pure_callback(call, shape, prompts, prompt_lengths, completions, lengths, answers, answer_lengths)
+    def of_rows(*arrays: Array) -> Array:
+        return jax.pure_callback(call, jax.ShapeDtypeStruct(arrays[3].shape, np.float32), *arrays)
+
+    arrays = (prompts, prompt_lengths, completions, lengths, answers, answer_lengths)
+    if jax.process_count() == 1:
+        return of_rows(*arrays)
+    partitioner = partitioning.bound_partitioner()
+    rows = PartitionSpec(partitioner.axes_of("batch"))
+    return jax.shard_map(of_rows, mesh=partitioner.mesh, in_specs=rows, out_specs=rows, check_vma=False)(*arrays)

@@ -122,10 +122,10 @@ def _watch() -> None:
 
 
 def exit_because(message: str, exit_code: int) -> None:
-    """Exits at once, with the message and the exit code of another process, and reports them in the status of the run.
+    """Exits at once, with a message and an exit code, and reports them in the status of the run.
 
     Args:
-      message: The message; see `of_another`.
+      message: The message, such as that of `of_another`.
       exit_code: The exit code.
     """
     print(f"t5x_like: {terminal.visible(message)}", file=sys.stderr, flush=True)
@@ -133,6 +133,20 @@ def exit_because(message: str, exit_code: int) -> None:
     reporting.start()
     reporting.join(_SEEN_SECONDS)
     os._exit(exit_code)
+
+
+def exit_unless(ended: threading.Event, error: Exception) -> None:
+    """Exits with an error, which the other processes then know, unless a run ends soon.
+
+    Args:
+      ended: Set when it ends.
+      error: The error.
+    """
+    if ended.wait(_GRACE_SECONDS):
+        return
+    if jax.distributed.is_initialized():
+        publish_exit(error, exit_code_of(error))
+    exit_because(str(error), exit_code_of(error))
 
 
 def on_abort() -> None:

@@ -9,14 +9,14 @@ from jax.sharding import NamedSharding
 
 from t5x_like import optimizers, partitioning
 from t5x_like.adapters.lifecycle import Lifecycle
-from t5x_like.axis_rules import INPUT_CHARACTERS_SUFFIX, INPUT_TOKENS_SUFFIX, Axes
+from t5x_like.axis_rules import CARRY, INPUT_CHARACTERS_SUFFIX, INPUT_TOKENS_SUFFIX, Axes
 from t5x_like.data.features import rows_of_shape
 from t5x_like.data.source import DataSource, is_continuous, is_packed
 from t5x_like.errors import UserError
 from t5x_like.models import networks
 from t5x_like.models.base import ModelConfig, for_platform
 from t5x_like.objectives import carry as carrying
-from t5x_like.objectives import gathering, gradients
+from t5x_like.objectives import gathering, gradients, reused_batches
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.variables import Frozen, copy
 from t5x_like.runtime import hardware_files
@@ -169,6 +169,11 @@ def make_program(recipe: Recipe) -> Program:
     gathering.check(update.gather_parameters, partitioner)
     _check_batch(batch_shapes, objective.features.axes, update.microbatches, partitioner)
     if update.batch_ramp is not None:
+        if objective.updates_per_batch > 1:
+            raise UserError(
+                f"BATCH_RAMP: {objective.updates_per_batch} updates read the same batch (UPDATES_PER_ROLLOUT), whose "
+                "size must not change between them. Give BATCH_RAMP=None or UPDATES_PER_ROLLOUT=1."
+            )
         sizes = (update.batch_ramp, recipe.data, objective.features, update.microbatches, recipe.periods.total)
         batch_ramp.sizes_of(*sizes)
     batch_size = next(iter(batch_shapes.values()))[0]
@@ -184,10 +189,13 @@ def make_program(recipe: Recipe) -> Program:
     axes = objective.features.axes
     rows = {objective.read_as.get(name, name): rows_of_shape(shape, axes[name]) for name, shape in batch_shapes.items()}
 
+    batch = {name: jax.ShapeDtypeStruct(shape, objective.features.dtypes[name]) for name, shape in batch_shapes.items()}
+
     def init(key):
         params = optimizers.scale_initial(networks.make(objective, config, key), optimizer.groups)
         trainable, frozen = optimizers.split(params, optimizer.groups)
         carry = carrying.initial(objective, config, batch_size) if is_continuous(recipe.data) else {}
+        carry |= reused_batches.initial(objective, params, batch)
         frozen = Frozen(in_frozen_dtype(frozen, update.frozen_dtype))
         stages = of_objective(objective, optimizer, hooks=hooks)
         has_average = update.ema_decay is not None or optimizer.averages is not None
@@ -199,9 +207,8 @@ def make_program(recipe: Recipe) -> Program:
     partitioner.shardings(all_params)
     num_trained = optimizers.count_trained(all_params, optimizer.groups, max(recipe.periods.total - 1, 0))
     hooks.check(shapes[0].params, shapes[1].params, gather=update.gather_parameters)
-    batch = {name: jax.ShapeDtypeStruct(shape, objective.features.dtypes[name]) for name, shape in batch_shapes.items()}
-    batch |= {name: leaf.get_value() for name, leaf in shapes[0].carry.items()}
-    rows |= {name.rsplit("/", 1)[-1]: leaf.get_value().shape for name, leaf in shapes[0].carry.items()}
+    carry = {name: leaf.get_value() for name, leaf in shapes[0].carry.items() if name.startswith(CARRY)}
+    rows |= {name.rsplit("/", 1)[-1]: x.shape for name, x in carry.items()}
     shardings = own_shardings = partitioner.shardings(shapes)
     if teachers:
         shapes = _with_teachers(shapes, {name: each.shapes for name, each in teachers.items()})
@@ -223,7 +230,7 @@ def make_program(recipe: Recipe) -> Program:
         batch_axes=objective.features.axes,
         hooks=hooks,
         # The forward pass takes a third of the operations of a training step.
-        flops=flops.of_step(objective, optimizer, config, batch, shapes[1].teachers, rows)
+        flops=flops.of_step(objective, optimizer, config, {**batch, **carry}, shapes[1].teachers, rows)
         + sum(each.config.train_flops(rows) / 3 for each in teachers.values()),
         num_trained=num_trained,
     )

@@ -6,7 +6,7 @@ import numpy as np
 from absl import logging
 
 from t5x_like import partitioning
-from t5x_like.data import token_ids
+from t5x_like.data import repeated, token_ids
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.feed import DataMismatchError, Feed, PrefetchingFeed
 from t5x_like.data.first_rows import FirstRows
@@ -39,6 +39,8 @@ def open_feed(recipe: Recipe, vocab_size: int, partitioner: partitioning.Partiti
         logging.info("%s", sizes.describe(microbatches, data.batch_size))
         shard = {"process_index": index, "process_count": count}
         source = batch_ramp.host_iterator(data, features, sizes, microbatches, **shard)
+    if (times := recipe.objective.updates_per_batch) > 1:
+        source = repeated.host_iterator(source, times)
     rows = data.batch_size // microbatches // count if ramp is not None else None
     for line in data.describe():
         logging.info("%s", line)

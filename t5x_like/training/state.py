@@ -30,7 +30,8 @@ class TrainState:
       skipped: Number of updates skipped because the loss or the gradient was not finite.
       skipped_in_a_row: How many of them came immediately before this step.
       average: The averages of `params` over the updates; None without `recipe.Update.ema_decay`.
-      carry: What networks carry from batch to batch, as features of a batch (`objectives.carry`), with their axes.
+      carry: What networks carry from batch to batch, as features of a batch (`objectives.carry`), and what was added to
+        the current batch for several updates (`objectives.reused_batches`), with their axes.
     """
 
     step: Int[Array, ""]

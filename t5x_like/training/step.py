@@ -9,9 +9,10 @@ from jaxtyping import Array, Float
 
 from t5x_like import optimizers, partitioning
 from t5x_like.adapters.lifecycle import Lifecycle
+from t5x_like.axis_rules import CARRY
 from t5x_like.errors import UserError
 from t5x_like.kernels.dropout import FIRST_NAMED_KEY
-from t5x_like.objectives import gradients
+from t5x_like.objectives import gradients, reused_batches
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.variables import Frozen, assemble
 from t5x_like.training.recipe import Update
@@ -66,12 +67,14 @@ def make_train_step(
         used = None
         if update.batch_ramp is not None:
             used = gradients.count_used(batch, update.microbatches, objective.features.axes)
-        if objective.prepare is not None:
-            prepare_key = jax.random.fold_in(step_key, _PREPARE)
-            batch = objective.prepare(assemble(state.params, frozen), batch, key=prepare_key, step=state.step)
+        batch = reused_batches.prepare(
+            *(objective, assemble(state.params, frozen), batch, reused_batches.kept_of(state.carry)),
+            key=jax.random.fold_in(step_key, _PREPARE),
+            step=state.step,
+        )
         one, zero = jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32)
         params, opt_states, grad_norms = state.params, {}, {}
-        features = {**batch, **{name: x[...] for name, x in state.carry.items()}}
+        features = {**batch, **{name: x[...] for name, x in state.carry.items() if name.startswith(CARRY)}}
         metrics = {} if used is None else {"batch_fraction": (used / update.microbatches, one)}
         for index, (name, stage) in enumerate(stages.items()):
             key = jax.random.fold_in(step_key, index) if several else step_key
@@ -133,7 +136,13 @@ def make_train_step(
             average=average,
             skipped=state.skipped + skipped,
             skipped_in_a_row=jnp.where(finite, 0, state.skipped_in_a_row + 1),
-            carry={name: old.replace(jnp.where(finite, features[name], old[...])) for name, old in state.carry.items()},
+            carry={
+                name: old.replace(
+                    # What several updates read does not depend on the update.
+                    jnp.where(finite, features[name], old[...]) if name.startswith(CARRY) else features[name]
+                )
+                for name, old in state.carry.items()
+            },
         )
         metrics |= {
             "tokens": (sum((jnp.count_nonzero(batch[name]) for name in count_tokens), zero).astype(jnp.float32), one),

@@ -85,7 +85,7 @@ OWN_RUNS = {
     **{f"--gin_file=runs/{name}.gin": "gpt2" for name in ("preferences", "reward_model", "grpo")},
 }
 # The start of the names of gin files that may follow such a recipe.
-ADDED = "--gin_file=preferences/"
+ADDED = ("--gin_file=preferences/", "--gin_file=data/cached.gin")
 
 
 @pytest.fixture(scope="module")

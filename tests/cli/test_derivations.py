@@ -337,6 +337,8 @@ def test_epochs_set_the_steps(tasks):
     assert trained("--gin.BATCH_SIZE=4", "--gin.TRAIN_EPOCHS=0.5")["TRAIN_STEPS"] == 2
     assert trained("--gin.BATCH_SIZE=5", "--gin.TRAIN_EPOCHS=2", task="epochs_both")["TRAIN_STEPS"] == 6
     assert trained("--gin.TRAIN_STEPS=77")["TRAIN_STEPS"] == 77
+    rollouts = ("--gin_file=objectives/grpo.gin", "--gin.REWARDS={'a.reward': 1.0}", "--gin.UPDATES_PER_ROLLOUT=3")
+    assert trained("--gin.BATCH_SIZE=4", *rollouts)["TRAIN_STEPS"] == 24  # each batch is read by three steps
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
-"""GRPO and RLOO: samples, advantages, losses and gradients by hand, rewards that rise, and faulty reward functions."""
+"""GRPO, RLOO and PPO: samples, advantages, losses and gradients by hand, rewards that rise, and faulty functions."""
 
+import dataclasses
 import functools
 import os
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import copying_run
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import several_processes
 from families import FAMILIES
 from lanes import others_are_full
 from numerics import assert_close
@@ -22,16 +25,22 @@ from t5x_like import optimizers, parameters
 from t5x_like.errors import UserError
 from t5x_like.metrics import read_metrics
 from t5x_like.models import networks
+from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import gradients, passes
 from t5x_like.objectives.passes import flatten_choices
-from t5x_like.objectives.policy_gradient import ADVANTAGES, GRPO, REWARDS, RLOO, SAMPLE
+from t5x_like.objectives.policy_gradient import ADVANTAGES, GRPO, OLD, REWARDS, RLOO, SAMPLE, Clipping
+from t5x_like.objectives.ppo import PPO, RETURNS, VALUES, generalized_advantages, whitened
+from t5x_like.objectives.reused_batches import FIRST_USE
 from t5x_like.objectives.rewards import Rewards
+from t5x_like.objectives.rollouts import Rollouts
 from t5x_like.objectives.variables import Frozen
 from t5x_like.partitioning import Partitioner
+from t5x_like.runtime import protocol
 
 CONFIG = FAMILIES["llama"].config
 COUNT = Rewards({"counting_rewards.count": 2.0})
-SIZES = {"samples": 3, "max_length": 4, "eos_id": 1}
+ROLLOUTS = Rollouts(rewards=COUNT, samples=3, max_length=4, eos_id=1)
+COUNTED = Rollouts(rewards=Rewards({"counting_rewards.count": 1.0}), max_length=6, eos_id=1)
 FROZEN = (optimizers.ParameterGroup("^objective/reference/", freeze=True),)
 
 
@@ -58,7 +67,7 @@ def log_probabilities(model, rows):
 
 
 def test_samples_follow_their_prompts_and_are_rewarded():
-    _, batch, _ = case(GRPO(COUNT, **SIZES))
+    _, batch, _ = case(GRPO(ROLLOUTS))
     tokens, weights = batch[f"{SAMPLE}decoder_input_tokens"], batch[f"{SAMPLE}decoder_loss_weights"]
     assert tokens.shape == (4, 3, 6 + 4)
     for row, count in enumerate(batch["decoder_segment_ids"].sum(1)):
@@ -87,7 +96,7 @@ NORMALIZATIONS = {
 @pytest.mark.parametrize("normalization", others_are_full(NORMALIZATIONS, {"dapo"}))
 def test_grpo_by_hand(normalization):
     """With β = 0.5, the value is that of TRL, and the gradient that of the losses of the tokens."""
-    objective = GRPO(COUNT, **SIZES, beta=0.5, normalization=normalization)
+    objective = GRPO(ROLLOUTS, beta=0.5, normalization=normalization)
     params, batch, rows = case(objective)
     received = batch[REWARDS][..., 0].astype(np.float64)
     standardized = (received - received.mean(1, keepdims=True)) / (received.std(1, ddof=1, keepdims=True) + 1e-4)
@@ -132,7 +141,7 @@ def test_grpo_by_hand(normalization):
 @pytest.mark.full
 def test_rloo_by_hand():
     """The divergence is part of the reward, and the baseline is the mean of the other samples."""
-    objective = RLOO(COUNT, **SIZES, beta=0.5)
+    objective = RLOO(ROLLOUTS, beta=0.5)
     params, batch, rows = case(objective)
     policy, mask = log_probabilities(params["model"], rows)
     frozen, _ = log_probabilities(params["objective"]["reference"], rows)
@@ -145,9 +154,133 @@ def test_rloo_by_hand():
     np.testing.assert_allclose(terms.sums["policy"], -expected[[0, 1, 3]].sum(), atol=1e-3)
 
 
+TWICE = dataclasses.replace(ROLLOUTS, updates=2)
+CLIPPING = Clipping(low=0.2, high=0.28)
+REUSED = {
+    "grpo": GRPO(TWICE, clipping=CLIPPING),
+    "rloo": RLOO(TWICE, clipping=CLIPPING, beta=0.0),
+    "ppo": PPO(TWICE, clipping=CLIPPING, beta=0.0, value_limit=0.3, value_factor=1.0),
+}
+
+
+def reused_rows(rng, objective):
+    """Returns rows of an update of samples of two prompts, three of each, and the logits of the update."""
+    length, vocabulary = 9, 5
+    tokens, before = rng.integers(2, vocabulary, (6, length)), 3
+    counts = rng.integers(1, length - before, 6)
+    mask = (np.arange(length) >= before - 1) & (np.arange(length) < before - 1 + counts[:, None])
+    per_token = isinstance(objective, PPO)
+    values = {
+        "decoder_target_tokens": np.roll(tokens, -1, axis=1),
+        "decoder_loss_weights": mask.astype(np.int32),
+        "advantages": rng.normal(size=(6, length if per_token else 1)).astype(np.float32),
+        "log_probabilities": np.log(rng.uniform(0.1, 0.3, (6, length))).astype(np.float32),
+        **{name: rng.normal(size=(6, length)).astype(np.float32) for name in ("values", "returns") if per_token},
+        **{name: rng.normal(size=(6, 1)).astype(np.float32) for name in ("rewards", "spread", "truncated")},
+    }
+    rows = {f"{SAMPLE}{name}": x for name, x in values.items()}
+    rows |= {"decoder_segment_ids": np.ones((2, 4), np.int32), FIRST_USE: np.zeros(1, np.float32)}
+    return rows, rng.normal(size=(6, length, vocabulary)).astype(np.float32)
+
+
+def by_hand(name, rows, logits):
+    """Returns the loss of an update, its gradient and the share of limited ratios in float64."""
+    rows, logits = ({n: np.asarray(x, np.float64) for n, x in rows.items()}, logits.astype(np.float64))
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    chosen = np.eye(logits.shape[-1])[rows[f"{SAMPLE}decoder_target_tokens"].astype(int)]
+    mask, advantages = rows[f"{SAMPLE}decoder_loss_weights"], rows[ADVANTAGES]
+    change = (np.log((p * chosen).sum(-1)) - rows[OLD]) * mask
+    if name == "rloo":
+        change = change.sum(1, keepdims=True)
+    ratio = np.exp(change)
+    limited = np.clip(ratio, 0.8, 1.28) * advantages < ratio * advantages
+    divisor, units = (6, np.ones((6, 1))) if name == "rloo" else (mask.sum(), mask)
+    loss = (-np.minimum(np.clip(ratio, 0.8, 1.28) * advantages, ratio * advantages) * units).sum() / divisor
+    slope = np.where(limited, 0.0, -ratio * advantages) * mask / divisor
+    gradient = slope[..., None] * (chosen - p)
+    if name == "ppo":
+        value, old, target = logits[..., 0], rows[VALUES], rows[RETURNS]
+        near = old + np.clip(value - old, -0.3, 0.3)
+        first, second = (value - target) ** 2, (near - target) ** 2
+        loss += (0.5 * np.maximum(first, second) * mask).sum() / divisor
+        gradient[..., 0] += np.where((first >= second), value - target, 0.0) * mask / divisor
+    return loss, gradient, (limited * units).sum() / units.sum()
+
+
+@pytest.mark.parametrize("name", REUSED)
+def test_later_updates_have_limited_ratios_and_the_first_one_has_the_ratio_one(name):
+    objective = REUSED[name]
+    rows, logits = reused_rows(np.random.default_rng(3), objective)
+    model = types.SimpleNamespace(unembed=lambda hidden: hidden)
+    params = {"model": model, "objective": {"value": lambda hidden: hidden[..., :1]}}
+
+    @jax.jit
+    def run(logits, rows):
+        def value(logits):
+            found = objective.read(params, Outputs(hidden=logits), rows)
+            weights = {term: jnp.sum(x) for term, x in objective.target_weights(rows).items()}
+            total = sum(objective.coefficients[term] * found.sums[term] / weights[term] for term in found.sums)
+            return total, (found.metrics["clipped"], found.next_stage_features[OLD])
+
+        return jax.value_and_grad(value, has_aux=True)(logits)
+
+    (found, (clipped, kept)), gradient = run(logits, rows)
+    expected, by_logit, share = by_hand(name, rows, logits)
+    assert found == pytest.approx(expected, rel=1e-6)
+    np.testing.assert_allclose(gradient, by_logit, atol=1e-6 * np.abs(by_logit).max())
+    assert 0 < share < 1 and clipped[0] / clipped[1] == pytest.approx(share)
+    np.testing.assert_array_equal(kept.reshape(6, -1), rows[OLD])
+
+    (_, (clipped, kept)), gradient = run(logits, {**rows, FIRST_USE: np.ones(1, np.float32)})
+    assert clipped[0] == 0
+    # What is kept gives the ratio 1 again, to the bit.
+    again = {**rows, OLD: np.asarray(kept).reshape(6, -1)}
+    np.testing.assert_array_equal(run(logits, again)[1], gradient)
+    (_, (clipped, _)), _ = run(logits, again)
+    assert clipped[0] == 0
+    np.testing.assert_allclose(gradient, by_hand(name, again, logits)[1], atol=1e-6 * np.abs(gradient).max())
+
+
+def test_generalized_advantages_are_sums_and_whitened_over_tokens():
+    rng = np.random.default_rng(0)
+    lengths = np.array([1, 4, 0, 6])
+    mask = (np.arange(8) >= 1) & (np.arange(8) < 1 + lengths[:, None])
+    rewards, values = (np.where(mask, rng.normal(size=(4, 8)), 0).astype(np.float32) for _ in range(2))
+    expected = np.zeros((4, 8))
+    for row, length in enumerate(lengths):
+        r, v = (np.append(x[row, 1 : 1 + length].astype(np.float64), 0) for x in (rewards, values))
+        for t in range(length):
+            deltas = [r[j] + 0.9 * v[j + 1] - v[j] for j in range(t, length)]
+            expected[row, 1 + t] = sum((0.9 * 0.7) ** number * delta for number, delta in enumerate(deltas))
+    found = generalized_advantages(rewards, values, mask.astype(np.float32), gamma=0.9, trace=0.7)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    centered = np.where(mask, expected - expected[mask].mean(), 0)
+    np.testing.assert_allclose(
+        whitened(found, mask.astype(np.float32)), centered / np.sqrt(expected[mask].var() + 1e-8), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.full
+def test_ppo_rewards_each_token_with_the_divergence():
+    objective = PPO(ROLLOUTS, beta=0.5, gamma=1.0, trace=1.0)
+    params, batch, rows = case(objective)
+    policy, mask = log_probabilities(params["model"], rows)
+    frozen, _ = log_probabilities(params["objective"]["reference"], rows)
+    last = mask * (1 - np.pad(mask[:, 1:], ((0, 0), (0, 1))))
+    rewards = last * rows[REWARDS] - 0.5 * (policy - frozen) * mask
+    # With γ = λ = 1, the return of a token is the sum of the rewards from it on.
+    returns = np.cumsum(rewards[:, ::-1], axis=1)[:, ::-1] * mask
+    np.testing.assert_allclose(rows[RETURNS], returns, atol=1e-6 * np.abs(returns).max())
+    real = mask > 0
+    advantages = (returns - rows[VALUES])[real]
+    standardized = (advantages - advantages.mean()) / np.sqrt(advantages.var() + 1e-8)
+    np.testing.assert_allclose(rows[ADVANTAGES][real], standardized, atol=1e-6 * np.abs(standardized).max())
+    assert np.std(rows[VALUES][real]) > 0 and not rows[VALUES][~real].any()
+
+
 @pytest.mark.full
 def test_samples_and_gradients_are_equal_in_microbatches_on_eight_devices():
-    objective = GRPO(COUNT, **SIZES, beta=0.5)
+    objective = PPO(ROLLOUTS, beta=0.5)
     params = case(objective)[0]
     batch = PromptRows(batch_size=16).make(0)
 
@@ -169,29 +302,35 @@ def test_samples_and_gradients_are_equal_in_microbatches_on_eight_devices():
 
     (rewards, *expected), (others, *found) = on(1, 1), on(8, 2)
     np.testing.assert_array_equal(rewards, others)
-    assert_close(*(parameters.named_leaves(each[0]["model"]) for each in (found, expected)))
+    assert_close(*(parameters.named_leaves(each[0]) for each in (found, expected)))
     assert_close(*({name: np.stack(pair) for name, pair in each[1].items()} for each in (found, expected)))
 
 
 def run(directory, objective, **settings):
     groups = FROZEN if objective.beta else ()
     settings = {"total": 30, "optimizer": optimizers.adamw(learning_rate=0.02, groups=groups)} | settings
-    data = PromptRows(batch_size=8)
-    copying_run.run(directory, model=CONFIG, objective=objective, data=data, evaluations=None, **settings)
+    settings = {"model": CONFIG, "data": PromptRows(batch_size=8), "evaluations": None} | settings
+    copying_run.run(directory, objective=objective, **settings)
     return read_metrics(str(directory))
 
 
-@pytest.mark.full
-def test_a_countable_reward_rises(tmp_path):
-    rows = run(tmp_path, GRPO(Rewards({"counting_rewards.count": 1.0}), samples=8, max_length=6, eos_id=1))
-    assert rows[0]["reward"] < 0.1 and rows[-1]["reward"] > 0.6, [row["reward"] for row in rows]
+# An objective, and its steps.
+RISING = {
+    "grpo": (GRPO(dataclasses.replace(COUNTED, samples=8)), 30),
+    "rloo": (RLOO(dataclasses.replace(COUNTED, samples=4), beta=0.01), 60),
+    "ppo": (PPO(dataclasses.replace(COUNTED, samples=8, updates=4), beta=0.01), 80),
+}
 
 
 @pytest.mark.full
-def test_rloo_raises_the_reward_too(tmp_path):
-    objective = RLOO(Rewards({"counting_rewards.count": 1.0}), samples=4, max_length=6, eos_id=1, beta=0.01)
-    rows = run(tmp_path, objective, total=60)
+@pytest.mark.parametrize("name", RISING)
+def test_a_countable_reward_rises(name, tmp_path):
+    objective, steps = RISING[name]
+    rows = run(tmp_path, objective, total=steps)
     assert rows[0]["reward"] < 0.1 and rows[-1]["reward"] > 0.6, [row["reward"] for row in rows]
+    if objective.updates_per_batch > 1:
+        assert all(row["clipped"] == 0 for row in rows[:: objective.updates_per_batch])
+        assert any(row["clipped"] > 0 for row in rows)
 
 
 FAULTY = {
@@ -215,7 +354,7 @@ def test_rewards_are_weighted_sums_of_texts_or_ids():
 @pytest.mark.full
 @pytest.mark.parametrize("name", FAULTY)
 def test_faulty_rewards_end_the_run_before_an_update(name, tmp_path):
-    objective = GRPO(Rewards({f"counting_rewards.{name}": 1.0}), samples=2, max_length=2, eos_id=1)
+    objective = GRPO(Rollouts(rewards=Rewards({f"counting_rewards.{name}": 1.0}), samples=2, max_length=2, eos_id=1))
     with pytest.raises(UserError, match=FAULTY[name].replace("for 2", "for 16")):
         run(tmp_path, objective)
     assert not (tmp_path / "checkpoints").exists() or not any((tmp_path / "checkpoints").iterdir())
@@ -226,7 +365,8 @@ def test_a_run_killed_while_it_rewards_samples_resumes_exactly(tmp_path):
     program = (
         "import sys, test_policy_gradient as tests\n"
         "rewards = tests.Rewards({'counting_rewards.count_or_die': 1.0})\n"
-        "objective = tests.GRPO(rewards, samples=4, max_length=4, eos_id=1)\n"
+        "rollouts = tests.Rollouts(rewards=rewards, samples=4, max_length=4, eos_id=1, updates=2)\n"
+        "objective = tests.GRPO(rollouts)\n"
         "tests.run(sys.argv[1], objective, total=6)\n"
     )
     here = Path(__file__).parents[1]
@@ -241,14 +381,41 @@ def test_a_run_killed_while_it_rewards_samples_resumes_exactly(tmp_path):
         names = ("step", "reward", "loss", "grad_norm", "param_norm", "completion_length")
         return [[row[name] for name in names] for row in read_metrics(str(tmp_path / name))]
 
-    assert start("killed", DIE_AT="5") == -signal.SIGKILL
+    assert start("killed", DIE_AT="3") == -signal.SIGKILL
     assert {step for step, *_ in rows("killed")} <= {1, 2, 3, 4}
     assert start("killed") == start("whole") == 0
     assert rows("killed") == rows("whole") and len(rows("whole")) == 6
+    # Two updates have the same completions.
+    rewards = [reward for _, reward, *_ in rows("whole")]
+    assert rewards[::2] == rewards[1::2] and len(set(rewards)) > 1
+
+
+@pytest.mark.full
+def test_two_processes_reward_their_rows_as_one_and_end_by_the_name_of_a_failing_function(tmp_path):
+    """The function fails on one of two devices of a process, for which the other one waits."""
+    directory = tmp_path / "two"
+    processes = several_processes.start(directory, gin_file="grpo.gin", special={1: {"FAIL_AT": "6"}})
+    codes = several_processes.finish(processes)
+    logs = [several_processes.output(directory, index) for index in (0, 1)]
+    assert codes == [protocol.USER_ERROR] * 2, logs
+    message = "REWARDS: 'counting_rewards.count_or_fail' raised KeyError: 'no entry'. Correct the function"
+    assert f"process 1 of 2 has failed: {message}" in logs[0] and message in logs[1]
+
+    config = dataclasses.replace(CONFIG, num_heads=2, num_kv_heads=1, num_layers=1)
+    rollouts = dataclasses.replace(COUNTED, samples=4, max_length=4, updates=2)
+    partitioner = Partitioner(rules="fsdp", ici={"fsdp": 4}, devices=jax.devices()[:4])
+    settings = {"optimizer": optimizers.adamw(learning_rate=0.01), "partitioner": partitioner, "model": config}
+    expected = run(tmp_path / "one", GRPO(rollouts), total=4, **settings)
+    found = read_metrics(str(directory))
+    assert [row["step"] for row in found] == [1, 2, 3, 4]
+    for name in ("reward", "loss", "grad_norm", "param_norm", "completion_length", "clipped"):
+        pair = ([row[name] for row in rows] for rows in (found, expected))
+        np.testing.assert_allclose(*pair, rtol=2e-5, atol=1e-6, err_msg=name)
+    assert len({row["reward"] for row in found}) == 2  # of two rollouts
 
 
 def test_an_unknown_eos_raises(tmp_path):
-    objective = GRPO(COUNT, samples=2, max_length=2)
+    objective = GRPO(Rollouts(rewards=COUNT, samples=2, max_length=2))
     with pytest.raises(UserError, match="SAMPLE_EOS_ID=None: the model has no eos_token_id. Give the id that ends a"):
         run(tmp_path, objective)
 
@@ -262,8 +429,15 @@ def test_an_unknown_eos_raises(tmp_path):
             lambda: Rewards({"counting_rewards.TOKEN": 1.0}).load(),
             "REWARDS: 'counting_rewards.TOKEN' is not a function",
         ),
-        (lambda: GRPO(COUNT, samples=1), "SAMPLES_PER_PROMPT=1, SAMPLE_LENGTH=256, BETA=0.0: fewer than two samples"),
-        (lambda: GRPO(COUNT, normalization="mean"), "NORMALIZATION='mean': unknown. Give one of dapo, grpo, dr_grpo"),
+        (lambda: Rollouts(rewards=COUNT, updates=0), "SAMPLES_PER_PROMPT=8, .*UPDATES_PER_ROLLOUT=0: not positive"),
+        (lambda: RLOO(Rollouts(rewards=COUNT, samples=1)), "SAMPLES_PER_PROMPT=1: RLOO compares the completions of a"),
+        (lambda: GRPO(ROLLOUTS, beta=-1.0), "BETA=-1.0: negative. Give the factor of the divergence"),
+        (
+            lambda: GRPO(ROLLOUTS, normalization="mean"),
+            "NORMALIZATION='mean': unknown. Give one of dapo, grpo, dr_grpo",
+        ),
+        (lambda: Clipping(low=1.0), "EPSILON=1.0, EPSILON_HIGH=None: EPSILON is not in"),
+        (lambda: PPO(ROLLOUTS, trace=1.1), "GAE_LAMBDA=1.1, .*one of the first two is not in"),
     ],
 )
 def test_invalid_settings_raise(make, message):

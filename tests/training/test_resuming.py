@@ -32,6 +32,7 @@ from t5x_like.objectives.policy_gradient import GRPO
 from t5x_like.objectives.preference_losses import DPO
 from t5x_like.objectives.preferences import Preferences
 from t5x_like.objectives.rewards import Rewards
+from t5x_like.objectives.rollouts import Rollouts
 from t5x_like.train import train
 
 CONFIG = copying_run.CONFIG
@@ -129,7 +130,8 @@ def labeled_completions(dense, directory):
 
 
 def sampled(dense, directory):
-    objective = GRPO(Rewards({"counting_rewards.count": 1.0}), samples=4, max_length=4, eos_id=1, beta=0.1)
+    rewards = Rewards({"counting_rewards.count": 1.0})
+    objective = GRPO(Rollouts(rewards=rewards, samples=4, max_length=4, eos_id=1, updates=2), beta=0.1)
     own = {"objective": objective, "data": PromptRows(), "evaluations": None, "microbatches": 2}
     return {"model": FAMILIES["llama"].config, "optimizer": adam(REFERENCE)} | own
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 def to_steps(settings: KnownSettings) -> Derived | None:
     """Derives TRAIN_STEPS: the passes times the rows of a pass, divided by BATCH_SIZE, rounded up.
 
+    With UPDATES_PER_ROLLOUT, as many steps read the same batch.
+
     A pass reads the rows of a cache, or the examples of the task before its preprocessors. A pass over a mixture
     has as many examples as its tasks together.
 
@@ -40,6 +42,9 @@ def to_steps(settings: KnownSettings) -> Derived | None:
         return None  # the check of the configuration reports what is missing
     steps = math.ceil(epochs * rows / batch_size)
     source = f"TRAIN_EPOCHS={epochs} of {rows:,} examples, {batch_size} per batch"
+    updates = settings.value("UPDATES_PER_ROLLOUT")
+    if type(updates) is int and updates > 1:
+        steps, source = steps * updates, f"{source}, {updates} updates per batch"
     return Derived(source, f"TRAIN_STEPS = {steps}\n")
 
 
