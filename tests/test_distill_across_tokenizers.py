@@ -29,7 +29,13 @@ pytestmark = pytest.mark.notf
 TEXTS = ["Return the list of names.", "def f(x): return x", "The module é defines a class", "import os"]
 LENGTH = 12
 CONFIG = LlamaConfig(vocab_size=1024, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, num_layers=1, max_length=32)
-LOSSES = {"uld": losses.ULD(), "alm": losses.ALM(), "min_ed": losses.MinED(), "gold": losses.GOLD()}
+LOSSES = {
+    "uld": losses.ULD(),
+    "alm": losses.ALM(),
+    "min_ed": losses.MinED(),
+    "gold": losses.GOLD(),
+    "dskd": losses.DSKD(),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

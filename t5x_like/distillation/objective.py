@@ -273,7 +273,8 @@ class Distillation(Objective):
         found = self.objective.read(params, outputs, own, keys=keys)
         if taken := self.losses.keys() & found.metric_names():
             raise UserError(f"LOSSES: {taken.pop()!r} is a metric of the student already. Rename the loss.")
-        student = View(self._student(params["model"].config), outputs, own, lambda: found.predictions)
+        model = params["model"]
+        student = View(self._student(model.config), outputs, own, lambda: found.predictions, model)
         teachers = {name: self._view_of(name, params, outputs, rows) for name in self.teachers}
         predictions, sums, metrics = dict(found.predictions), dict(found.sums), dict(found.metrics)
         for name, loss in self.losses.items():
@@ -335,7 +336,8 @@ class Distillation(Objective):
         if name in self.cached:
             return View(network, None, known, lambda: self.cached[name].predictions(rows))
         frozen, theirs = self._frozen(name, params), outputs.networks[f"{TEACHER}{name}"]
-        return View(network, theirs, known, lambda: teacher.objective.read(frozen, theirs, read).predictions)
+        compute = lambda: teacher.objective.read(frozen, theirs, read).predictions  # noqa: E731
+        return View(network, theirs, known, compute, frozen["model"])
 
     def _check_names(self, coefficients: Mapping[str, float | Schedule]) -> None:
         if not self.losses or not self.teachers:
