@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.data.retokenized import Retokenizer
-from t5x_like.distillation import features
+from t5x_like.distillation import features, retokenizing
 from t5x_like.distillation.cached_logits import CachedLogits
 from t5x_like.distillation.loss import LogitLoss, Loss, Network, View
 from t5x_like.distillation.losses import across_tokenizers
@@ -113,7 +113,7 @@ class Distillation(Objective):
                 "distillation/minillm.gin."
             )
         if on_policy is not None:
-            on_policy.check(self.features, coefficients=own, cached=(*self.cached, *self.retokenizers))
+            on_policy.check(self.features, coefficients=own, cached=self.cached)
         if on_policy is not None or self.retokenizers:
             self.features = dataclasses.replace(self.features, packable=False)
 
@@ -127,12 +127,13 @@ class Distillation(Objective):
         """Function that replaces targets by samples of the student, or `prepare` of its objective."""
         if self._on_policy is None:
             return self.objective.prepare
-        sample, spec = self._on_policy, self.features
+        return self._with_samples
 
-        def prepare(params: Params, batch: Batch, *, key: jax.Array | None, step: Any) -> Batch:
-            return batch if key is None else sample(params["model"], spec, batch, key=key, step=step)
-
-        return prepare
+    def _with_samples(self, params: Params, batch: Batch, *, key: jax.Array | None, step: Any) -> Batch:
+        if key is None:
+            return batch
+        sampled = self._on_policy(params["model"], self.features, batch, key=key, step=step)
+        return retokenizing.of_samples(self.retokenizers, batch, sampled) if self.retokenizers else sampled
 
     def check(self, config: ModelConfig) -> None:
         """Checks that each loss is defined for the student and its teachers.
