@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.data.retokenized import Retokenizer
-from t5x_like.distillation import features, retokenizing
+from t5x_like.distillation import features, names, retokenizing
 from t5x_like.distillation.cached_logits import CachedLogits
 from t5x_like.distillation.loss import LogitLoss, Loss, Network, View
 from t5x_like.distillation.losses import across_tokenizers
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 # Head that holds the projections of the losses, `objective/distillation/LOSS/TEACHER/PROJECTION`.
 PROJECTIONS = "distillation"
-# Key of the coefficient of the student's own terms.
-TASK = "task"
 STUDENT = "student"
 # Index of the projections' key among the keys derived from the heads' key, which count from 0.
 _PROJECTIONS_KEY = FIRST_NAMED_KEY
@@ -81,7 +79,7 @@ class Distillation(Objective):
         self.objective, self.losses, self.teachers = objective, dict(losses), dict(teachers)
         self.cached, self._vocabulary = dict(cached or {}), vocabulary
         self.retokenizers = dict(retokenizers or {})
-        self._check_names(coefficients or {})
+        names.check(self.objective, self.losses, self.teachers, self.cached, coefficients or {})
         running = {
             name: (each.objective.features, each.config.reads)
             for name, each in self.teachers.items()
@@ -91,9 +89,9 @@ class Distillation(Objective):
             array for each in (self.cached, self.retokenizers) for one in each.values() for array in one.attached
         ]
         self.features = features.merge(objective.features, running, attached)
-        given = dict.fromkeys((TASK, *losses), 1.0) | dict(coefficients or {})
+        given = dict.fromkeys((names.TASK, *losses), 1.0) | dict(coefficients or {})
         own = {
-            term: _product(_product(value, given[TASK]), given.get(term, 1.0))
+            term: _product(_product(value, given[names.TASK]), given.get(term, 1.0))
             for term, value in objective.coefficients.items()
         }
         self.coefficients = own | {name: given[name] for name in losses}
@@ -114,6 +112,7 @@ class Distillation(Objective):
             )
         if on_policy is not None:
             on_policy.check(self.features, coefficients=own, cached=self.cached)
+            on_policy.check_teachers(self.losses, self.teachers, self.retokenizers, objective.features)
         if on_policy is not None or self.retokenizers:
             self.features = dataclasses.replace(self.features, packable=False)
 
@@ -132,7 +131,8 @@ class Distillation(Objective):
     def _with_samples(self, params: Params, batch: Batch, *, key: jax.Array | None, step: Any) -> Batch:
         if key is None:
             return batch
-        sampled = self._on_policy(params["model"], self.features, batch, key=key, step=step)
+        teacher = self._frozen(*self.teachers, params)["model"] if self._on_policy.teacher_mix else None
+        sampled = self._on_policy(params["model"], self.features, batch, key=key, step=step, teacher=teacher)
         return retokenizing.of_samples(self.retokenizers, batch, sampled) if self.retokenizers else sampled
 
     def check(self, config: ModelConfig) -> None:
@@ -339,34 +339,6 @@ class Distillation(Objective):
         frozen, theirs = self._frozen(name, params), outputs.networks[f"{TEACHER}{name}"]
         compute = lambda: teacher.objective.read(frozen, theirs, read).predictions  # noqa: E731
         return View(network, theirs, known, compute, frozen["model"])
-
-    def _check_names(self, coefficients: Mapping[str, float | Schedule]) -> None:
-        if not self.losses or not self.teachers:
-            raise UserError(
-                f"LOSSES={list(self.losses)}, TEACHERS={list(self.teachers)}: a distillation needs both. Give at least "
-                "one loss and one teacher."
-            )
-        if reserved := sorted(self.losses.keys() & {TASK, *self.objective.coefficients}):
-            raise UserError(f"LOSSES: {reserved[0]!r} is a term of the student already. Rename the loss.")
-        known = (TASK, *self.objective.coefficients, *self.losses)
-        if unknown := sorted(coefficients.keys() - {*known}):
-            raise UserError(f"COEFFICIENTS: unknown loss {unknown[0]!r}. The losses are {', '.join(known)}.")
-        for name, value in coefficients.items():
-            if not callable(value) and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise UserError(
-                    f"COEFFICIENTS: {value!r} of {name!r} is neither a number nor a schedule. Give a number, such "
-                    "as 0.5."
-                )
-        if unknown := sorted(self.cached.keys() - self.teachers.keys()):
-            raise UserError(f"cached predictions of {unknown[0]!r}: unknown teacher. Give {', '.join(self.teachers)}.")
-        for name, loss in self.losses.items():
-            if loss.teacher is not None and loss.teacher not in self.teachers:
-                raise UserError(
-                    f"loss {name!r}: unknown teacher {loss.teacher!r}. The teachers are {', '.join(self.teachers)}."
-                )
-        read = {name for loss in self.losses.values() for name in self._teachers_of(loss)}
-        if unread := [name for name in self.teachers if name not in read]:
-            raise UserError(f"TEACHERS: no loss reads {unread[0]!r}. Remove it, or give a loss with this teacher.")
 
 
 def _product(coefficient: float | Schedule, factor: float | Schedule) -> float | Schedule:
