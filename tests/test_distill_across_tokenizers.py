@@ -23,6 +23,7 @@ from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
 from t5x_like.train import train
+from t5x_like.training import program
 from t5x_like.vocabularies.shipped import python_docs
 
 pytestmark = pytest.mark.notf
@@ -152,6 +153,12 @@ def test_rows_of_the_teacher_have_its_length_and_bos(teacher, tmp_path):
     assert first[0] == small_models.BOS_ID, "its own BOS, not the student's"
     text = bytes(TEXTS[0], "utf-8")[: len(first) - 1]
     assert batch["retokenized/t/decoder_segment_ids"][0].sum() <= len(text) + 1
+    (loaded,) = made.teachers.values()
+    of_rows = [
+        config.train_flops({"decoder_input_tokens": (8, length), "decoder_target_tokens": (8, length)})
+        for config, length in ((CONFIG, LENGTH), (loaded.config, 40))
+    ]
+    assert program.make_program(made).flops == of_rows[0] + of_rows[1] / 3
 
 
 def test_other_losses_and_unknown_tokenizers_are_refused(teacher, tmp_path):

@@ -234,6 +234,10 @@ class Distillation(Objective):
             own = {**own, **{across_tokenizers.TEACHER + name: array for name, array in theirs.items()}}
         return loss.weights(own, self.objective)
 
+    def teacher_shapes(self, teacher: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of what a teacher reads; see `Objective.teacher_shapes`."""
+        return self.teachers[teacher].objective.read_shapes(self._rows_of(teacher, shapes))
+
     def initial_carry(self, config: ModelConfig, batch_size: int) -> Carry:
         """Returns the state of the student and of the teachers that run; see `Objective.initial_carry`."""
         found = dict(self.objective.initial_carry(config, batch_size))
@@ -311,8 +315,8 @@ class Distillation(Objective):
         tokens = self.retokenizers[teacher].teacher if teacher in self.retokenizers else None
         return Network(teacher, found.config, found.objective, found.vocabulary, tokens)
 
-    def _rows_of(self, teacher: str, rows: Batch) -> Batch:
-        """Returns the features of a batch by the names that a teacher reads: its own tokens, if it has a tokenizer."""
+    def _rows_of(self, teacher: str, rows: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the features of a batch, or their shapes, by the names that a teacher reads for its own tokens."""
         return self.retokenizers[teacher].select(rows) if teacher in self.retokenizers else rows
 
     def _teachers_of(self, loss: Loss) -> dict[str, float]:
