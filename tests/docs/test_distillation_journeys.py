@@ -70,6 +70,7 @@ SMALLER = {
     r"^cache ": ["NUM_SHARDS=1", "PROCESSES=1"],
     r"HF_PATH=distilgpt2 ": [f"BOS_ID={small_models.BOS_ID}"],
     r"text_table .*SAMPLE_LENGTH": ["SAMPLE_LENGTH=4"],
+    r"TEACHER_LENGTHS": ["TEACHER_LENGTHS={'inputs': 16, 'targets': 12}"],
 }
 
 
@@ -145,6 +146,7 @@ def models(tmp_path_factory):
     small_models.write_gpt2(path / "gpt2-medium")
     small_models.write_gpt2(path / "distilgpt2")
     small_models.write_gpt2(path / "served-model")
+    small_models.write_llama(path / "TinyLlama-1.1B")
     return path
 
 
