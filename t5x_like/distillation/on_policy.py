@@ -119,7 +119,7 @@ class OnPolicy:
         losses: Mapping[str, Any],
         teachers: Mapping[str, Any],
         retokenized: Collection[str],
-        features: FeatureSpec,
+        spec: FeatureSpec,
     ) -> None:
         """Checks that losses of samples expect the mixture that is sampled, and that a teacher can be a part of it.
 
@@ -127,7 +127,7 @@ class OnPolicy:
           losses: Name -> loss, perhaps with `teacher_mix`.
           teachers: Name -> teacher.
           retokenized: Names of the teachers with their own tokens.
-          features: Features of the student's own objective.
+          spec: Features of the student's own objective.
 
         Raises:
           UserError: A loss expects another mixture, or the only teacher does not predict the tokens of the student.
@@ -138,7 +138,7 @@ class OnPolicy:
                     f"loss {name!r} has teacher_mix={loss.teacher_mix}, OnPolicy has {self.teacher_mix}. Give both the "
                     "same, as TEACHER_MIX of distillation/minillm.gin does."
                 )
-        same = [each.objective.features.features == features.features for each in teachers.values()]
+        same = [each.objective.features.features == spec.features for each in teachers.values()]
         if self.teacher_mix and (len(teachers) > 1 or retokenized or not all(same)):
             raise UserError(
                 f"OnPolicy.teacher_mix={self.teacher_mix}: the mixture needs one teacher, which reads the features and "
