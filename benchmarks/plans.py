@@ -1,4 +1,4 @@
-"""Plans training runs and distillations on slices of five TPU generations, and prints their tables.
+"""Plans training runs and distillations on slices of five TPU generations and on GPUs, and prints their tables.
 
 python benchmarks/plans.py DIRECTORY            # writes one JSON file per plan; existing files are kept
 python benchmarks/plans.py DIRECTORY --only='BERT large.*v5p'
@@ -95,6 +95,7 @@ def _etc(name, *flags):
     return Model(f"BigBird ETC base, {name}", files, _TOKENS_PER_CHIP // 4096, (("v5p:1x1x1", 1),), flags)
 
 
+_GPUS = ("h100",)  # they have one file of options
 _SIXTEEN_CHIPS = (("v5e:4x4", 2), ("v5p:2x2x4", 1))
 _SIXTEEN_CHIPS_LONG = (("v5e:4x4", 8), ("v5p:2x2x4", 1))
 
@@ -189,6 +190,15 @@ TABLES = {
             slices=(("v5e:8x8", 1), ("v5p:2x4x4", 1)),
             flags=("--gin.llama.LlamaConfig.remat='full'",),
         ),
+        _distillation(
+            "Llama 3.1 8B to 3.2 1B",
+            student=("students/llama_1b.gin",),
+            losses="hinton",
+            teacher="llama3_1/8b",
+            rows=64,
+            slices=(("v5p:2x2x2", 1), ("h100:8", 1)),
+            flags=("--gin.llama.LlamaConfig.remat='full'",),
+        ),
     ),
     # Measured by MaxText: docs/reference/models/tiering.md of AI-Hypercomputer/maxtext. Rows per chip are those of the
     # configurations that it links, and of the recipe of Llama 3.1 8B (per_device_batch_size).
@@ -231,6 +241,7 @@ def main() -> None:
 def command(model: Model, topology: str, microbatches: int, file: pathlib.Path) -> list[str]:
     """Returns the command that plans a model on a slice and writes a JSON file."""
     chip = topology.partition(":")[0]
+    chip = "gpu" if chip in _GPUS else chip
     return [
         *(sys.executable, "-m", "t5x_like", "plan"),
         *(f"--gin_file={name}" for name in (*model.files, f"hardware/{chip}.gin")),

@@ -14,6 +14,7 @@ from t5x_like.data.batches import from_arrays
 from t5x_like.data.numbered import NumberedSource
 from t5x_like.distill import distill
 from t5x_like.distillation import losses
+from t5x_like.distillation.on_policy import OnPolicy
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.metrics import read_metrics
@@ -22,6 +23,7 @@ from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
 from t5x_like.train import train
+from t5x_like.training import program
 from t5x_like.vocabularies.shipped import python_docs
 
 pytestmark = pytest.mark.notf
@@ -29,7 +31,13 @@ pytestmark = pytest.mark.notf
 TEXTS = ["Return the list of names.", "def f(x): return x", "The module é defines a class", "import os"]
 LENGTH = 12
 CONFIG = LlamaConfig(vocab_size=1024, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, num_layers=1, max_length=32)
-LOSSES = {"uld": losses.ULD(), "alm": losses.ALM(), "min_ed": losses.MinED(), "gold": losses.GOLD()}
+LOSSES = {
+    "uld": losses.ULD(),
+    "alm": losses.ALM(),
+    "min_ed": losses.MinED(),
+    "gold": losses.GOLD(),
+    "dskd": losses.DSKD(),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,9 +84,11 @@ def student(model_dir, **settings):
     )
 
 
-def recipe(model_dir, teacher, *, of=("alm",), **settings):
+def recipe(model_dir, teacher, *, of=("alm",), rate=None, **settings):
+    """Returns a recipe, whose student samples the targets of a share of the rows."""
+    sampled = {} if rate is None else {"coefficients": {"task": 0.0}, "on_policy": OnPolicy(rate=rate, eos_id=1)}
     chosen = {name: LOSSES[name] for name in of}
-    return distill(student(model_dir, **settings), teachers={"t": teacher}, losses=chosen)
+    return distill(student(model_dir, **settings), teachers={"t": teacher}, losses=chosen, **sampled)
 
 
 def metrics(model_dir):
@@ -93,19 +103,45 @@ def test_run_has_the_losses_of_both_tokenizers(teacher, tmp_path):
 
 
 @pytest.mark.full
-def test_microbatches_and_devices_do_not_change_the_losses(teacher, tmp_path):
-    train(recipe(tmp_path / "one", teacher, of=LOSSES, total=3))
+@pytest.mark.parametrize(("of", "rate"), [(tuple(LOSSES), None), (("gold",), 0.5)])
+def test_microbatches_and_devices_do_not_change_the_losses(of, rate, teacher, tmp_path):
+    train(recipe(tmp_path / "one", teacher, of=of, rate=rate, total=3))
     mesh = Partitioner(devices=jax.devices()[:4], rules="fsdp", ici={"fsdp": 4})
-    train(recipe(tmp_path / "four", teacher, of=LOSSES, total=3, microbatches=2, partitioner=mesh))
+    train(recipe(tmp_path / "four", teacher, of=of, rate=rate, total=3, microbatches=2, partitioner=mesh))
     np.testing.assert_allclose(metrics(tmp_path / "four"), metrics(tmp_path / "one"), rtol=1e-4)
 
 
 @pytest.mark.full
-def test_interrupted_run_reads_the_same_rows(teacher, tmp_path):
-    train(recipe(tmp_path / "whole", teacher, total=4, save=2))
-    train(recipe(tmp_path / "parts", teacher, total=2, save=2))
-    train(recipe(tmp_path / "parts", teacher, total=4, save=2))
+@pytest.mark.parametrize(("of", "rate"), [("alm", None), ("gold", 0.5)])
+def test_interrupted_run_reads_the_same_rows(of, rate, teacher, tmp_path):
+    settings = dict(of=(of,), rate=rate, save=2)
+    train(recipe(tmp_path / "whole", teacher, total=4, **settings))
+    train(recipe(tmp_path / "parts", teacher, total=2, **settings))
+    train(recipe(tmp_path / "parts", teacher, total=4, **settings))
     assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+
+
+def test_samples_are_read_in_the_tokens_of_the_teacher(teacher, tmp_path):
+    made = recipe(tmp_path, teacher, of=("gold",), rate=0.5)
+    objective, keys = made.objective, jax.random.split(jax.random.key(1))
+    batch = next(made.data.host_iterator(objective.features))
+    model = CONFIG.make(keys[0])
+    sampled = jax.device_get(
+        jax.jit(lambda batch: objective.prepare({"model": model}, batch, key=keys[1], step=0))(batch)
+    )
+    expected = OnPolicy(rate=0.5, eos_id=1)(model, objective.features, batch, key=keys[1], step=0)
+    student_names = {feature.name for feature in specs.CAUSAL_LM.features}
+    for name in student_names:
+        np.testing.assert_array_equal(sampled[name], expected[name], err_msg=name)
+    changed = np.any(sampled["decoder_target_tokens"] != batch["decoder_target_tokens"], axis=1)
+    assert 0 < changed.sum() < 8
+    # The features of the teacher are those of a source with the sampled rows.
+    again = objective.retokenizers["t"]({name: sampled[name] for name in student_names})
+    assert {*sampled} == {*batch} == student_names | {*again}
+    for name, array in again.items():
+        np.testing.assert_array_equal(sampled[name], array, err_msg=name)
+    groups = "retokenized/t/student_groups"
+    assert np.all(np.any(sampled[groups] != batch[groups], axis=1) <= changed) and sampled[groups][changed].any()
 
 
 def test_rows_of_the_teacher_have_its_length_and_bos(teacher, tmp_path):
@@ -117,6 +153,12 @@ def test_rows_of_the_teacher_have_its_length_and_bos(teacher, tmp_path):
     assert first[0] == small_models.BOS_ID, "its own BOS, not the student's"
     text = bytes(TEXTS[0], "utf-8")[: len(first) - 1]
     assert batch["retokenized/t/decoder_segment_ids"][0].sum() <= len(text) + 1
+    (loaded,) = made.teachers.values()
+    of_rows = [
+        config.train_flops({"decoder_input_tokens": (8, length), "decoder_target_tokens": (8, length)})
+        for config, length in ((CONFIG, LENGTH), (loaded.config, 40))
+    ]
+    assert program.make_program(made).flops == of_rows[0] + of_rows[1] / 3
 
 
 def test_other_losses_and_unknown_tokenizers_are_refused(teacher, tmp_path):

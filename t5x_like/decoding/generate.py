@@ -10,6 +10,7 @@ from jaxtyping import Array, Int
 from t5x_like.adapters import model_adapters
 from t5x_like.decoding.beam import beam_search
 from t5x_like.decoding.generated import Generated
+from t5x_like.decoding.mixture import Mixture
 from t5x_like.decoding.parameters import for_decoding
 from t5x_like.decoding.sampling import keys_of_samples, sample
 from t5x_like.decoding.settings import Decoding
@@ -33,7 +34,7 @@ def generate(
 
     Args:
       model: Has `decode_step` and `unembed`. An encoder-decoder also has `encode` and `init_cache`; a decoder has
-        `prefill`, and `config.max_length` if it limits its positions.
+        `prefill`, and `config.max_length` if it limits its positions. `mixture.Mixture` has two models.
       batch: `encoder_input_tokens` with 0 for padding, or prompts as `prompts.left_pad` reads them.
       decoding: The settings, resolved by `Decoding.resolve`.
       key: Random key; only sampling needs it.
@@ -55,7 +56,7 @@ def generate(
             raise UserError(f"temperature={decoding.temperature}: sampling needs a random key. Give `key`.")
         ids = jnp.arange(len(next(iter(batch.values())))) if example_ids is None else example_ids
         keys = keys_of_samples(key, ids, decoding.samples)
-    model = for_decoding(model_adapters.computed(model))
+    model = model.map(_prepared) if isinstance(model, Mixture) else _prepared(model)
     start = Start.of(model, batch, max_length=decoding.max_length, bos_id=decoding.bos_id)
 
     def step(tokens, cache, count):
@@ -66,3 +67,7 @@ def generate(
         found = beam_search(step, start, decoding)
         return jax.tree.map(lambda x: x[:, : decoding.samples], found)
     return sample(step, start, decoding, keys)
+
+
+def _prepared(model: Any) -> Any:
+    return for_decoding(model_adapters.computed(model))

@@ -154,7 +154,7 @@ class CachedLogits:
         """
         for name, stored in self._any.predictions.items():
             # The tokenizer of a served model tells fewer classes than its embeddings, which may be padded.
-            is_part = "served" in self._any.settings["teacher"] and stored.classes <= classes.get(name, 0)
+            is_part = self._any.served is not None and stored.classes <= classes.get(name, 0)
             if name in classes and classes[name] != stored.classes and not is_part:
                 raise UserError(
                     f"TEACHER_LOGITS={self.directory}: the prediction {name!r} of the teacher {self.name!r} has "

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from flax import nnx
@@ -48,12 +48,14 @@ class View:
       outputs: Last hidden states and captured arrays; None for a teacher whose logits are cached.
       batch: The features of the rows that the model read, with a row per choice (`passes.flatten_choices`).
       compute: Computes `predictions`, when a loss reads one: a loss of hidden states does not need the heads.
+      model: The model, for losses that read its embeddings; None for a teacher whose logits are cached.
     """
 
     network: Network
     outputs: Outputs | None
     batch: Batch
     compute: Callable[[], Mapping[str, Prediction | TopK]]
+    model: Any = None
 
     @functools.cached_property
     def predictions(self) -> Mapping[str, Prediction | TopK]:

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.data.retokenized import Retokenizer
-from t5x_like.distillation import features
+from t5x_like.distillation import features, names, retokenizing
 from t5x_like.distillation.cached_logits import CachedLogits
 from t5x_like.distillation.loss import LogitLoss, Loss, Network, View
 from t5x_like.distillation.losses import across_tokenizers
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 # Head that holds the projections of the losses, `objective/distillation/LOSS/TEACHER/PROJECTION`.
 PROJECTIONS = "distillation"
-# Key of the coefficient of the student's own terms.
-TASK = "task"
 STUDENT = "student"
 # Index of the projections' key among the keys derived from the heads' key, which count from 0.
 _PROJECTIONS_KEY = FIRST_NAMED_KEY
@@ -81,7 +79,7 @@ class Distillation(Objective):
         self.objective, self.losses, self.teachers = objective, dict(losses), dict(teachers)
         self.cached, self._vocabulary = dict(cached or {}), vocabulary
         self.retokenizers = dict(retokenizers or {})
-        self._check_names(coefficients or {})
+        names.check(self.objective, self.losses, self.teachers, self.cached, coefficients or {})
         running = {
             name: (each.objective.features, each.config.reads)
             for name, each in self.teachers.items()
@@ -91,9 +89,9 @@ class Distillation(Objective):
             array for each in (self.cached, self.retokenizers) for one in each.values() for array in one.attached
         ]
         self.features = features.merge(objective.features, running, attached)
-        given = dict.fromkeys((TASK, *losses), 1.0) | dict(coefficients or {})
+        given = dict.fromkeys((names.TASK, *losses), 1.0) | dict(coefficients or {})
         own = {
-            term: _product(_product(value, given[TASK]), given.get(term, 1.0))
+            term: _product(_product(value, given[names.TASK]), given.get(term, 1.0))
             for term, value in objective.coefficients.items()
         }
         self.coefficients = own | {name: given[name] for name in losses}
@@ -113,7 +111,8 @@ class Distillation(Objective):
                 "distillation/minillm.gin."
             )
         if on_policy is not None:
-            on_policy.check(self.features, coefficients=own, cached=(*self.cached, *self.retokenizers))
+            on_policy.check(self.features, coefficients=own, cached=self.cached)
+            on_policy.check_teachers(self.losses, self.teachers, self.retokenizers, objective.features)
         if on_policy is not None or self.retokenizers:
             self.features = dataclasses.replace(self.features, packable=False)
 
@@ -127,12 +126,14 @@ class Distillation(Objective):
         """Function that replaces targets by samples of the student, or `prepare` of its objective."""
         if self._on_policy is None:
             return self.objective.prepare
-        sample, spec = self._on_policy, self.features
+        return self._with_samples
 
-        def prepare(params: Params, batch: Batch, *, key: jax.Array | None, step: Any) -> Batch:
-            return batch if key is None else sample(params["model"], spec, batch, key=key, step=step)
-
-        return prepare
+    def _with_samples(self, params: Params, batch: Batch, *, key: jax.Array | None, step: Any) -> Batch:
+        if key is None:
+            return batch
+        teacher = self._frozen(*self.teachers, params)["model"] if self._on_policy.teacher_mix else None
+        sampled = self._on_policy(params["model"], self.features, batch, key=key, step=step, teacher=teacher)
+        return retokenizing.of_samples(self.retokenizers, batch, sampled) if self.retokenizers else sampled
 
     def check(self, config: ModelConfig) -> None:
         """Checks that each loss is defined for the student and its teachers.
@@ -233,6 +234,10 @@ class Distillation(Objective):
             own = {**own, **{across_tokenizers.TEACHER + name: array for name, array in theirs.items()}}
         return loss.weights(own, self.objective)
 
+    def teacher_shapes(self, teacher: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of what a teacher reads; see `Objective.teacher_shapes`."""
+        return self.teachers[teacher].objective.read_shapes(self._rows_of(teacher, shapes))
+
     def initial_carry(self, config: ModelConfig, batch_size: int) -> Carry:
         """Returns the state of the student and of the teachers that run; see `Objective.initial_carry`."""
         found = dict(self.objective.initial_carry(config, batch_size))
@@ -273,7 +278,8 @@ class Distillation(Objective):
         found = self.objective.read(params, outputs, own, keys=keys)
         if taken := self.losses.keys() & found.metric_names():
             raise UserError(f"LOSSES: {taken.pop()!r} is a metric of the student already. Rename the loss.")
-        student = View(self._student(params["model"].config), outputs, own, lambda: found.predictions)
+        model = params["model"]
+        student = View(self._student(model.config), outputs, own, lambda: found.predictions, model)
         teachers = {name: self._view_of(name, params, outputs, rows) for name in self.teachers}
         predictions, sums, metrics = dict(found.predictions), dict(found.sums), dict(found.metrics)
         for name, loss in self.losses.items():
@@ -309,8 +315,8 @@ class Distillation(Objective):
         tokens = self.retokenizers[teacher].teacher if teacher in self.retokenizers else None
         return Network(teacher, found.config, found.objective, found.vocabulary, tokens)
 
-    def _rows_of(self, teacher: str, rows: Batch) -> Batch:
-        """Returns the features of a batch by the names that a teacher reads: its own tokens, if it has a tokenizer."""
+    def _rows_of(self, teacher: str, rows: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the features of a batch, or their shapes, by the names that a teacher reads for its own tokens."""
         return self.retokenizers[teacher].select(rows) if teacher in self.retokenizers else rows
 
     def _teachers_of(self, loss: Loss) -> dict[str, float]:
@@ -335,35 +341,8 @@ class Distillation(Objective):
         if name in self.cached:
             return View(network, None, known, lambda: self.cached[name].predictions(rows))
         frozen, theirs = self._frozen(name, params), outputs.networks[f"{TEACHER}{name}"]
-        return View(network, theirs, known, lambda: teacher.objective.read(frozen, theirs, read).predictions)
-
-    def _check_names(self, coefficients: Mapping[str, float | Schedule]) -> None:
-        if not self.losses or not self.teachers:
-            raise UserError(
-                f"LOSSES={list(self.losses)}, TEACHERS={list(self.teachers)}: a distillation needs both. Give at least "
-                "one loss and one teacher."
-            )
-        if reserved := sorted(self.losses.keys() & {TASK, *self.objective.coefficients}):
-            raise UserError(f"LOSSES: {reserved[0]!r} is a term of the student already. Rename the loss.")
-        known = (TASK, *self.objective.coefficients, *self.losses)
-        if unknown := sorted(coefficients.keys() - {*known}):
-            raise UserError(f"COEFFICIENTS: unknown loss {unknown[0]!r}. The losses are {', '.join(known)}.")
-        for name, value in coefficients.items():
-            if not callable(value) and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise UserError(
-                    f"COEFFICIENTS: {value!r} of {name!r} is neither a number nor a schedule. Give a number, such "
-                    "as 0.5."
-                )
-        if unknown := sorted(self.cached.keys() - self.teachers.keys()):
-            raise UserError(f"cached predictions of {unknown[0]!r}: unknown teacher. Give {', '.join(self.teachers)}.")
-        for name, loss in self.losses.items():
-            if loss.teacher is not None and loss.teacher not in self.teachers:
-                raise UserError(
-                    f"loss {name!r}: unknown teacher {loss.teacher!r}. The teachers are {', '.join(self.teachers)}."
-                )
-        read = {name for loss in self.losses.values() for name in self._teachers_of(loss)}
-        if unread := [name for name in self.teachers if name not in read]:
-            raise UserError(f"TEACHERS: no loss reads {unread[0]!r}. Remove it, or give a loss with this teacher.")
+        compute = lambda: teacher.objective.read(frozen, theirs, read).predictions  # noqa: E731
+        return View(network, theirs, known, compute, frozen["model"])
 
 
 def _product(coefficient: float | Schedule, factor: float | Schedule) -> float | Schedule:

@@ -12,6 +12,7 @@ from t5x_like.data import features
 from t5x_like.data.features import FeatureSpec, ModelFeature
 from t5x_like.data.roles import make_feature
 from t5x_like.decoding.generate import generate
+from t5x_like.decoding.mixture import Mixture
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.interop import model_tokens
@@ -46,9 +47,10 @@ class OnPolicy:
       max_length: Maximum number of sampled tokens; the rest of the row if None. A decoder keeps keys and values of its
         whole row and of as many tokens, so give the length of `targets`.
       eos_id: Token that ends a sample. None: EOS of the model's special tokens, or else 1.
+      teacher_mix: α: each token is drawn from α · teacher + (1 - α) · student, in [0, 1); see `losses.MiniLLM`.
 
     Raises:
-      UserError: An argument is out of range.
+      UserError: An argument is out of range, or the tokens of a mixture are not drawn from all tokens at temperature 1.
     """
 
     def __init__(
@@ -61,12 +63,21 @@ class OnPolicy:
         top_p: float = 1.0,
         max_length: int | None = None,
         eos_id: int | None = None,
+        teacher_mix: float = 0.0,
     ):
         if not callable(rate) and not 0 <= rate <= 1:
             raise UserError(f"OnPolicy.rate={rate}: not in [0, 1]. Give the share of rows whose targets are sampled.")
         if temperature <= 0:
             raise UserError(f"OnPolicy.temperature={temperature}: not positive. Give 1 for the student's distribution.")
+        if not 0 <= teacher_mix < 1:
+            raise UserError(f"OnPolicy.teacher_mix={teacher_mix}: not in [0, 1). Give 0.2, as MiniLLM, or 0.")
+        if teacher_mix and (temperature, top_k, top_p) != (1, 0, 1):
+            raise UserError(
+                f"OnPolicy.teacher_mix={teacher_mix}: a mixture with temperature={temperature}, top_k={top_k}, "
+                f"top_p={top_p} has no known weights. Give temperature=1, top_k=0 and top_p=1, or teacher_mix=0."
+            )
         self.rate, self.eos_id, self.whole_batches = rate, eos_id, whole_batches
+        self.teacher_mix = teacher_mix
         self.decoding = Decoding(temperature=temperature, top_k=top_k, top_p=top_p, max_length=max_length)
 
     def check(
@@ -103,7 +114,40 @@ class OnPolicy:
                 "in the training step instead."
             )
 
-    def __call__(self, model: Any, spec: FeatureSpec, batch: Batch, *, key: jax.Array, step: Step) -> dict[str, Array]:
+    def check_teachers(
+        self,
+        losses: Mapping[str, Any],
+        teachers: Mapping[str, Any],
+        retokenized: Collection[str],
+        spec: FeatureSpec,
+    ) -> None:
+        """Checks that losses of samples expect the mixture that is sampled, and that a teacher can be a part of it.
+
+        Args:
+          losses: Name -> loss, perhaps with `teacher_mix`.
+          teachers: Name -> teacher.
+          retokenized: Names of the teachers with their own tokens.
+          spec: Features of the student's own objective.
+
+        Raises:
+          UserError: A loss expects another mixture, or the only teacher does not predict the tokens of the student.
+        """
+        for name, loss in losses.items():
+            if getattr(loss, "teacher_mix", self.teacher_mix) != self.teacher_mix:
+                raise UserError(
+                    f"loss {name!r} has teacher_mix={loss.teacher_mix}, OnPolicy has {self.teacher_mix}. Give both the "
+                    "same, as TEACHER_MIX of distillation/minillm.gin does."
+                )
+        same = [each.objective.features.features == spec.features for each in teachers.values()]
+        if self.teacher_mix and (len(teachers) > 1 or retokenized or not all(same)):
+            raise UserError(
+                f"OnPolicy.teacher_mix={self.teacher_mix}: the mixture needs one teacher, which reads the features and "
+                f"the tokens of the student, not {', '.join(teachers)}. Give one such teacher, or teacher_mix=0."
+            )
+
+    def __call__(
+        self, model: Any, spec: FeatureSpec, batch: Batch, *, key: jax.Array, step: Step, teacher: Any = None
+    ) -> dict[str, Array]:
         """Returns a batch with samples of a model. Nothing in it has a gradient.
 
         Args:
@@ -112,6 +156,7 @@ class OnPolicy:
           batch: The global batch, with one example per row. Rows without targets stay as they are.
           key: Random key of the step.
           step: Number of the step from 0.
+          teacher: The model of the teacher, for `teacher_mix`.
 
         Returns:
           The batch, with other features of the decoder in the chosen rows.
@@ -123,6 +168,7 @@ class OnPolicy:
         chosen = jax.vmap(jax.random.uniform)(row_keys) < rate
         chosen &= jnp.any(batch["decoder_loss_weights"] > 0, axis=1)
         sample_key = jax.random.fold_in(key, _SAMPLES)
+        model = Mixture(model, teacher, self.teacher_mix) if self.teacher_mix else model
         sampled = jax.lax.cond(
             jnp.any(chosen),
             lambda: self._sampled(jax.lax.stop_gradient(model), spec, batch, sample_key),

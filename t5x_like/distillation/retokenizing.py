@@ -3,13 +3,21 @@
 import dataclasses
 from collections.abc import Mapping
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
 from t5x_like.data import text_vocabulary
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.retokenized import Retokenizer
 from t5x_like.data.source import DataSource, stores_rows
+from t5x_like.distillation import features
 from t5x_like.distillation.loss import Loss
 from t5x_like.distillation.losses.across_tokenizers import AcrossTokenizers
 from t5x_like.errors import UserError
+from t5x_like.objectives.base import Batch
+from t5x_like.runtime import host_functions
 from t5x_like.stored.loaded_teachers import LoadedTeacher, ServedTeacher
 from t5x_like.vocabularies import stored
 from t5x_like.vocabularies.base import Vocabulary
@@ -62,6 +70,39 @@ def make(
         for name, teacher in teachers.items()
         if name in named or None in named
     }
+
+
+def of_samples(retokenizers: Mapping[str, Retokenizer], batch: Batch, sampled: Batch) -> dict[str, Array]:
+    """Computes the features of teachers for sampled texts, on the host from within a compiled program.
+
+    The host decodes and encodes all rows of the batch if one of them has changed, while the devices wait.
+
+    Args:
+      retokenizers: Name of a teacher -> what computes its features.
+      batch: The global batch before sampling, with these features.
+      sampled: The batch with samples in place of targets.
+
+    Returns:
+      The sampled batch, with the features that `RetokenizedSource` would give its rows.
+
+    Raises:
+      UserError: The run has several processes.
+    """
+    if jax.process_count() > 1:
+        raise UserError("OnPolicy: samples for a teacher with another tokenizer need one process. Train on one host.")
+    old = {array.name: batch[array.name] for each in retokenizers.values() for array in each.attached}
+    given = {name: features.select(sampled, each.student_spec) for name, each in retokenizers.items()}
+
+    def call(given: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        with host_functions.recorded():
+            rows = jax.tree.map(np.asarray, given)
+            return {name: x for teacher, each in retokenizers.items() for name, x in each(rows[teacher]).items()}
+
+    def compute() -> dict[str, Array]:
+        return jax.pure_callback(call, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), old), given)
+
+    changed = [jnp.any(x != batch[name]) for name, x in sampled.items() if x is not batch[name]]
+    return {**sampled, **jax.lax.cond(jnp.any(jnp.stack(changed)), compute, lambda: old)}
 
 
 def vocabulary_of_data(data: DataSource, spec: FeatureSpec) -> Vocabulary:

@@ -28,10 +28,9 @@ def find(teacher: Teacher, student: ModelConfig, objective: Objective) -> Served
     if not checkpoint_paths.is_teacher_logits(teacher.path):
         return None
     manifest = next(iter(logits.read_all(teacher.path).values()))
-    found = manifest.settings["teacher"]
-    if "served" not in found:
+    if (served := manifest.served) is None:
         return None
-    (stored,) = manifest.predictions.values()
+    (stored,), found = manifest.predictions.values(), manifest.settings["teacher"]
     return ServedTeacher(
         path=teacher.path,
         config=dataclasses.replace(student, vocab_size=stored.classes),
@@ -40,6 +39,6 @@ def find(teacher: Teacher, student: ModelConfig, objective: Objective) -> Served
         weight=teacher.weight,
         logits=teacher.path,
         outputs=found["digest"],
-        vocabulary_path=found["served"]["vocabulary_path"],
-        lengths=found["served"]["lengths"],
+        vocabulary_path=served["vocabulary_path"],
+        lengths=served["lengths"],
     )

@@ -212,6 +212,23 @@ class Objective:
         """
         return self.weights(rows)
 
+    def read_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of what the model reads, by its names for them; see `read_as`.
+
+        Args:
+          shapes: Feature -> shape of the rows.
+        """
+        return {self.read_as.get(name, name): shape for name, shape in shapes.items()}
+
+    def teacher_shapes(self, teacher: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of what the model of a teacher reads, by its names, for an objective with teachers.
+
+        Args:
+          teacher: Name of the teacher.
+          shapes: Feature -> shape of the rows.
+        """
+        raise NotImplementedError
+
     def initial_carry(self, config: ModelConfig, batch_size: int) -> Carry:
         """Returns the state of the networks before the first batch; empty if no network has state.
 

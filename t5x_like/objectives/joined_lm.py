@@ -1,6 +1,7 @@
 """A decoder on the rows of an encoder-decoder, whose teacher it then is."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -34,6 +35,11 @@ class JoinedLM(TokenPrediction):
         super().__init__()
         self.causal_inputs = causal_inputs
         self.features = dataclasses.replace(specs.ENCODER_DECODER, bos_id=bos_id)
+
+    def read_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of the joined rows; see `Objective.read_shapes`."""
+        (rows, inputs), (_, targets) = (shapes[f"{stack}_input_tokens"] for stack in ("encoder", "decoder"))
+        return super().read_shapes(shapes) | {"decoder_input_tokens": (rows, inputs + targets)}
 
     def run(self, params: Params, rows: Batch, options: RunOptions = DEFAULT_OPTIONS) -> Outputs:
         """Runs the decoder on the joined rows, and returns the states of the targets; see `Objective.run`."""

@@ -13,6 +13,7 @@ from t5x_like import optimizers, parameters
 from t5x_like.mesh import slice_of
 from t5x_like.planning import collectives, hlo, schedule, walk
 from t5x_like.planning.topologies import Topology
+from t5x_like.runtime import hardware_files
 from t5x_like.training.program import Program
 
 # Suffixes of sizes in error messages of the compiler, in bytes.
@@ -70,6 +71,7 @@ def compile_step(program: Program, topology: Topology) -> CompiledStep:
       The compiled step.
 
     Raises:
+      UserError: The compiler does not know an option of the recipe.
       jax.errors.JaxRuntimeError: Compilation fails for another reason than memory.
     """
     started = time.monotonic()
@@ -81,7 +83,8 @@ def compile_step(program: Program, topology: Topology) -> CompiledStep:
         with _without_compilation_cache(), _whole_stacks():
             traced = program.train_step.trace(state, frozen, batch)
             lowered = traced.lower(lowering_platforms=(topology.chip.platform,))
-            compiled = lowered.compile(compiler_options=dict(topology.chip.compiler_options) or None)
+            with hardware_files.explain_unknown_options(topology.chip.platform):
+                compiled = lowered.compile(compiler_options=dict(topology.chip.compiler_options) or None)
     except jax.errors.JaxRuntimeError as error:
         peak = required_memory(str(error))
         if peak is None:

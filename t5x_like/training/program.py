@@ -187,7 +187,8 @@ def make_program(recipe: Recipe) -> Program:
         Lifecycle.of([each.config]).check_rows(each.config, packed=is_packed(recipe.data))
     hooks = Lifecycle.of(each.config for each in of_run.values())
     axes = objective.features.axes
-    rows = {objective.read_as.get(name, name): rows_of_shape(shape, axes[name]) for name, shape in batch_shapes.items()}
+    row_shapes = {name: rows_of_shape(shape, axes[name]) for name, shape in batch_shapes.items()}
+    rows = objective.read_shapes(row_shapes)
 
     batch = {name: jax.ShapeDtypeStruct(shape, objective.features.dtypes[name]) for name, shape in batch_shapes.items()}
 
@@ -231,7 +232,9 @@ def make_program(recipe: Recipe) -> Program:
         hooks=hooks,
         # The forward pass takes a third of the operations of a training step.
         flops=flops.of_step(objective, optimizer, config, {**batch, **carry}, shapes[1].teachers, rows)
-        + sum(each.config.train_flops(rows) / 3 for each in teachers.values()),
+        + sum(
+            each.config.train_flops(objective.teacher_shapes(name, row_shapes)) / 3 for name, each in teachers.items()
+        ),
         num_trained=num_trained,
     )
 

@@ -63,7 +63,7 @@ MODELS = {
     "bert": {"hidden_size": 4, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1},
     "t5": {"d_model": 4, "d_ff": 8, "d_kv": 2, "num_heads": 2, "num_layers": 1, "decoder_start_token_id": 0},
     "gpt2": {"n_embd": 4, "n_head": 2, "n_layer": 1},
-    "assistant": {"n_embd": 4, "n_head": 2, "n_layer": 1, "model_type": "gpt2"},
+    **{name: {"n_embd": 4, "n_head": 2, "n_layer": 1, "model_type": "gpt2"} for name in ("assistant", "distilgpt2")},
     "openai-gpt": {"n_embd": 4, "n_head": 2, "n_layer": 1},
 }
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
+import lanes
 import numpy as np
 import pytest
 from objective_cases import terms_of
@@ -13,6 +15,7 @@ from t5x_like.data import batches, specs
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
 from t5x_like.distillation.losses.logits import JensenShannon
+from t5x_like.distillation.losses.sequences import MiniLLM
 from t5x_like.distillation.objective import Distillation
 from t5x_like.distillation.on_policy import OnPolicy
 from t5x_like.errors import UserError
@@ -204,6 +207,56 @@ def test_teacher_and_student_are_compared_at_the_samples():
     assert distillation(None).prepare is None and distillation(None).features.packable
 
 
+@pytest.mark.parametrize("name", lanes.others_are_full(("prompted", "encoder_decoder"), ("prompted",)))
+def test_tokens_are_drawn_from_the_mixture_with_the_teacher(name):
+    """The frequencies of all texts of two tokens, against their probabilities by whole forward passes."""
+    config, spec = SPECS[name]
+    rows, alpha, vocab = 6000, 0.3, 5
+    config, spec = dataclasses.replace(config, vocab_size=vocab), dataclasses.replace(spec, bos_id=BOS)
+    student, teacher = model_of(config), model_of(dataclasses.replace(config, embed_dim=24))
+    texts = np.array(list(itertools.product(range(vocab), repeat=2)))
+
+    def batch_of(targets):
+        counts = {"inputs": np.full(len(targets), 3), "targets": np.full(len(targets), 2)}
+        inputs = np.broadcast_to([3, 1, 4], (len(targets), 3))
+        return batches.from_arrays(spec, {"inputs": inputs, "targets": targets}, counts=counts)
+
+    def probabilities(mix):
+        batch = batch_of(texts)
+        q, p = (jax.nn.softmax(each.unembed(each(batch).hidden)) for each in (student, teacher))
+        of_tokens = np.take_along_axis(
+            np.asarray(mix * p + (1 - mix) * q, np.float64), batch["decoder_target_tokens"][..., None], axis=2
+        )[..., 0]
+        return np.prod(np.where(batch["decoder_loss_weights"] > 0, of_tokens, 1.0), axis=1)
+
+    batch = batch_of(np.zeros((rows, 2), int))
+    sampler = OnPolicy(max_length=2, eos_id=vocab, teacher_mix=alpha)
+    sample = jax.jit(lambda student, teacher: sampler(student, spec, batch, key=KEY, step=0, teacher=teacher))
+    found = sample(student, teacher)
+    weights = np.asarray(found["decoder_loss_weights"])
+    assert weights.sum() == 2 * rows
+    drawn = np.asarray(found["decoder_target_tokens"])[weights > 0].reshape(rows, 2)
+    counts = np.bincount(drawn[:, 0] * vocab + drawn[:, 1], minlength=vocab**2)
+    assert np.all(counts > 0)
+    # Pearson's statistic has 24 degrees of freedom: it is below 60 with a probability of 0.99994.
+    assert np.sum((counts - rows * probabilities(alpha)) ** 2 / (rows * probabilities(alpha))) < 60
+    for other in (0.0, 0.15, 0.45, 1.0):
+        expected = rows * probabilities(other)
+        assert np.sum((counts - expected) ** 2 / expected) > 60, other
+
+
+def test_teacher_that_cannot_be_mixed_is_refused():
+    sampler = OnPolicy(teacher_mix=0.2)
+    assert distillation(sampler).prepare is not None
+    mixed = {"minillm": MiniLLM(teacher_mix=0.1)}
+    with pytest.raises(UserError, match="loss 'minillm' has teacher_mix=0.1, OnPolicy has 0.2"):
+        Distillation(
+            PrefixLM(bos_id=BOS), mixed, teachers={"t": Teacher()}, coefficients={"task": 0}, on_policy=sampler
+        )
+    with pytest.raises(UserError, match="needs one teacher, which reads the features and the tokens of the student"):
+        distillation(sampler, teachers={"t": Teacher(), "u": Teacher()})
+
+
 def test_losses_of_given_targets_are_refused():
     for coefficients in ({"task": 0.5}, {"task": lambda step: 0.0}):
         with pytest.raises(UserError, match="COEFFICIENTS: the term 'targets' of the student has a coefficient, but"):
@@ -220,6 +273,8 @@ def test_invalid_arguments_raise():
     for changes, message in (
         ({"rate": 1.5}, r"OnPolicy.rate=1.5: not in \[0, 1\]"),
         ({"temperature": 0.0}, "OnPolicy.temperature=0.0: not positive"),
+        ({"teacher_mix": 1.0}, r"OnPolicy.teacher_mix=1.0: not in \[0, 1\)"),
+        ({"teacher_mix": 0.2, "top_p": 0.9}, "a mixture with temperature=1.0, top_k=0, top_p=0.9 has no known weights"),
         ({"max_length": 0}, "Decoding.max_length=0: not a positive integer"),
     ):
         with pytest.raises(UserError, match=message):

@@ -68,6 +68,9 @@ SMALLER = {
     r"^import_logits |distill .*served": ["TASK_FEATURE_LENGTHS={'targets': 16}"],
     r"models/gpt2/small": [*GPT2, "GPTConfig.num_layers=1", "GPTConfig.vocab_size=320", "WARMUP_STEPS=1"],
     r"^cache ": ["NUM_SHARDS=1", "PROCESSES=1"],
+    r"HF_PATH=distilgpt2 ": [f"BOS_ID={small_models.BOS_ID}"],
+    r"text_table .*SAMPLE_LENGTH": ["SAMPLE_LENGTH=4"],
+    r"TEACHER_LENGTHS": ["TEACHER_LENGTHS={'inputs': 16, 'targets': 12}"],
 }
 
 
@@ -141,7 +144,9 @@ def models(tmp_path_factory):
     small_models.write_t5(path / "t5-small")
     small_models.write_gpt2(path / "gpt2", num_layers=12)
     small_models.write_gpt2(path / "gpt2-medium")
+    small_models.write_gpt2(path / "distilgpt2")
     small_models.write_gpt2(path / "served-model")
+    small_models.write_llama(path / "TinyLlama-1.1B")
     return path
 
 

@@ -19,6 +19,7 @@ from t5x_like.objectives import passes
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.joined_lm import JoinedLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
+from t5x_like.training import flops
 
 DECODER = FAMILIES["qwen2"].config
 # Two examples of 3 inputs and 2 targets, and of 1 input and 3 targets, with padding at the end.
@@ -33,6 +34,18 @@ ROWS = {
     "decoder_positions": [[0, 1, 0, 1, 2, 0]],
 }
 ROWS = {name: np.array(rows, np.int32) for name, rows in ROWS.items()}
+
+
+def test_operations_of_the_joined_rows_are_counted():
+    config, objective = dataclasses.replace(DECODER, max_length=96), JoinedLM()
+    shapes = {name: (4, 64) if "encoder" in name else (4, 32) for name in ROWS}
+    rows = {name: jax.ShapeDtypeStruct(shape, np.int32) for name, shape in shapes.items()}
+
+    def forward(model, rows):
+        return model.unembed(objective.run({"model": model}, rows).hidden)
+
+    counted = flops.jaxpr_flops(jax.make_jaxpr(forward)(jax.eval_shape(config.make, jax.random.key(0)), rows).jaxpr)
+    assert 1 <= counted / (config.train_flops(objective.read_shapes(shapes)) / 3) < 1.08
 
 
 def test_joined_rows_by_hand():

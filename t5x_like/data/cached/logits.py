@@ -46,6 +46,14 @@ class LogitsManifest:
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
+    def served(self) -> Mapping[str, Any] | None:
+        """What `import_logits` stored of a teacher that is served elsewhere: `rest`, `vocabulary_path`, `lengths`.
+
+        None for a teacher that `cache_logits` ran.
+        """
+        return self.settings["teacher"].get("served")
+
+    @property
     def fingerprint(self) -> str:
         """Hash of everything that determines what a run reads, including the checksums of the shards."""
         about = ("teacher_path", "versions")

@@ -7,6 +7,7 @@ names; coefficients are applied elsewhere.
 from t5x_like.distillation.losses.across_tokenizers import GOLD, ULD, MinED
 from t5x_like.distillation.losses.approximate_likelihood import ALM
 from t5x_like.distillation.losses.attention import AttentionKL, AttentionScoresMSE, AttentionTransfer
+from t5x_like.distillation.losses.dual_space import DSKD
 from t5x_like.distillation.losses.feature_maps import FeatureMap, FeatureMean, FeatureVariance
 from t5x_like.distillation.losses.hidden import HiddenCosine, HiddenMSE, PatientCLS
 from t5x_like.distillation.losses.logits import GKD, ForwardKL, JensenShannon, LogitMSE, ReverseKL, SoftCrossEntropy
@@ -16,6 +17,7 @@ from t5x_like.distillation.losses.sequences import MiniLLM
 
 __all__ = [
     "ALM",
+    "DSKD",
     "GKD",
     "GOLD",
     "ULD",

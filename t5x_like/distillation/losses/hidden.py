@@ -118,7 +118,7 @@ class HiddenCosine:
 
     def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the last hidden states of both networks; see `Loss.captures`."""
-        return (_last_states(student),), (_last_states(teacher),)
+        return (last_states(student),), (last_states(teacher),)
 
     def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
         """Returns no projections."""
@@ -131,7 +131,7 @@ class HiddenCosine:
     def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
         """Computes the loss of a microbatch; see `Loss`."""
         is_token = attended(student.batch, _last_stack(student.batch))
-        states = ((_last_states(view.network), outputs_of(self, view)) for view in (student, teacher))
+        states = ((last_states(view.network), outputs_of(self, view)) for view in (student, teacher))
         ours, theirs = (
             captures.of_tokens(name, outputs.captured[name], is_token.shape[1]).astype(jnp.float32)
             for name, outputs in states
@@ -182,6 +182,6 @@ def _last_stack(batch: Collection[str]) -> str:
     return "decoder" if "decoder_segment_ids" in batch else "encoder"
 
 
-def _last_states(network: Network) -> str:
+def last_states(network: Network) -> str:
     """Returns the name of the last hidden states of a network, after the final norm."""
     return f"{_last_stack(network.objective.features.dtypes)}/{captures.OUTPUT}"

@@ -20,15 +20,19 @@ class MiniLLM(BaseLogitLoss):
     At each position t of a sampled text y, the loss is KL(q_t || p_t) - R_{t+1} log q_t(y_t), where q is the student, p
     the teacher, and R_{t+1}, which has no gradient, the mean of log p(y_s) / q(y_s) over the later positions s. The
     first part is the paper's single-step decomposition, whose gradient is exact; the second one is the effect of a
-    token on what follows. Texts are samples of the student, with temperature 1 (`OnPolicy`): the teacher-mixed sampling
-    and the clipping of the paper are left out, and its loss of pretraining text is another run's. The metric is the
-    value of this surrogate, which may be negative.
+    token on what follows. Texts are samples (`OnPolicy`) of the student, with temperature 1, or of a mixture with the
+    teacher. The loss of a position then has the importance weight q_t(y_t) / (α p_t(y_t) + (1 - α) q_t(y_t)), without
+    gradient: the paper's approximation, which leaves out the weights of the tokens before. The released code gives this
+    weight to the second part alone. The clipping of the paper is left out, and its loss of pretraining text is another
+    run's. The metric is the value of this surrogate, which may be negative.
 
     Source: Gu et al. 2024 (MiniLLM), arXiv:2306.08543, section 2.2, with length normalization.
     """
 
     # Whether R is the mean over the later positions, and not their sum, which prefers short texts.
     length_normalization: bool = True
+    # α: share of the teacher in the distribution of the samples, as in `OnPolicy.teacher_mix`.
+    teacher_mix: float = 0.0
 
     # The loss is defined for samples of the student alone.
     needs_samples = True
@@ -44,8 +48,10 @@ class MiniLLM(BaseLogitLoss):
             )
         networks = [Readout(each.hidden, each.logits) for each in (ours, theirs)]
         weights = ours.weights.astype(jnp.float32)
-        reward = jax.lax.stop_gradient(map_networks(networks, _log_ratio, ours.targets)) * weights
-        later = self._later(reward, weights)
+        log_ratio = jax.lax.stop_gradient(map_networks(networks, _log_ratio, ours.targets))
+        later = self._later(log_ratio * weights, weights)
+        if self.teacher_mix:
+            weights /= 1.0 - self.teacher_mix + self.teacher_mix * jnp.exp(log_ratio)
 
         def function(logits, teachers, arrays):
             targets, later, weights = arrays
