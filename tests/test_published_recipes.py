@@ -40,6 +40,17 @@ RECIPES = {
         ),
     ),
     "neobert": Recipe("neobert/tiny", "neobert", f"{SHIPPED}_neobert", {"inputs": 64, "targets": 32}),
+    "mosaicbert": Recipe("mosaicbert/tiny", "mosaicbert", f"{SHIPPED}_mosaicbert", {"inputs": 64, "targets": 38}),
+    "cramming": Recipe(
+        "cramming/tiny", "cramming", f"{SHIPPED}_full_sentences", {"inputs": 64, "targets": 10},
+        ("--gin.MICROBATCHES=4", "--gin.BATCH_RAMP_START=0.25"),
+    ),
+    "ltgbert": Recipe("ltgbert/tiny", "ltgbert", f"{SHIPPED}_ltgbert", {"inputs": 64, "targets": 10}),
+    "gptbert": Recipe(
+        "gptbert/tiny", "gptbert", f"{SHIPPED}_gptbert", {"inputs": 64},
+        ("--gin.MICROBATCHES=4", "--gin.COOLDOWN_STEPS=2", "--gin.GptBertConfig.vocab_size=1024",
+         "--gin.MASK_ID=1023", "--gin.SPECIAL_IDS=(0, 1, 2, 1021, 1022)"),
+    ),
     "nanot5": Recipe("t5_1_1/tiny", "nanot5", f"{SHIPPED}_iid_denoising", {"inputs": 64, "targets": 32}, T5),
     "ul2": Recipe("t5_1_1/tiny", "ul2", f"{SHIPPED}_ul2", {"inputs": 64, "targets": 64}, T5),
     "umt5": Recipe(

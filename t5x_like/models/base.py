@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import jax
 from flax import nnx
@@ -13,6 +13,7 @@ from t5x_like.adapters.base import Adapter, WeightAdapter
 from t5x_like.adapters.model_adapters import ModelAdapter
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.captures import Edit
+from t5x_like.layers.initializers import Initializer
 from t5x_like.models import checks
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.special_tokens import SpecialTokens
@@ -182,12 +183,20 @@ class PredictionHead:
     Attributes:
       transform: Whether a dense layer, an activation and a norm come before.
       transform_bias: Whether the dense layer and the norm have biases.
+      plain_norm: Whether the norm has neither a scale nor a bias.
+      activation: The activation; None for the first one of the feed-forward blocks.
+      dropout: Where the head has dropout: after the `activation`, or after the `norm`; None: nowhere.
       output_bias: Whether a bias per token is added to the logits.
+      init: Initializer of the dense layer; None for BERT's.
     """
 
     transform: bool = True
     transform_bias: bool = True
+    plain_norm: bool = False
+    activation: str | None = None
+    dropout: Literal["activation", "norm"] | None = None
     output_bias: bool = True
+    init: Initializer | None = None
 
 
 @runtime_checkable
