@@ -13,7 +13,6 @@ from t5x_like.adapters.base import Adapter, WeightAdapter
 from t5x_like.adapters.model_adapters import ModelAdapter
 from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.captures import Edit
-from t5x_like.layers.initializers import Initializer
 from t5x_like.models import checks
 from t5x_like.models.outputs import Outputs
 from t5x_like.models.special_tokens import SpecialTokens
@@ -187,7 +186,7 @@ class PredictionHead:
       activation: The activation; None for the first one of the feed-forward blocks.
       dropout: Where the head has dropout: after the `activation`, or after the `norm`; None: nowhere.
       output_bias: Whether a bias per token is added to the logits.
-      init: Initializer of the dense layer; None for BERT's.
+      stddev: Standard deviation of the initial kernel, truncated at twice its value; None for BERT's.
     """
 
     transform: bool = True
@@ -196,7 +195,7 @@ class PredictionHead:
     activation: str | None = None
     dropout: Literal["activation", "norm"] | None = None
     output_bias: bool = True
-    init: Initializer | None = None
+    stddev: float | None = None
 
 
 @runtime_checkable

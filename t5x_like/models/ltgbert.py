@@ -65,7 +65,9 @@ class LtgBertConfig(DebertaV2Config):
     @property
     def prediction_head(self) -> PredictionHead:
         """Parts of the masked-LM head."""
-        return PredictionHead(plain_norm=True, activation="gelu_exact", dropout="activation", init=self.initializer)
+        return PredictionHead(
+            plain_norm=True, activation="gelu_exact", dropout="activation", stddev=self.initializer_range
+        )
 
     def make(self, key: jax.Array) -> "LtgBert":
         """Returns an LTG-BERT with newly initialized parameters; see `ModelConfig.make`."""

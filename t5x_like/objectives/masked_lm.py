@@ -78,8 +78,8 @@ class MaskedLMHead(nnx.Module):
         if self.parts.transform:
             bias = self.parts.transform_bias
             sizes, axes = ((config.embed_dim,), (config.unembed_dim,)), ("embed", "mlp")
-            options = {"init": self.parts.init or init, "bias": bias, "dtype": config.compute_dtype}
-            self.dense = Projection(*sizes, axes=axes, key=key, **options)
+            init = initializers.truncated_normal(self.parts.stddev) if self.parts.stddev else init
+            self.dense = Projection(*sizes, axes=axes, key=key, init=init, bias=bias, dtype=config.compute_dtype)
             affine = {"scale": False, "bias": False} if self.parts.plain_norm else {"bias": bias}
             self.norm = LayerNorm(config.unembed_dim, epsilon=config.norm_epsilon, **affine)
         if self.parts.output_bias:
