@@ -84,7 +84,7 @@ def coordinates(
     positive = {"steps": steps, "seeds": seeds, "layers": layers, "rows": rows, "length": length}
     for name, value in positive.items():
         if value < 1:
-            raise UserError(f"--{name}={value}: not positive. Give 1 or more.")
+            raise UserError(f"COORDINATES_{name.upper()}={value}: not positive. Give 1 or more.")
     if plot_path and not plot_path.endswith(".png"):
         raise UserError(f"--plot={plot_path}: not a .png file, which is what is drawn. Give a name that ends in .png.")
     sizes = {"steps": steps, "rows": rows, "length": length, "learning_rate": learning_rate}
@@ -127,7 +127,7 @@ def resized(model: ModelConfig, width: int, layers: int) -> ModelConfig:
             f"{type(model).__name__}: has no attention heads, whose number grows with the width. Give a Transformer."
         )
     found = {name: value for name, value in _FIXED.items() if name in fields} | {"embed_dim": width}
-    for name in fields.intersection(_GROWING):
+    for name in [name for name in _GROWING if name in fields]:
         size, rest = divmod(getattr(model, name) * width, model.embed_dim)
         if rest:
             raise UserError(

@@ -154,7 +154,7 @@ def cosine(peak: float, *, total_steps: int, warmup_steps: Warmup = 0, floor: fl
 
 @recorded
 def triangle(peak: float, *, total_steps: int, start: float = 0.25, fall: float = 0.25) -> Schedule:
-    """Creates a schedule that rises linearly from a fraction of `peak` to `peak`, then falls linearly to 0.
+    """Returns a schedule that rises linearly from a fraction of `peak` to `peak`, then falls linearly to 0.
 
     Source: Geiping and Goldstein, 2022, arXiv:2212.14034, and the released code (`triangle2`).
 
@@ -163,9 +163,6 @@ def triangle(peak: float, *, total_steps: int, start: float = 0.25, fall: float 
       total_steps: The step from which the learning rate is 0.
       start: The learning rate of step 0 as a fraction of `peak`.
       fall: The fraction of the steps in which the learning rate falls.
-
-    Returns:
-      The schedule.
 
     Raises:
       UserError: `peak` is negative, a fraction is out of range, or there are no steps.
