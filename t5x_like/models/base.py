@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 from flax import nnx
@@ -184,7 +184,7 @@ class PredictionHead:
       transform_bias: Whether the dense layer and the norm have biases.
       plain_norm: Whether the norm has neither a scale nor a bias.
       activation: The activation; None for the first one of the feed-forward blocks.
-      dropout: Where the head has dropout: after the `activation`, or after the `norm`; None: nowhere.
+      dropout: Whether dropout with the rate of the model's blocks comes after the norm.
       output_bias: Whether a bias per token is added to the logits.
       stddev: Standard deviation of the initial kernel, truncated at twice its value; None for BERT's.
     """
@@ -193,7 +193,7 @@ class PredictionHead:
     transform_bias: bool = True
     plain_norm: bool = False
     activation: str | None = None
-    dropout: Literal["activation", "norm"] | None = None
+    dropout: bool = False
     output_bias: bool = True
     stddev: float | None = None
 

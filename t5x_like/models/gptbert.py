@@ -17,7 +17,6 @@ from t5x_like.layers.blocks import Hidden
 from t5x_like.layers.dense_averages import DenselyAveragedStack
 from t5x_like.layers.mlp import gelu_exact
 from t5x_like.layers.projections import Projection, shard_activation
-from t5x_like.models.base import PredictionHead
 from t5x_like.models.deberta_v2 import SharedDisentangledAttention
 from t5x_like.models.ltgbert import LtgBert, LtgBertConfig, make_plain_norm
 from t5x_like.models.unilm import RANKS, RankMask
@@ -36,11 +35,6 @@ class GptBertConfig(LtgBertConfig):
     def reads(self) -> tuple[str, ...]:
         """Features of a batch that the model reads; see `ModelConfig.reads`."""
         return (*super().reads, RANKS)
-
-    @property
-    def prediction_head(self) -> PredictionHead:
-        """Parts of the masked-LM head."""
-        return dataclasses.replace(super().prediction_head, dropout="norm")
 
     def make(self, key: jax.Array) -> LtgBert:
         """Returns a GPT-BERT with newly initialized parameters; see `ModelConfig.make`."""

@@ -2,7 +2,8 @@
 
 Norms before a block, within feed-forward blocks, of the embeddings and before the masked-LM head have no parameters;
 the norm of the output of the attention has. Relative positions are in logarithmic buckets, whose table has a norm and
-is projected by the kernels of queries and keys, as in DeBERTa v2. The details are those of the released code.
+is projected by the kernels of queries and keys, as in DeBERTa v2. The details are those of the code released for
+BabyLM; that for the British National Corpus divides the projected table of positions among the heads in another way.
 """
 
 import dataclasses
@@ -65,9 +66,7 @@ class LtgBertConfig(DebertaV2Config):
     @property
     def prediction_head(self) -> PredictionHead:
         """Parts of the masked-LM head."""
-        return PredictionHead(
-            plain_norm=True, activation="gelu_exact", dropout="activation", stddev=self.initializer_range
-        )
+        return PredictionHead(plain_norm=True, activation="gelu_exact", dropout=True, stddev=self.initializer_range)
 
     def make(self, key: jax.Array) -> "LtgBert":
         """Returns an LTG-BERT with newly initialized parameters; see `ModelConfig.make`."""

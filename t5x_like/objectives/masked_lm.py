@@ -96,10 +96,8 @@ class MaskedLMHead(nnx.Module):
         """Returns the vectors that are multiplied with the token embeddings."""
         if not self.parts.transform:
             return hidden
-        activated = ACTIVATIONS[self.activation](self.dense(hidden))
-        if self.parts.dropout == "activation":
-            return self.norm(self.dropout(activated, dropout_key))
-        return self.dropout(self.norm(activated), dropout_key)
+        transformed = self.norm(ACTIVATIONS[self.activation](self.dense(hidden)))
+        return self.dropout(transformed, dropout_key)
 
     def logits(
         self, model: Model, transformed: Float[Array, "batch predictions embed"]

@@ -1,7 +1,7 @@
 """Compares MosaicBERT, the crammed BERT, LTG-BERT and GPT-BERT with rewrites of their released code in torch.
 
 Random weights, odd sizes, rows with padding, float32 against float64. The rewrites follow `bert_layers.py` of
-mosaicml/examples (daddaef), `crammed_bert.py` of JonasGeiping/cramming (196c991), `training/model.py` of
+mosaicml/examples (daddaef), `crammed_bert.py` of JonasGeiping/cramming (196c991), `babylm/train/model.py` of
 ltgoslo/ltg-bert (4fe9e6f), and `pretraining/model_extra.py` of ltgoslo/gpt-bert (9fc1507).
 """
 
