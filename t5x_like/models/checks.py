@@ -186,7 +186,8 @@ def no_position_offset(config: object) -> None:
     """
     if config.position_offset:
         raise UserError(
-            f"{_field(config, 'position_offset')}: not supported by this model, whose positions are relative. Omit it."
+            f"position_offset={config.position_offset}: not supported by {type(config).__name__}, whose positions are "
+            "relative. Omit it."
         )
 
 

@@ -38,7 +38,7 @@ _HASH_FACTOR = 0x9E3779B1
 
 @recorded
 class MaskedNextToken(Objective):
-    """Trains an encoder on masked and on causal rows (Charpentier and Samuel 2024, arXiv:2410.24159, section 2).
+    """Trains an encoder on masked and on causal rows (Charpentier and Samuel 2024, arXiv:2410.24159).
 
     In a causal row, each token predicts the next one, and sees itself and the tokens before it. In a masked row, tokens
     see all tokens of their segment, and a masked token is predicted by the token before it, so that both kinds share
