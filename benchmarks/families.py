@@ -42,12 +42,15 @@ def pages() -> dict[str, str]:
 def page_of(directory: str, config: Any) -> str:
     """Returns the name of the page that describes the models of a directory: `t5` for `t5x_like.models.t5_variants`.
 
-    The families without a page of their own share a page.
+    A family without a page of its own is on the page of the family that its configuration extends, or on a shared page.
     """
     if directory in pages():
         return directory
-    module = type(config).__module__.rpartition(".")[2]
-    return max((name for name in pages() if name in module.split("_")), key=len, default=SHARED_PAGE)
+    for kind in type(config).__mro__:
+        parts = kind.__module__.rpartition(".")[2].split("_")
+        if found := [name for name in pages() if name in parts]:
+            return max(found, key=len)
+    return SHARED_PAGE
 
 
 def sizes() -> dict[str, list[tuple[str, int]]]:

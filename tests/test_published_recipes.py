@@ -9,7 +9,7 @@ from t5x_like.metrics import read_metrics
 pytestmark = pytest.mark.full
 
 STEPS = 20
-SMALL = ["--gin.BATCH_SIZE=8", f"--gin.TRAIN_STEPS={STEPS}", "--gin.EVAL_STEPS=2", "--gin.WARMUP_STEPS=5"]
+SMALL = ["--gin.BATCH_SIZE=8", f"--gin.TRAIN_STEPS={STEPS}", "--gin.EVAL_STEPS=2"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Recipe:
     task: str
     lengths: dict
     options: tuple[str, ...] = ()
+    warmup: tuple[str, ...] = ("--gin.WARMUP_STEPS=5",)
 
 
 SHIPPED = "python_docs"
@@ -40,6 +41,17 @@ RECIPES = {
         ),
     ),
     "neobert": Recipe("neobert/tiny", "neobert", f"{SHIPPED}_neobert", {"inputs": 64, "targets": 32}),
+    "mosaicbert": Recipe("mosaicbert/tiny", "mosaicbert", f"{SHIPPED}_mosaicbert", {"inputs": 64, "targets": 38}),
+    "cramming": Recipe(
+        "cramming/tiny", "cramming", f"{SHIPPED}_full_sentences", {"inputs": 64, "targets": 10},
+        ("--gin.MICROBATCHES=4", "--gin.BATCH_RAMP_START=0.25"), warmup=(),
+    ),
+    "ltgbert": Recipe("ltgbert/tiny", "ltgbert", f"{SHIPPED}_ltgbert", {"inputs": 64, "targets": 10}),
+    "gptbert": Recipe(
+        "gptbert/tiny", "gptbert", f"{SHIPPED}_gptbert", {"inputs": 64},
+        ("--gin.MICROBATCHES=4", "--gin.COOLDOWN_STEPS=2", "--gin.GptBertConfig.vocab_size=1024",
+         "--gin.MASK_ID=1023", "--gin.SPECIAL_IDS=(0, 1, 2, 1021, 1022)"),
+    ),
     "nanot5": Recipe("t5_1_1/tiny", "nanot5", f"{SHIPPED}_iid_denoising", {"inputs": 64, "targets": 32}, T5),
     "ul2": Recipe("t5_1_1/tiny", "ul2", f"{SHIPPED}_ul2", {"inputs": 64, "targets": 64}, T5),
     "umt5": Recipe(
@@ -61,7 +73,7 @@ def test_recipe_trains(name, run_command, tmp_path):
     }
     files = (f"--gin_file=models/{recipe.model}.gin", f"--gin_file=runs/{recipe.run}.gin")
     bindings = (f"--gin.{macro}={value}" for macro, value in given.items())
-    code, output = run_command(["train", *files, *bindings, *SMALL, *recipe.options])
+    code, output = run_command(["train", *files, *bindings, *SMALL, *recipe.warmup, *recipe.options])
     assert code == 0, output
     losses = [row["loss"] for row in read_metrics(str(tmp_path)) if row["split"] == "train"]
     assert len(losses) == STEPS and losses[-1] < losses[0]

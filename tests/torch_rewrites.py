@@ -25,7 +25,7 @@ def unstacked(tree):
     return arrays
 
 
-def compare(config, scan, reference, assert_parity):
+def compare(config, scan, reference, assert_parity, further=()):
     """Asserts that a model with random parameters equals its rewrite.
 
     Args:
@@ -33,6 +33,7 @@ def compare(config, scan, reference, assert_parity):
       scan: whether layers are scanned.
       reference: function of the parameters by name, of token ids and of token types, that returns hidden states.
       assert_parity: the fixture of this name.
+      further: further features of the batch, name -> array `[ROWS, LENGTH]`.
     """
     import torch
 
@@ -40,7 +41,7 @@ def compare(config, scan, reference, assert_parity):
     tokens, targets = rng.integers(5, config.vocab_size, (2, ROWS, LENGTH)).astype(np.int32)
     types = rng.integers(0, 2, (ROWS, LENGTH)).astype(np.int32)
     tokens[np.arange(LENGTH) >= LENGTHS[:, None]] = config.padding_id
-    real, batch = tokens != config.padding_id, {"encoder_input_tokens": tokens, "token_types": types}
+    real, batch = tokens != config.padding_id, {"encoder_input_tokens": tokens, "token_types": types, **dict(further)}
 
     def loss(model):
         hidden = model(batch).hidden

@@ -46,6 +46,17 @@ def single_documents(maker: RowMaker, batch: dict) -> dict[str, tf.Tensor]:
     Returns:
       `inputs`, int32 `[rows, length]`, 0 after the end, and the `duplicate` of their document.
     """
+    return _pieces(maker, batch)
+
+
+@makes_rows(ends_in_sep=False)
+def unclosed_documents(maker: RowMaker, batch: dict) -> dict[str, tf.Tensor]:
+    """Cuts each document into pieces after [CLS], without [SEP], as GPT-BERT's data; see `single_documents`."""
+    return _pieces(maker, batch)
+
+
+def _pieces(maker: RowMaker, batch: dict) -> dict[str, tf.Tensor]:
+    """Cuts each document into pieces of maximum length; see `single_documents`."""
     documents = batch["targets"]
     counts = tf.cast(documents.row_lengths(), tf.int32)
     text_length = maker.text_length

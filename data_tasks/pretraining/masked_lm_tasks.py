@@ -81,11 +81,17 @@ def add_text_files_task(
       rate: the default of the argument.
     """
     source, vocabulary = text_files.declare(name, mask_rate=rate)
+    add_masked_lm_task(name, source, vocabulary, examples=examples, masking=of_rate(name, masking))
 
-    def rule():
-        return masking(task_arguments.current(name)["mask_rate"])
 
-    add_masked_lm_task(name, source, vocabulary, examples=examples, masking=rule)
+def of_rate(task: str, masking: Callable[[float], Masking]) -> Callable[[], Masking]:
+    """Returns a function that returns the rule for choosing tokens for the argument `mask_rate` of a task.
+
+    Args:
+      task: the name of the task.
+      masking: returns the rule, given the rate.
+    """
+    return lambda: masking(task_arguments.current(task)["mask_rate"])
 
 
 PYTHON_DOCS = (DocumentSource(python_docs.read), shipped.python_docs())

@@ -35,22 +35,25 @@ class RowMaker:
       sequence_length: Lengths of all features.
       output_features: `inputs`, whose vocabulary has the special tokens.
       special: The special tokens.
+      ends_in_sep: Whether a row ends in [SEP].
     """
 
     length: int
     sequence_length: Mapping[str, int]
     output_features: Mapping[str, seqio.Feature]
     special: SpecialTokens
+    ends_in_sep: bool = True
 
     @property
     def text_length(self) -> int:
         """Length of the text of a row, without special tokens."""
-        return self.length - SPECIAL_TOKENS
+        return self.length - 1 - self.ends_in_sep
 
     def enclose(self, text: tf.RaggedTensor) -> tf.Tensor:
-        """Encloses each row in [CLS] and [SEP], int32 `[rows, length]`, 0 after the end."""
-        ends = [tf.fill([text.nrows(), 1], index) for index in dataclasses.astuple(self.special)[:SPECIAL_TOKENS]]
-        return tf.concat([ends[0], text, ends[1]], axis=1).to_tensor(shape=[None, self.length])
+        """Encloses each row in [CLS] and, if it ends in it, [SEP]; int32 `[rows, length]`, 0 after the end."""
+        first, last = (tf.fill([text.nrows(), 1], index) for index in (self.special.cls, self.special.sep))
+        ends = [last] if self.ends_in_sep else []
+        return tf.concat([first, text, *ends], axis=1).to_tensor(shape=[None, self.length])
 
 
 def makes_rows(
@@ -58,6 +61,7 @@ def makes_rows(
     num_seeds: int | None = None,
     documents_per_batch: int = DOCUMENTS_PER_BATCH,
     length_of: Callable[[Mapping[str, int] | None], int] = row_length,
+    ends_in_sep: bool = True,
 ) -> Callable[[Callable[..., dict[str, tf.Tensor]]], Callable[..., tf.data.Dataset]]:
     """Makes a SeqIO preprocessor of a function that cuts a ragged batch of documents into rows.
 
@@ -70,6 +74,7 @@ def makes_rows(
       num_seeds: Number of seeds that the function draws with; None if it does not draw.
       documents_per_batch: Default of the argument.
       length_of: Returns the length of `inputs` and checks the lengths.
+      ends_in_sep: Whether rows end in [SEP].
     """
 
     def decorate(cut):
@@ -83,7 +88,7 @@ def makes_rows(
         ) -> tf.data.Dataset:
             length = length_of(sequence_length)
             special = special or special_tokens(output_features["inputs"].vocabulary)
-            maker = RowMaker(length, sequence_length, output_features, special)
+            maker = RowMaker(length, sequence_length, output_features, special, ends_in_sep)
             rows = seqio.map_over_dataset(num_seeds=num_seeds)(lambda batch, **seeds: cut(maker, batch, **seeds))
             return rows(ds.ragged_batch(documents_per_batch)).unbatch()
 

@@ -40,11 +40,13 @@ class SpanMasking:
       rate: the fraction of tokens to choose; 0: none.
       success: parameter of the geometric distribution.
       max_words: the largest number of words of a span.
+      whole_words: whether spans consist of words; if not, of tokens.
     """
 
     rate: float = MASK_RATE
     success: float = 0.2
     max_words: int = 10
+    whole_words: bool = True
 
     def __post_init__(self):
         if not 0 <= self.rate < 1:
@@ -65,7 +67,9 @@ class SpanMasking:
 
     def choose(self, rows: Rows, draw: Draw, max_predictions: int, vocabulary: seqio.Vocabulary) -> tf.Tensor:
         """Chooses the tokens to predict; see `Masking.choose`."""
-        starts = tf.gather(tf.constant(word_starts(vocabulary)), rows.tokens)
+        starts = tf.ones_like(rows.text)
+        if self.whole_words:
+            starts = tf.gather(tf.constant(word_starts(vocabulary)), rows.tokens)
         cumulative = np.cumsum((1 - self.success) ** np.arange(self.max_words))
         drawn = fraction(draw(NGRAM_DRAW))[..., tf.newaxis]
         words = 1 + tf.reduce_sum(tf.cast(drawn >= tf.constant(cumulative / cumulative[-1]), tf.int32), axis=-1)

@@ -1,7 +1,8 @@
 """Arguments that a registered task lets its user set: patterns, paths, splits.
 
 A task declares the names and defaults of its arguments when it is registered, and reads their values when its data is
-first needed. A configuration sets them through `SeqIOSource.task_arguments`, Python code through `update`.
+first needed. A configuration sets them through `SeqIOSource.task_arguments`, Python code through `update`. A source
+without arguments reads the values that Python code set, whatever another source of the task has set.
 """
 
 import difflib
@@ -44,7 +45,7 @@ class Arguments(Mapping[str, Any]):
     """
 
     def __init__(self, defaults: Mapping[str, Any]):
-        self._defaults = dict(defaults)
+        self._defaults, self._kept = dict(defaults), None
         self.reset()
 
     def __getitem__(self, name: str) -> Any:
@@ -67,6 +68,16 @@ class Arguments(Mapping[str, Any]):
     def set(self, name: str, value: Any) -> None:
         """Sets one argument; `update` checks names and types first."""
         self._values[name] = value
+
+    def keep(self) -> None:
+        """Keeps the current values, before a source sets others; values that are kept already stay."""
+        self._kept = dict(self) if self._kept is None else self._kept
+
+    def release(self, *, restore: bool) -> None:
+        """Ends `keep`, and sets the kept values if `restore`."""
+        kept, self._kept = self._kept, None
+        for name, value in (kept or {}).items() if restore else ():
+            self.set(name, value)
 
 
 class _Extended(Arguments):
@@ -135,16 +146,25 @@ def current(task: str) -> dict[str, Any]:
 def reset() -> None:
     """Restores the defaults of the arguments of all tasks."""
     for arguments in _DECLARED.values():
+        arguments.release(restore=False)
         arguments.reset()
 
 
-def update(tasks: Sequence[str], values: Mapping[str, Any]) -> None:
+def restore(tasks: Sequence[str]) -> None:
+    """Sets the arguments of tasks to the values that they had before sources set others."""
+    for task in tasks:
+        if task in _DECLARED:
+            _DECLARED[task].release(restore=True)
+
+
+def update(tasks: Sequence[str], values: Mapping[str, Any], *, of_source: bool = False) -> None:
     """Sets arguments of all `tasks` that declare them, and resets their other arguments to the defaults.
 
     Args:
       tasks: names of tasks.
       values: argument name -> value, for all tasks that declare the argument; or task name -> arguments of this task,
         which take precedence.
+      of_source: whether the values are those of a source, so that `restore` sets the earlier ones again.
 
     Raises:
       UserError: none of the tasks declares one of the arguments, an entry is for another task, or a value does not have
@@ -156,6 +176,10 @@ def update(tasks: Sequence[str], values: Mapping[str, Any]) -> None:
         _check([task], arguments)
     for task in tasks:
         if task in _DECLARED:
+            if of_source:
+                _DECLARED[task].keep()
+            else:
+                _DECLARED[task].release(restore=False)
             _DECLARED[task].reset()
             for name, value in for_task(task, values).items():
                 _DECLARED[task].set(name, value)

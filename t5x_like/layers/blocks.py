@@ -61,7 +61,7 @@ class TransformerLayer(nnx.Module):
       blocks: Block name -> block, in order. Self-attention comes first.
       make_norm: Returns the norm of a block.
       norm_position: Position of the norms, or of the norm of each block.
-      dropout: Dropout of each block's output before the residual sum.
+      dropout: Dropout of each block's output before the residual sum, or of the output of each block by name.
 
     Attributes:
       adapter: None, or a module that changes the residual sum of the last block, and whose `select` returns the output
@@ -77,7 +77,7 @@ class TransformerLayer(nnx.Module):
         make_norm: Callable[[], nnx.Module],
         *,
         norm_position: NormPosition | Mapping[str, NormPosition],
-        dropout: Dropout,
+        dropout: Dropout | Mapping[str, Dropout],
     ):
         positions = dict.fromkeys(blocks, norm_position) if isinstance(norm_position, str) else dict(norm_position)
         for name, block in blocks.items():
@@ -89,7 +89,8 @@ class TransformerLayer(nnx.Module):
                 setattr(self, f"{name}_norm", make_norm())
             if positions[name] == "both":
                 setattr(self, f"{name}_output_norm", make_norm())
-        self.names, self.norm_positions, self.dropout = tuple(blocks), positions, dropout
+        self.names, self.norm_positions = tuple(blocks), positions
+        self.dropout = dict.fromkeys(blocks, dropout) if isinstance(dropout, Dropout) else dict(dropout)
         self.adapter: nnx.Module | None = None
 
     @property
@@ -103,7 +104,13 @@ class TransformerLayer(nnx.Module):
         return ("hidden", *(f"{name}/{what}" for name in self.names for what in getattr(self, name).CAPTURABLE))
 
     def __call__(
-        self, x: Hidden, inputs: Inputs, *, dropout_key: jax.Array | None = None, captures: Captures
+        self,
+        x: Hidden,
+        inputs: Inputs,
+        *,
+        dropout_key: jax.Array | None = None,
+        captures: Captures,
+        average: Callable[[int, Hidden], Hidden] | None = None,
     ) -> tuple[Hidden, dict[str, Array]]:
         """Applies all blocks.
 
@@ -112,13 +119,14 @@ class TransformerLayer(nnx.Module):
           inputs: Block name -> keyword arguments of the block; a block with None is skipped.
           dropout_key: Random key for dropout; None disables dropout.
           captures: What to capture and to edit.
+          average: Returns the input of the next block, from the number of a block and its residual sum; None: the sum.
 
         Returns:
           The output, and the captured arrays by name.
         """
         keys = split_key(dropout_key, 2 * len(self.names))
         before, captured = x, {}
-        for name, block_key, key in zip(self.names, keys[::2], keys[1::2], strict=True):
+        for number, (name, block_key, key) in enumerate(zip(self.names, keys[::2], keys[1::2], strict=True)):
             if inputs.get(name, {}) is None:
                 continue
 
@@ -127,6 +135,7 @@ class TransformerLayer(nnx.Module):
                 return getattr(self, name)(x, **options, **inputs.get(name, {}))
 
             x, captured[name] = self.residual(name, block, x, key)
+            x = x if average is None else average(number, x)
         x = self.select(before, x, dropout_key)
         x = captures.edits("hidden", shard_residual(x))
         return x, captures.collect(hidden=x, **captured)
@@ -182,7 +191,7 @@ class TransformerLayer(nnx.Module):
         update = scatter_residual(update)
         if position in ("output", "both"):
             update = (norm if position == "output" else getattr(self, f"{name}_output_norm"))(update)
-        x = x + self.dropout(update, key)
+        x = x + self.dropout[name](update, key)
         if self.adapter is not None and name == self.names[-1]:
             x = self.adapter(x, norm if position == "post" else None)
         return (norm(x) if position == "post" else x), other

@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from collections.abc import Collection
 
 import jax
 from flax import nnx
@@ -48,7 +49,7 @@ ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_exact": gelu_exact, "silu": sil
 
 
 class MLP(nnx.Module):
-    """Feed-forward block `wo · dropout(f₁(wi₁ · x) ∘ f₂(wi₂ · x) …)`.
+    """Feed-forward block `wo · dropout(norm(f₁(wi₁ · x) ∘ f₂(wi₂ · x) …))`.
 
     One activation gives a standard block, two give a gated block (Shazeer 2020). The input projections are `wi` for one
     activation and `wi_0`, `wi_1` for two.
@@ -59,7 +60,8 @@ class MLP(nnx.Module):
       activations: Names in `ACTIVATIONS`, one per input projection.
       init: Initializer of all kernels.
       out_init: Initializer of `wo`; None for `init`.
-      bias: Whether all projections add a bias.
+      bias: Whether all projections add a bias, or the names of those that do, such as `wo`.
+      norm: Norm of the hidden layer; None for no norm.
       dropout: Dropout of the hidden layer.
       embed_axis: Logical axis of inputs and outputs in the kernels; None replicates it.
       dtype: Dtype of the computation.
@@ -67,6 +69,7 @@ class MLP(nnx.Module):
 
     Attributes:
       wo: Projection with kernel `[mlp, embed]`.
+      norm: Norm of the hidden layer; only if there is one.
     """
 
     CAPTURABLE = ()
@@ -79,23 +82,26 @@ class MLP(nnx.Module):
         activations: tuple[str, ...],
         init: Initializer,
         out_init: Initializer | None = None,
-        bias: bool = False,
+        bias: bool | Collection[str] = False,
+        norm: nnx.Module | None = None,
         dropout: Dropout = NO_DROPOUT,
         embed_axis: str | None = "embed",
         dtype: str = "float32",
         key: jax.Array,
     ):
+        def has_bias(name):
+            return bias if isinstance(bias, bool) else name in bias
+
         *wi_keys, wo_key = jax.random.split(key, len(activations) + 1)
         self.names = tuple(f"wi_{i}" for i in range(len(activations))) if len(activations) > 1 else ("wi",)
         for name, wi_key in zip(self.names, wi_keys, strict=True):
-            axes = (embed_axis, "mlp")
-            projection = Projection((size,), (hidden_size,), axes=axes, init=init, bias=bias, dtype=dtype, key=wi_key)
-            setattr(self, name, projection)
-        out_init = out_init or init
-        self.wo = Projection(
-            (hidden_size,), (size,), axes=("mlp", embed_axis), init=out_init, bias=bias, dtype=dtype, key=wo_key
-        )
-        self.activations, self.dropout = activations, dropout
+            options = {"axes": (embed_axis, "mlp"), "init": init, "bias": has_bias(name), "dtype": dtype}
+            setattr(self, name, Projection((size,), (hidden_size,), key=wi_key, **options))
+        options = {"axes": ("mlp", embed_axis), "init": out_init or init, "bias": has_bias("wo"), "dtype": dtype}
+        self.wo = Projection((hidden_size,), (size,), key=wo_key, **options)
+        if norm is not None:
+            self.norm = norm
+        self.activations, self.has_norm, self.dropout = activations, norm is not None, dropout
 
     def __call__(
         self,
@@ -108,8 +114,9 @@ class MLP(nnx.Module):
 
         def project(*branches):
             activated = [ACTIVATIONS[name](branch) for name, branch in zip(self.activations, branches, strict=True)]
-            hidden = self.dropout(functools.reduce(operator.mul, activated), dropout_key)
-            return self.wo(hidden, dropout_key=dropout_key)
+            hidden = functools.reduce(operator.mul, activated)
+            hidden = self.norm(hidden) if self.has_norm else hidden
+            return self.wo(self.dropout(hidden, dropout_key), dropout_key=dropout_key)
 
         # A scan stacks what each layer saves, so the hidden layer is saved once, before its activations.
         branches = [shard_activation(getattr(self, name)(x, dropout_key=dropout_key), "mlp") for name in self.names]

@@ -76,21 +76,23 @@ class LayerNorm(nnx.Module):
       size: Size of the last dimension.
       epsilon: Added to the variance.
       bias: Whether a bias is added.
+      scale: Whether there is a scale.
 
     Attributes:
-      scale: float32 `[embed]`, initially 1.
+      scale: float32 `[embed]`, initially 1; only if the norm has a scale.
       bias: float32 `[embed]`, initially 0; only if the norm has a bias.
     """
 
-    def __init__(self, size: int, *, epsilon: float = 1e-5, bias: bool = True):
-        self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=(EMBED_VECTOR,))
+    def __init__(self, size: int, *, epsilon: float = 1e-5, bias: bool = True, scale: bool = True):
+        if scale:
+            self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=(EMBED_VECTOR,))
         if bias:
             self.bias = nnx.Param(jnp.zeros((size,), jnp.float32), axes=(EMBED_VECTOR,))
-        self.epsilon, self.has_bias = epsilon, bias
+        self.epsilon, self.has_bias, self.has_scale = epsilon, bias, scale
 
     def __call__(self, x: Float[Array, "batch length embed"]) -> Float[Array, "batch length embed"]:
         """Normalizes `x` in float32 and returns the result in the dtype of `x`."""
-        scale = self.scale[...]
+        scale = self.scale[...] if self.has_scale else jnp.ones(x.shape[-1:], jnp.float32)
         return _layer_norm(x, scale, self.bias[...] if self.has_bias else jnp.zeros_like(scale), self.epsilon)
 
 

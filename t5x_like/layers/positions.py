@@ -42,6 +42,32 @@ def relative_position_bucket(
     return (first + np.where(distance < exact, distance, logarithmic)).astype(np.int32)
 
 
+def alibi_slopes(heads: int) -> Float[np.ndarray, " heads"]:
+    """Returns the slope of each head of ALiBi (Press et al. 2022, arXiv:2108.12409, section 3, and its code).
+
+    With n heads, a power of 2, they are 2^(-8/n), 2^(-16/n), … Other numbers have the slopes of the next lower power,
+    then every other slope of the next higher one.
+
+    Args:
+      heads: Number of attention heads.
+    """
+    lower = 2 ** (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * number / lower) for number in range(1, lower + 1)]
+    return np.array(slopes + [2.0 ** (-4 * number / lower) for number in range(1, 2 * lower, 2)][: heads - lower])
+
+
+def symmetric_alibi(heads: int, q_len: int, kv_len: int) -> RelativeBias:
+    """Returns ALiBi's bias of an encoder: minus the slope of the head times the distance, before and after the query.
+
+    Args:
+      heads: Number of attention heads.
+      q_len: Number of queries.
+      kv_len: Number of keys.
+    """
+    distances = np.abs(np.arange(1 - q_len, kv_len))
+    return RelativeBias(jnp.asarray(-alibi_slopes(heads)[:, None] * distances, jnp.float32))
+
+
 class RelativePositionBias(nnx.Module):
     """A learned bias per head and bucket, shared by the layers of a stack (Raffel et al. 2020, section 2.1).
 

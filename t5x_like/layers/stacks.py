@@ -316,16 +316,34 @@ class Stack(nnx.Module):
         """
 
         def bind(inputs):
-            def apply(layer, x, index, key):
+            def apply(layer, carry, index, key):
                 layer_inputs = inputs(index) if callable(inputs) else inputs
-                return layer(x, layer_inputs, dropout_key=key, captures=captures.of_layer(index))
+                options = {"dropout_key": key, "captures": captures.of_layer(index)}
+                return self.apply_layer(layer, carry, index, layer_inputs, **options)
 
             return apply
 
         x, captured = captures.state(EMBEDDING, x)
-        options = {"order": self.order if order is None else order, "dropout_key": dropout_key, "remat": self.remat}
-        x, kept = apply_layers(self.run_layers, [bind(each) for each in inputs], x, keep=captures.kept, **options)
-        return x, captured | captures.named(kept)
+        order = self.order if order is None else order
+        options = {"order": order, "dropout_key": dropout_key, "remat": self.remat, "keep": captures.kept}
+        carry, kept = apply_layers(
+            self.run_layers, [bind(each) for each in inputs], self.first_carry(x, order), **options
+        )
+        return self.last_hidden(carry), captured | captures.named(kept)
+
+    def first_carry(self, x: Hidden, order: Sequence[int]) -> Any:
+        """Returns what the first layer gets, from its input and the stored layer of each application: the input."""
+        return x
+
+    def apply_layer(
+        self, layer: TransformerLayer, carry: Any, index: int | Int[Array, ""], inputs: Inputs, **options: Any
+    ) -> tuple[Any, dict[str, Array]]:
+        """Applies a layer to what the one before handed on; returns the same for the next one, and the captures."""
+        return layer(carry, inputs, **options)
+
+    def last_hidden(self, carry: Any) -> Hidden:
+        """Returns the output of the last layer, from what it handed on."""
+        return carry
 
     def step(
         self, x: Float[Array, "batch 1 embed"], cache: KeyValueCache, index: Int[Array, ""], *inputs: Callable | Inputs

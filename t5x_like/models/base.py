@@ -182,12 +182,20 @@ class PredictionHead:
     Attributes:
       transform: Whether a dense layer, an activation and a norm come before.
       transform_bias: Whether the dense layer and the norm have biases.
+      plain_norm: Whether the norm has neither a scale nor a bias.
+      activation: The activation; None for the first one of the feed-forward blocks.
+      dropout: Whether dropout with the rate of the model's blocks comes after the norm.
       output_bias: Whether a bias per token is added to the logits.
+      stddev: Standard deviation of the initial kernel, truncated at twice its value; None for BERT's.
     """
 
     transform: bool = True
     transform_bias: bool = True
+    plain_norm: bool = False
+    activation: str | None = None
+    dropout: bool = False
     output_bias: bool = True
+    stddev: float | None = None
 
 
 @runtime_checkable

@@ -79,8 +79,7 @@ class BertConfig(BaseConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        checks.positive_integers(self, "embed_dim", "mlp_dim", "num_heads", "head_dim", "num_layers")
-        checks.positive_integers(self, "max_length")
+        checks.positive_integers(self, "embed_dim", "mlp_dim", "num_heads", "head_dim", "num_layers", "max_length")
         if self.embedding_dim is not None:
             checks.positive_integers(self, "embedding_dim")
         checks.rates(self, "dropout_rate", "attention_dropout_rate")
@@ -111,7 +110,8 @@ class BertConfig(BaseConfig):
     @property
     def reads(self) -> tuple[str, ...]:
         """Features of a batch that the model reads; see `ModelConfig.reads`."""
-        return (*super().reads, *(("token_types",) if self.num_token_types else ()))
+        read = tuple(name for name in super().reads if self.embeds_positions or not name.endswith("_positions"))
+        return (*read, *(("token_types",) if self.num_token_types else ()))
 
     def make(self, key: jax.Array) -> "Bert":
         """Returns a BERT with newly initialized parameters; see `ModelConfig.make`."""
@@ -260,11 +260,10 @@ class BertEmbeddings(nnx.Module):
     def __init__(self, config: BertConfig, *, keys: Sequence[jax.Array]):
         token_key, position_key, token_type_key = keys
         self.config = config
-        init = config.initializer
 
         def embedder(num_embeddings, axis, key):
             size, dtype = config.unembed_dim, config.compute_dtype
-            return Embedder(num_embeddings, size, key=key, axis=axis, init=init, dtype=dtype)
+            return Embedder(num_embeddings, size, key=key, axis=axis, init=config.initializer, dtype=dtype)
 
         self.token_embedder = embedder(config.vocab_size, "vocab", token_key)
         if config.embeds_positions:
@@ -319,8 +318,9 @@ class Bert(BaseModel):
             )
         self.encoder = self.make_encoder(encoder_key)
 
-    # Make the embeddings, and the self-attention of a layer.
+    # Make the embeddings, a layer, and its self-attention.
     make_embeddings = staticmethod(BertEmbeddings)
+    make_layer = staticmethod(make_layer)
     make_attention = staticmethod(make_attention)
 
     def make_encoder(self, key: jax.Array, *, order: Sequence[int] | None = None) -> Stack:
@@ -331,7 +331,7 @@ class Bert(BaseModel):
           order: The stored layer of each application; None for `num_layers` layers once.
         """
         return Stack(
-            functools.partial(make_layer, self.config, attention=self.make_attention),
+            functools.partial(self.make_layer, self.config, attention=self.make_attention),
             self.config.num_layers if order is None else max(order) + 1,
             key=key,
             order=order,

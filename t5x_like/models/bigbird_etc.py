@@ -71,8 +71,7 @@ class EtcConfig(BertConfig):
                 f"num_token_types={self.num_token_types}: global tokens and tokens of the text have different types. "
                 "Give 2 or more."
             )
-        if self.position_offset:
-            raise UserError(f"position_offset={self.position_offset}: positions of ETC are relative. Omit it.")
+        checks.no_position_offset(self)
 
     @property
     def embeds_positions(self) -> bool:
@@ -82,7 +81,7 @@ class EtcConfig(BertConfig):
     @property
     def reads(self) -> tuple[str, ...]:
         """Features of a batch that the model reads; see `ModelConfig.reads`."""
-        return (*(name for name in super().reads if not name.endswith("_positions")), *GLOBAL_FEATURES)
+        return (*super().reads, *GLOBAL_FEATURES)
 
     def make(self, key: jax.Array) -> "Etc":
         """Returns an ETC with newly initialized parameters; see `ModelConfig.make`."""
@@ -141,7 +140,7 @@ class EtcLayer(TransformerLayer):
         options = {"dropout_key": keys[0], **captures.within("attention"), **inputs["attention"]}
         before = x
         update, captured = self.attention(gather_residual(x), **options)
-        x = x + self.dropout(scatter_residual(update), keys[1])
+        x = x + self.dropout["attention"](scatter_residual(update), keys[1])
         x = by_input(num_global, x, self.global_attention_norm, self.attention_norm)
         x, _ = self.residual("mlp", lambda x: self.mlp(x, dropout_key=keys[2]), x, keys[3])
         x = self.select(before, x, dropout_key)

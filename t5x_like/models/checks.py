@@ -178,6 +178,19 @@ def no_adapter_needs(config: object, need: str, reason: str) -> None:
         raise UserError(f"{_field(config, 'adapters')}: {reason}. Choose another adapter, such as lora.LoRA.")
 
 
+def no_position_offset(config: object) -> None:
+    """Checks that a family of BERT without a table of positions has no index of the first one.
+
+    Raises:
+      UserError: It has one.
+    """
+    if config.position_offset:
+        raise UserError(
+            f"position_offset={config.position_offset}: not supported by {type(config).__name__}, whose positions are "
+            "relative. Omit it."
+        )
+
+
 def row_length(config: object, length: int) -> None:
     """Checks that rows fit into the positions of a model.
 

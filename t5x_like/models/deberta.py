@@ -16,7 +16,6 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from t5x_like.errors import UserError
 from t5x_like.kernels.contraction import einsum_in_float32
 from t5x_like.kernels.dropout import NO_DROPOUT, Dropout, split_key
 from t5x_like.kernels.score_bias import ScoreTerms
@@ -59,11 +58,7 @@ class DebertaConfig(BertConfig):
     def __post_init__(self):
         super().__post_init__()
         checks.positive_integers(self, "max_distance")
-        if self.position_offset:
-            raise UserError(
-                f"position_offset={self.position_offset}: not supported by {type(self).__name__}, whose positions are "
-                "relative. Omit it."
-            )
+        checks.no_position_offset(self)
 
     @property
     def embeds_positions(self) -> bool:
@@ -79,11 +74,6 @@ class DebertaConfig(BertConfig):
     def relative_positions(self) -> "RelativePositions":
         """The rows of the table by distance."""
         return RelativePositions(self.max_distance)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Features of a batch that the model reads: positions are relative; see `ModelConfig.reads`."""
-        return tuple(name for name in super().reads if not name.endswith("_positions"))
 
     def make(self, key: jax.Array) -> "Deberta":
         """Returns a model with newly initialized parameters; see `ModelConfig.make`."""
@@ -120,6 +110,11 @@ class RelativePositions:
     def span(self) -> int:
         """Number of rows per side."""
         return self.buckets or self.max_distance
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the table."""
+        return 2 * self.span
 
     def rows(self, distance: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
         """Returns the row of each distance, the position of a query minus the position of a key, in traced code."""
@@ -281,7 +276,7 @@ class Deberta(Bert):
         model_key, relative_key = jax.random.split(key)
         super().__init__(config, key=model_key)
         self.relative_embedder = Embedder(
-            2 * config.relative_positions.span,
+            config.relative_positions.num_rows,
             config.embed_dim,
             axis="positions",
             key=relative_key,

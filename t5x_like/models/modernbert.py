@@ -18,7 +18,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
-from t5x_like.kernels.dropout import NO_DROPOUT, Dropout, split_key
+from t5x_like.kernels.dropout import NO_DROPOUT, Dropout
 from t5x_like.layers import initializers
 from t5x_like.layers.attention import MultiHeadAttention
 from t5x_like.layers.blocks import Hidden
@@ -118,33 +118,20 @@ class ModernBertFields(RotaryConfig):
 
     def make_attention(self, key: jax.Array) -> "NormalizedAttention":
         """Makes the self-attention of a layer."""
-        return NormalizedAttention(**self.attention_options(), out_dropout=Dropout(self.dropout_rate), key=key)
+        return NormalizedAttention(**self.attention_options(), key=key)
 
     @property
-    def block_dropout(self) -> Dropout:
-        """Dropout of the output of each block: only the attention has dropout, which is its own."""
-        return NO_DROPOUT
+    def block_dropout(self) -> dict[str, Dropout]:
+        """Dropout of the output of each block: only the attention has dropout."""
+        return {"attention": Dropout(self.dropout_rate), "mlp": NO_DROPOUT}
 
 
 class NormalizedAttention(MultiHeadAttention):
-    """Self-attention of an input that it normalizes, with dropout of its output.
+    """Self-attention of an input that it normalizes; see `MultiHeadAttention`."""
 
-    Args:
-      *args: See `MultiHeadAttention`, also for the keyword arguments.
-      out_dropout: Dropout of the output.
-    """
-
-    def __init__(self, *args, out_dropout: Dropout, **options):
-        super().__init__(*args, **options)
-        self.out_dropout = out_dropout
-
-    def __call__(
-        self, x: Hidden, *, norm: Any = None, dropout_key: jax.Array | None = None, **options
-    ) -> tuple[Hidden, dict[str, Array]]:
+    def __call__(self, x: Hidden, *, norm: Any = None, **options) -> tuple[Hidden, dict[str, Array]]:
         """Computes the attention of `norm(x)`, or of `x` if `norm` is None; see `MultiHeadAttention.__call__`."""
-        key, out_key = split_key(dropout_key, 2)
-        output, captured = super().__call__(x if norm is None else norm(x), dropout_key=key, **options)
-        return self.out_dropout(output, out_key), captured
+        return super().__call__(x if norm is None else norm(x), **options)
 
     def step(self, x: Hidden, *args, norm: Any = None, **options):
         """Computes the attention of new positions; see `MultiHeadAttention.step`."""

@@ -106,8 +106,8 @@ class RotaryConfig(BaseConfig):
         return "pre"
 
     @property
-    def block_dropout(self) -> Dropout:
-        """Dropout of the output of each block."""
+    def block_dropout(self) -> Dropout | Mapping[str, Dropout]:
+        """Dropout of the output of each block; see `TransformerLayer`."""
         return Dropout(self.dropout_rate)
 
     def scale_embeddings(self, embedded: Hidden) -> Hidden:

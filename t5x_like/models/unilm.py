@@ -34,13 +34,17 @@ class UnilmConfig(BertConfig):
         return Unilm(self, key=key)
 
 
-class Unilm(Bert):
-    """UniLM. Implements `Model` of `models/base.py`.
+class RankMask:
+    """The mask of a BERT, in which a token sees the tokens of its segment whose `encoder_ranks` are at most its own.
 
-    A token sees the tokens of its own segment whose `encoder_ranks` are at most its own; without ranks, all of them.
+    Without ranks, it sees all of them.
     """
 
     def attention_inputs(self, batch: Batch) -> dict[str, Any]:
         """Returns the mask; see `Bert.attention_inputs`."""
         inputs, ranks = super().attention_inputs(batch), batch.get(RANKS)
         return inputs | {"mask": dataclasses.replace(inputs["mask"], query_ranks=ranks, key_ranks=ranks)}
+
+
+class Unilm(RankMask, Bert):
+    """UniLM. Implements `Model` of `models/base.py`."""

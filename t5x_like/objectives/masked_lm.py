@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from t5x_like.data import specs
 from t5x_like.errors import UserError
+from t5x_like.kernels.dropout import Dropout
 from t5x_like.layers import embeddings, initializers
 from t5x_like.layers.mlp import ACTIVATIONS
 from t5x_like.layers.norms import LayerNorm
@@ -77,18 +78,26 @@ class MaskedLMHead(nnx.Module):
         if self.parts.transform:
             bias = self.parts.transform_bias
             sizes, axes = ((config.embed_dim,), (config.unembed_dim,)), ("embed", "mlp")
+            init = initializers.truncated_normal(self.parts.stddev) if self.parts.stddev else init
             self.dense = Projection(*sizes, axes=axes, key=key, init=init, bias=bias, dtype=config.compute_dtype)
-            self.norm = LayerNorm(config.unembed_dim, epsilon=config.norm_epsilon, bias=bias)
+            affine = {"scale": False, "bias": False} if self.parts.plain_norm else {"bias": bias}
+            self.norm = LayerNorm(config.unembed_dim, epsilon=config.norm_epsilon, **affine)
         if self.parts.output_bias:
             self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32), axes=("vocab",))
         if config.untied_dim:
             shape = (config.untied_dim, config.vocab_size)
             self.untied = nnx.Param(init(jax.random.fold_in(key, 1), shape, 1), axes=("embed", "vocab"))
-        self.activation, self.untied_dim = config.activations[0], config.untied_dim
+        self.activation, self.untied_dim = self.parts.activation or config.activations[0], config.untied_dim
+        self.dropout = Dropout(config.dropout_rate if self.parts.dropout else 0.0)
 
-    def __call__(self, hidden: Float[Array, "batch predictions embed"]) -> Float[Array, "batch predictions embed"]:
+    def __call__(
+        self, hidden: Float[Array, "batch predictions embed"], *, dropout_key: jax.Array | None = None
+    ) -> Float[Array, "batch predictions embed"]:
         """Returns the vectors that are multiplied with the token embeddings."""
-        return self.norm(ACTIVATIONS[self.activation](self.dense(hidden))) if self.parts.transform else hidden
+        if not self.parts.transform:
+            return hidden
+        transformed = self.norm(ACTIVATIONS[self.activation](self.dense(hidden)))
+        return self.dropout(transformed, dropout_key)
 
     def logits(
         self, model: Model, transformed: Float[Array, "batch predictions embed"]
@@ -187,7 +196,8 @@ class MaskedLM(Objective):
             return head.logits(model, transformed)
 
         weights = self.weights(rows)
-        transformed = head(gather_positions(outputs.hidden, rows["masked_positions"]))
+        masked_states = gather_positions(outputs.hidden, rows["masked_positions"])
+        transformed = head(masked_states, dropout_key=keys.dropout)
         masked = Prediction(transformed, logits, weights[NAME], rows["masked_targets"], weights[NAME])
         every = Prediction(outputs.hidden, lambda hidden: logits(head(hidden)), weights[ALL_TOKENS])
         masked = masked.with_cross_entropy(NAME, METRICS, z_loss=self.z_loss)

@@ -153,6 +153,33 @@ def cosine(peak: float, *, total_steps: int, warmup_steps: Warmup = 0, floor: fl
 
 
 @recorded
+def triangle(peak: float, *, total_steps: int, start: float = 0.25, fall: float = 0.25) -> Schedule:
+    """Returns a schedule that rises linearly from a fraction of `peak` to `peak`, then falls linearly to 0.
+
+    Source: Geiping and Goldstein, 2022, arXiv:2212.14034, and the released code (`triangle2`).
+
+    Args:
+      peak: The maximum learning rate.
+      total_steps: The step from which the learning rate is 0.
+      start: The learning rate of step 0 as a fraction of `peak`.
+      fall: The fraction of the steps in which the learning rate falls.
+
+    Raises:
+      UserError: `peak` is negative, a fraction is out of range, or there are no steps.
+    """
+    check_learning_rate(peak)
+    check_span(0, total_steps)
+    if not (0 <= start <= 1 and 0 < fall < 1):
+        raise UserError(f"start={start} and fall={fall} of triangle: out of range. Give fractions between 0 and 1.")
+
+    def schedule(step: Step) -> Float[Array, ""]:
+        done = step / total_steps
+        return peak * jnp.clip(jnp.minimum(start + done * (1 - start) / (1 - fall), (1 - done) / fall), 0, 1)
+
+    return schedule
+
+
+@recorded
 def exponential(
     peak: float,
     *,

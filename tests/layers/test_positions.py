@@ -5,7 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like.layers.positions import RelativePositionBias, relative_position_bucket
+from t5x_like.layers.positions import (
+    RelativePositionBias,
+    alibi_slopes,
+    relative_position_bucket,
+    symmetric_alibi,
+)
 from t5x_like.layers.rotary import Rotary
 
 
@@ -15,6 +20,16 @@ def test_bidirectional_buckets():
     expected = np.array([0, 1, 7, 8, 8, 9, 10, 11, 12, 14, 15, 15, 15])
     np.testing.assert_array_equal(relative_position_bucket(-distances, bidirectional=True), expected)
     np.testing.assert_array_equal(relative_position_bucket(distances[1:], bidirectional=True), expected[1:] + 16)
+
+
+def test_alibi():
+    np.testing.assert_allclose(alibi_slopes(8), 2.0 ** -np.arange(1, 9), rtol=1e-12)  # the paper's example
+    # 12 heads: those of 8, and every other one of 16 heads from the first on, as in the released code.
+    np.testing.assert_allclose(alibi_slopes(12)[8:], 2.0 ** np.array([-0.5, -1.5, -2.5, -3.5]), rtol=1e-12)
+    assert alibi_slopes(1) == 2.0**-8
+    bias = symmetric_alibi(2, 3, 4).materialize(jnp.zeros((1, 3, 2, 1)), jnp.zeros((1, 4, 2, 1)))
+    distances = np.abs(np.arange(3)[:, None] - np.arange(4))
+    np.testing.assert_allclose(bias[0], -(2.0 ** np.array([-4, -8]))[:, None, None] * distances, rtol=1e-6)
 
 
 def test_odd_number_of_buckets():

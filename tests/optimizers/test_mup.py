@@ -1,13 +1,22 @@
 """muP: the factors of its groups, models of the base width, and activations that change alike at all widths."""
 
-import coordinates
+import json
+
 import jax
 import numpy as np
 import pytest
+from lanes import others_are_full
 
 from t5x_like import optimizers, parameters
+from t5x_like.coordinates import coordinates, resized
 from t5x_like.errors import UserError
 from t5x_like.models.llama import LlamaConfig
+from t5x_like.models.lstm import LSTMConfig
+from t5x_like.models.neobert import NeoBertConfig
+from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.causal_lm import CausalLM
+from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 
 SIZES = {"vocab_size": 11, "embed_dim": 16, "mlp_dim": 32, "num_heads": 2, "head_dim": 8, "num_layers": 2}
 
@@ -44,11 +53,43 @@ def test_invalid_widths(sizes):
         optimizers.mup_groups(**sizes)
 
 
-def test_activations_change_alike_at_all_widths():
-    small, wide, wide_standard = (
-        coordinates.changes("llama", width, base, learning_rate=0.01, steps=3)
-        for width, base in ((32, 32), (128, 32), (128, None))
-    )
-    for name in ("decoder/layers/0/hidden", "decoder/layers/1/hidden", "logits"):
-        assert 0.5 < wide[name] / small[name] < 1.5
-        assert wide_standard[name] / small[name] > 2.0
+_T5 = {name: size for name, size in SIZES.items() if name != "num_layers"} | {"encoder_layers": 1, "decoder_layers": 1}
+CHECKED = {
+    "decoder": (LlamaConfig(**SIZES), CausalLM(), True),
+    "encoder": (NeoBertConfig(**SIZES), MaskedLM(), True),
+    "encoder-decoder": (T5Config(**_T5), SequenceToSequence(z_loss=0.0), False),
+}
+
+
+@pytest.mark.parametrize("kind", others_are_full(CHECKED, ("decoder",)))
+def test_activations_change_alike_at_all_widths(kind, tmp_path, capsys):
+    model, objective, constant_range = CHECKED[kind]
+    files = {"json_path": str(tmp_path / "changes.json"), "plot_path": str(tmp_path / "changes.png")}
+    small = {"widths": "32,128", "steps": 3, "seeds": 1, "layers": 1, "rows": 4, "length": 8}
+    found = coordinates(model=model, objective=objective, constant_range=constant_range, **small, **files)
+    stack = list(model.stacks)[-1]
+    for name in (f"{stack}/layers/0/hidden", "logits"):
+        assert found["muP"][name][0] == pytest.approx(found["standard"][name][0], rel=1e-3)  # the base width
+        first, last = found["muP"][name]
+        assert 0.5 < last / first < 1.5 and found["standard"][name][1] / first > 1.7, (name, found)
+    assert json.loads((tmp_path / "changes.json").read_text()) == {"widths": [32, 128], "changes": found}
+    assert (tmp_path / "changes.png").read_bytes().startswith(b"\x89PNG")
+    assert f"| muP | {stack}/layers/0/hidden | " in capsys.readouterr().out
+
+
+def test_invalid_settings_of_the_check():
+    model = LlamaConfig(**SIZES)
+    for settings, message in (
+        ({"widths": "64"}, "--widths=64: not several widths"),
+        ({"widths": "64,x"}, "--widths=64,x: not numbers"),
+        ({"widths": (32, 16)}, "not several widths in ascending order"),
+        ({"steps": 0}, "COORDINATES_STEPS=0: not positive"),
+        ({"plot_path": "a.svg"}, "--plot=a.svg: not a .png"),
+        ({"widths": "16,20"}, "2.5 num_heads, .* Give multiples of 8"),
+    ):
+        with pytest.raises(UserError, match=message):
+            coordinates(model=model, objective=CausalLM(), **settings)
+    with pytest.raises(UserError, match="LSTMConfig: has no attention heads"):
+        resized(LSTMConfig(), 32, 2)
+    wide = resized(LlamaConfig(**SIZES | {"num_heads": 4, "head_dim": 4}, num_kv_heads=2), 64, 1)
+    assert (wide.mlp_dim, wide.num_heads, wide.num_kv_heads, wide.num_layers, wide.head_dim) == (128, 16, 8, 1, 4)

@@ -53,6 +53,13 @@ def test_polynomial_values():
         schedules.polynomial(1.0, total_steps=12, power=0)
 
 
+def test_triangle_values():
+    schedule = schedules.triangle(0.5, total_steps=16)
+    assert at(schedule, 0, 6, 12, 14, 16, 20) == approx(0.125, 0.3125, 0.5, 0.25, 0.0, 0.0)
+    with pytest.raises(UserError, match="fall=1.0 of triangle"):
+        schedules.triangle(0.5, total_steps=16, fall=1.0)
+
+
 def test_cosine_values():
     schedule = schedules.cosine(1.0, total_steps=12, warmup_steps=4, floor=0.2)
     assert at(schedule, 1, 4, 8, 12, 99) == approx(0.25, 1.0, 0.6, 0.2, 0.2)

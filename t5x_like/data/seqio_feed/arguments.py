@@ -56,7 +56,7 @@ def update(tasks: Sequence[seqio.Task], values: Mapping[str, Any], vocabulary_pa
             _warn_if_other(task, vocabulary_path)
         if len(own) < len(tasks):
             values = {VOCABULARY: vocabulary_path, **values}
-    task_arguments.update([task.name for task in tasks], values)
+    task_arguments.update([task.name for task in tasks], values, of_source=True)
 
 
 def with_files(tasks: Sequence[seqio.Task], values: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:

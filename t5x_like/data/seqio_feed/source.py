@@ -102,8 +102,7 @@ class SeqIOSource:
         """The task or mixture, with its arguments set.
 
         Raises:
-          UserError: the name is not registered, `module` cannot be found, an argument is invalid, or TensorFlow or
-            SeqIO is not installed.
+          UserError: the name or `module` is not found, an argument is invalid, or TensorFlow or SeqIO is missing.
         """
         import_modules(self.module)
         provider = self._find_provider()
@@ -117,6 +116,8 @@ class SeqIOSource:
                 row_lengths=self.task_feature_lengths if self.continuous else {},
                 vocabulary_path=self.vocabulary_path,
             )
+        else:
+            task_arguments.restore([task.name for task in self._tasks(provider)])
         return provider
 
     @property
@@ -262,9 +263,8 @@ class SeqIOSource:
         Raises:
           UserError: the task is not registered, the split, a feature or a length is missing, or the split is empty.
         """
-        provider = self.provider
-        self._tasks_with_split(provider)
-        self._check_features(provider, spec)
+        self._tasks_with_split(self.provider)
+        self._check_features(self.provider, spec)
         from t5x_like.data.seqio_feed import empty_data
 
         for source in self.per_task():
@@ -290,7 +290,7 @@ class SeqIOSource:
           UserError: the task cannot be read with these lengths, this batch size or this number of processes.
         """
         rows = rows_of_process(self.batch_size, process_index, process_count)
-        provider = self.provider
+        self._tasks_with_split(self.provider)  # before the imports: its errors say what to install
         import seqio
         import tensorflow as tf
 
@@ -302,7 +302,7 @@ class SeqIOSource:
             alone = process_count == 1 or self.continuous
             shard = None if alone else seqio.ShardInfo(process_index, process_count)
             ds = self._dataset(
-                provider, spec, rows=rows, shuffle=self.shuffle, num_epochs=self.num_epochs, shard_info=shard
+                self.provider, spec, rows=rows, shuffle=self.shuffle, num_epochs=self.num_epochs, shard_info=shard
             )
             return example_rows.deterministic(ds.batch(len(rows), drop_remainder=True).prefetch(tf.data.AUTOTUNE))
 

@@ -13,6 +13,7 @@ from t5x_like.vocabularies.special_tokens import SpecialTokens
 SPECIAL = SpecialTokens(cls=101, sep=102, mask=103)
 PREPROCESSORS = [
     masked_lm_inputs.single_documents,
+    masked_lm_inputs.unclosed_documents,
     masked_lm_inputs.full_sentences,
     masked_lm_inputs.concatenated,
     sentence_blocks.sentence_blocks,
@@ -41,3 +42,13 @@ def test_rows_of_a_batch_have_their_special_tokens():
     )
     rows = [row["inputs"].tolist() for row in whole(documents, {"inputs": 5}, {}, special=SPECIAL).as_numpy_iterator()]
     assert rows == [[101, 1, 2, 3, 102], [101, 4, 102, 0, 0], [101, 102, 0, 0, 0]]
+
+
+def test_rows_without_sep_have_one_more_token_of_the_text():
+    documents = tf.data.Dataset.from_generator(
+        lambda: ({"targets": ids} for ids in ([1, 2, 3, 4, 5, 6], [7])),
+        output_signature={"targets": tf.TensorSpec([None], tf.int32)},
+    )
+    lengths = {"inputs": 5}
+    rows = masked_lm_inputs.unclosed_documents(documents, lengths, {}, special=SPECIAL).as_numpy_iterator()
+    assert [row["inputs"].tolist() for row in rows] == [[101, 1, 2, 3, 4], [101, 5, 6, 0, 0], [101, 7, 0, 0, 0]]

@@ -97,6 +97,17 @@ def test_distribution_of_spans_is_that_of_the_published_algorithm():
         assert abs(counts[0] - counts[1]) < 4 * math.sqrt(sum(counts) + 1), f"{size}: {counts}"
 
 
+def test_spans_of_tokens_may_begin_within_words():
+    rng, rows, length = np.random.default_rng(1), 400, 60
+    given = random_rows(rng, rows, length, longest=length)
+    draw = seeded_draws(tf.constant([rows, length]), tf.constant([1, 2]))
+    chosen = SpanMasking(success=1 / 3, max_words=9, whole_words=False).choose(given, draw, 20, Pieces).numpy()
+    assert (chosen.sum(1) == math.ceil(0.15 * (length - 2))).all()
+    first = chosen & ~np.pad(chosen, ((0, 0), (1, 0)))[:, :-1]
+    within = (given.tokens.numpy() >= 30) & first
+    assert within.sum() / first.sum() == pytest.approx(10 / 36, abs=0.03)
+
+
 def test_a_span_has_one_kind_of_replacement_with_the_frequencies_of_the_text():
     rng, rows, length = np.random.default_rng(2), 4000, 20
     tokens = np.where(rng.random((rows, length)) < 0.7, 4, rng.integers(5, 40, (rows, length)))
