@@ -1,7 +1,7 @@
 """Trains small models with this library and with transformers on the same batches, and compares their learning curves.
 
 python benchmarks/learning_curves.py
-python benchmarks/learning_curves.py --models bert t5 --steps 300 --json curves.json
+python benchmarks/learning_curves.py --models bert t5 --steps 300 --json curves.json --plot curves.png
 
 BERT, ModernBERT, GPT-2 and T5 1.1 start from the same weights, which this library exports and transformers loads, and
 see the same batches of the Python documentation, without dropout. Both train in float32 with AdamW at a constant
@@ -279,6 +279,33 @@ def rows_of(model: str, ours: Losses, theirs: Losses) -> list[str]:
     return lines
 
 
+def draw(found: Mapping[str, Mapping[str, Losses]], file: str) -> None:
+    """Draws the curves of both libraries, and below them their distance.
+
+    Args:
+      found: Model -> library -> name of the loss -> a loss per step.
+      file: The picture.
+    """
+    from matplotlib import pyplot as plt
+
+    panels = [(model, name) for model, losses in found.items() for name in losses["t5x_like"]]
+    figure, axes = plt.subplots(
+        2, len(panels), figsize=(3 * len(panels), 4), sharex="col", height_ratios=(2, 1), squeeze=False
+    )
+    for (model, name), (above, below) in zip(panels, axes.T, strict=True):
+        ours, theirs = (found[model][library][name] for library in ("t5x_like", "transformers"))
+        above.plot(theirs, color="#dd8452", linewidth=2, label="transformers")
+        above.plot(ours, color="#1f4e79", linewidth=0.6, label="t5x_like")
+        above.set_title(model if len(found[model]["t5x_like"]) == 1 else f"{model}, {name}")
+        below.semilogy(np.abs(np.subtract(ours, theirs)), color="#777777", linewidth=0.5)
+        below.set_xlabel("step")
+    axes[0, 0].set_ylabel("loss (nats)")
+    axes[1, 0].set_ylabel("distance")
+    axes[0, 0].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+
+
 def main() -> None:
     """Trains the models and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -286,6 +313,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help="file for the losses of all steps")
+    parser.add_argument("--plot", help="file for a picture of the curves, such as curves.png")
     arguments = parser.parse_args()
     import data_tasks.shipped_tasks  # noqa: F401  registers the tasks
 
@@ -304,6 +332,8 @@ def main() -> None:
         print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
         if arguments.json:
             Path(arguments.json).write_text(json.dumps(found))
+    if arguments.plot:
+        draw(found, arguments.plot)
 
 
 if __name__ == "__main__":
