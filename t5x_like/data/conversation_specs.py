@@ -26,7 +26,7 @@ PROMPT = FeatureSpec(
         ModelFeature("decoder_input_tokens", "inputs", "tokens"),
         ModelFeature("decoder_segment_ids", "inputs", "segment_ids"),
         ModelFeature("answer_tokens", "targets", "tokens"),
-        ModelFeature("answer_weights", "targets", "weights"),
+        ModelFeature("answer_segment_ids", "targets", "segment_ids"),
     ),
     packable=False,
 )

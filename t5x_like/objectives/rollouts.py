@@ -97,7 +97,7 @@ class Rollouts:
           batch: The features `data.conversation_specs.PROMPT` of the global batch.
           key: Random key; None for the most probable completion of each prompt, found greedily.
         """
-        counts, answer_counts = (jnp.sum(batch[name], axis=1) for name in ("decoder_segment_ids", "answer_weights"))
+        counts, answer_counts = (jnp.sum(batch[name], axis=1) for name in ("decoder_segment_ids", "answer_segment_ids"))
         prompts = {name: batch[name] for name in ("decoder_input_tokens", "decoder_segment_ids")}
         number, eos_ids = 1 if key is None else self.samples, self._eos_ids(model.config)
         sampling = Decoding(temperature=0.0 if key is None else 1.0, samples=number).resolve(

@@ -126,8 +126,8 @@ def _read(files: TokenizerFiles) -> tuple[str, str]:
         found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}.get(_DEFAULT)
     if not isinstance(found, str):
         raise UserError(
-            f"{files.directory}: has no chat template. Give one with {tokenizer_classes.CHAT_TEMPLATE}, or with "
-            f"{_TEMPLATE!r} in {tokenizer_classes.CONFIG}."
+            f"{files.directory}: has no chat template. Give the directory of a tokenizer that has one, as "
+            f"{tokenizer_classes.CHAT_TEMPLATE} or as {_TEMPLATE!r} in {tokenizer_classes.CONFIG}."
         )
     return found, files.path(tokenizer_classes.CONFIG)
 

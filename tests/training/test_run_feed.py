@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from t5x_like.data import batches, specs
+from t5x_like.data import batches, conversation_specs, specs
 from t5x_like.data.features import FeatureSpec, ModelFeature, TaskFeature
 from t5x_like.errors import UserError
 from t5x_like.training.run_feed import TargetCheck, check_targets
@@ -60,3 +60,12 @@ def test_rows_of_one_process_may_lack_targets_after_the_first_batch():
     check(full, specs.CAUSAL_LM)
     with pytest.raises(UserError, match="a batch has no targets"):
         check(empty, specs.CAUSAL_LM)
+
+
+def test_prompts_need_no_answers():
+    spec, empty = conversation_specs.PROMPT, np.zeros((2, 2), np.int32)
+    check_targets(
+        batches.from_arrays(spec, {"inputs": np.array([[5, 6], [7, 0]]), "targets": empty}), spec, data="prompts"
+    )
+    with pytest.raises(UserError, match="a batch has no targets"):
+        check_targets(batches.from_arrays(spec, {"inputs": empty, "targets": empty}), spec, data="prompts")
