@@ -75,7 +75,8 @@ class PPO(PolicyGradient):
         if not (0 <= gamma <= 1 and 0 <= trace <= 1 and value_limit > 0 and value_factor >= 0):
             raise UserError(
                 f"GAMMA={gamma}, GAE_LAMBDA={trace}, VALUE_LIMIT={value_limit}, VALUE_FACTOR={value_factor}: one of "
-                "the first two is not in [0, 1], or another is negative. Give such as 1.0, 0.95, 0.2 and 0.1."
+                "the first two is not in [0, 1], VALUE_LIMIT is not positive, or VALUE_FACTOR is negative. Give such "
+                "as 1.0, 0.95, 0.2 and 0.1."
             )
         self.gamma, self.trace, self.value_limit = gamma, trace, value_limit
         self.coefficients = {NAME: 1.0, VALUE: float(value_factor)}

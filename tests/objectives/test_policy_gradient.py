@@ -346,6 +346,16 @@ def test_faulty_rewards_raise(name):
         Rewards({"counting_rewards.count": 1.0, f"counting_rewards.{name}": 1.0})([[3], [3]], [[4, 5], [7]], [[], []])
 
 
+def test_no_completions_need_no_call():
+    """A device whose rows are all padding has none, and a function may expect at least one."""
+    assert Rewards({"counting_rewards.fail": 1.0})([], [], []) == []
+
+
+def test_a_number_that_no_float_can_hold_raises():
+    with pytest.raises(UserError, match="'counting_rewards.huge' returned 1000+.* for the completion .* a finite num"):
+        Rewards({"counting_rewards.huge": 1.0})([[3]], [[4]], [[]])
+
+
 def test_rewards_are_weighted_sums_of_texts_or_ids():
     twice = Rewards({"counting_rewards.count": 2.0})
     assert twice([[3], [3]], [[7, 5], [7]], [[], []]) == [1.0, 2.0]
@@ -424,6 +434,7 @@ def test_an_unknown_eos_raises(tmp_path):
     ("make", "message"),
     [
         (lambda: Rewards({}), "REWARDS={}: not a dictionary of functions"),
+        (lambda: Rewards({"m.f": "1.0"}), "REWARDS: the weight '1.0' of 'm.f' is not a finite number. Give such as"),
         (lambda: Rewards({"no_module.f": 1.0}).load(), "REWARDS: 'no_module.f' not found .*Give a function as"),
         (
             lambda: Rewards({"counting_rewards.TOKEN": 1.0}).load(),
