@@ -95,13 +95,19 @@ class OnPolicy:
           cached: Names of the teachers whose predictions are cached.
 
         Raises:
-          UserError: The objective predicts something else, or a loss needs the targets of the task.
+          UserError: The objective predicts something else, its loss weights are a feature of the task, or a loss needs
+            the targets of the task.
         """
         sources = {feature.name: feature.sources for feature in spec.features}
         if "targets" not in sources.get("decoder_target_tokens", ()):
             raise UserError(
                 f"OnPolicy: samples are texts of a decoder, but the objective reads {', '.join(sources)}. Give an "
                 "objective that predicts text, or omit OnPolicy."
+            )
+        if "targets" not in (weighted := sources["decoder_loss_weights"]):
+            raise UserError(
+                f"OnPolicy: {weighted[0]!r} of the task selects the tokens with a loss, which a sample does not have. "
+                "Give prompts as `inputs` and answers as `targets`, as in runs/finetune.gin, or omit OnPolicy."
             )
         if used := [term for term, value in coefficients.items() if callable(value) or value != 0]:
             raise UserError(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from objective_cases import terms_of
 
-from t5x_like.data import batches, specs
+from t5x_like.data import batches, conversation_specs, specs
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
 from t5x_like.distillation.losses.logits import JensenShannon
@@ -281,4 +281,6 @@ def test_invalid_arguments_raise():
             OnPolicy(**changes)
     with pytest.raises(UserError, match="OnPolicy: samples are texts of a decoder, but the objective reads encoder"):
         OnPolicy().check(specs.MASKED_LM)
+    with pytest.raises(UserError, match="OnPolicy: 'loss_mask' of the task selects the tokens with a loss, which a"):
+        OnPolicy().check(conversation_specs.CONVERSATION)
     OnPolicy().check(specs.PROMPTED)
