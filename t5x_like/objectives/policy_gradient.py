@@ -313,7 +313,8 @@ class GRPO(PolicyGradient):
             return 0.0, {}
         samples = _samples(rows)
         frozen = log_probabilities(reference.model_of(params), outputs.networks[reference.NAME], samples)
-        difference, is_token = frozen - log_probability, completion_weights(samples)
+        is_token = completion_weights(samples)
+        difference = (frozen - log_probability) * is_token  # the exponential of other tokens may be infinite
         divergence = jnp.exp(difference) - difference - 1
         return self.beta * divergence, {
             "kl": (jnp.sum(jax.lax.stop_gradient(divergence) * is_token), jnp.sum(is_token))
