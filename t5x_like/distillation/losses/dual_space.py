@@ -108,13 +108,13 @@ class DSKD(AcrossTokenizers):
 
         # ---- the attention between the predictions of a row ----------------------------------------------------------
         queries = heads[QUERY](jnp.concatenate([own_inputs, own_targets], axis=-1))
-        keys = _standardized(jnp.concatenate([inputs, targets], axis=-1), predicted[1])
+        keys = _divided_by_deviation(jnp.concatenate([inputs, targets], axis=-1), predicted[1])
         scores = jnp.einsum("bqd,bkd->bqk", queries, keys) * keys.shape[-1] ** -0.5
         scores = jnp.where(predicted[0][:, :, None] & predicted[1][:, None], scores, MASK_VALUE)
 
         # ---- the states of each network in the space of the other ----------------------------------------------------
         known = jax.lax.stop_gradient(theirs.hidden).astype(jnp.float32)
-        states = _standardized(known, predicted[1]) + _standardized(targets, predicted[1])
+        states = _divided_by_deviation(known, predicted[1]) + _divided_by_deviation(targets, predicted[1])
         of_teacher = jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), heads[TO_STUDENT](states))
         moved = heads[TO_TEACHER](ours.hidden.astype(jnp.float32))
         of_student = jnp.einsum("bqk,bqd->bkd", jax.nn.softmax(scores, axis=1), moved)
@@ -175,7 +175,9 @@ def _embedding_size(network: Network) -> int:
 
 
 @jax.vmap
-def _standardized(x: Float[Array, "length embed"], counts: Bool[Array, " length"]) -> Float[Array, "length embed"]:
+def _divided_by_deviation(
+    x: Float[Array, "length embed"], counts: Bool[Array, " length"]
+) -> Float[Array, "length embed"]:
     """Divides vectors by the standard deviation of all features of those that count, with Bessel's correction."""
     size = jnp.sum(counts) * x.shape[1]
     known = jnp.where(counts[:, None], x, 0.0)
