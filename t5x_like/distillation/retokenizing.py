@@ -35,7 +35,7 @@ def make(
     losses: Mapping[str, Loss],
     lengths: Mapping[str, Mapping[str, int] | None],
 ) -> dict[str, Retokenizer]:
-    """Makes what computes the features of the teachers that losses across tokenizers read.
+    """Makes the retokenizers of the teachers that losses across tokenizers read.
 
     Args:
       data: The data of the student.
