@@ -39,7 +39,8 @@ class DSKD(AcrossTokenizers):
     * KL(teacher || teacher's head from the student's moved states), summed over the teacher's predictions.
 
     Both divergences have the temperature T and no factor T². Heads and embeddings have no gradient, but for the
-    student's head in its own distributions. A score sees the whole row, later tokens as well.
+    student's head in its own distributions. A score sees the whole row, later tokens as well. A row in which one
+    network predicts nothing has no loss.
 
     Source: Zhang et al. 2024 (Dual-Space Knowledge Distillation), arXiv:2406.17328, sections 3.2 and 3.3, and the
     released code. The code divides the teacher's vectors by their standard deviation in the whole batch; here it is
@@ -102,6 +103,9 @@ class DSKD(AcrossTokenizers):
         ours, theirs = self.readouts(student, teacher, self.temperature)
         frozen = [jax.lax.stop_gradient(view.model) for view in (student, teacher)]
         predicted = [view.batch["decoder_loss_weights"] > 0 for view in (student, teacher)]
+        # Without predictions of one network, those of the other have no counterpart in the row.
+        ours_exist, theirs_exist = (jnp.any(each, axis=1, keepdims=True) for each in predicted)
+        predicted = [each & ours_exist & theirs_exist for each in predicted]
         (own_inputs, own_targets), (inputs, targets) = (
             _embeddings(model, view.batch) for model, view in zip(frozen, (student, teacher), strict=True)
         )
