@@ -26,7 +26,7 @@ from t5x_like.objectives.policy_gradient import (
 from t5x_like.objectives.rollouts import Rollout, Rollouts
 from t5x_like.recorded import recorded
 
-# The term, and the head.
+# Name of the term and of the head.
 VALUE = "value"
 VALUES, RETURNS = (f"{SAMPLE}{name}" for name in ("values", "returns"))
 # Added to the variance of advantages, as in the code of Ziegler et al. 2019 (lm-human-preferences).
