@@ -46,7 +46,7 @@ class OnPolicy:
       top_p: Total probability of the tokens to sample from; 1: all.
       max_length: Maximum number of sampled tokens; the rest of the row if None. A decoder keeps keys and values of its
         whole row and of as many tokens, so give the length of `targets`.
-      eos_id: Token that ends a sample. None: EOS of the model's special tokens, or else 1.
+      eos_id: Token that ends a sample. None: each EOS of the model's special tokens, or else 1.
       teacher_mix: α: each token is drawn from α · teacher + (1 - α) · student, in [0, 1); see `losses.MiniLLM`.
 
     Raises:
@@ -196,8 +196,9 @@ class OnPolicy:
         return {name: make_feature(each.role, joined, count, before, spec.bos_id) for name, each in made.items()}
 
     def _resolved(self, model: Any, spec: FeatureSpec, length: int) -> Decoding:
-        known = (each for each in (self.eos_id, model_tokens.eos_id(model.config), features.EOS_ID) if each is not None)
-        return self.decoding.resolve(max_length=length, eos_ids=(next(known),), bos_id=spec.bos_id)
+        known = model_tokens.eos_ids(model.config) or (features.EOS_ID,)
+        eos_ids = known if self.eos_id is None else (self.eos_id,)
+        return self.decoding.resolve(max_length=length, eos_ids=eos_ids, bos_id=spec.bos_id)
 
 
 def _decoder_features(spec: FeatureSpec) -> Mapping[str, ModelFeature]:
