@@ -32,6 +32,10 @@ def fail(prompts, completions, answers):
     raise KeyError("no entry")
 
 
+def huge(prompts, completions, answers):
+    return [10**400] * len(completions)
+
+
 def nan(prompts, completions, answers):
     return [math.nan] * len(completions)
 

@@ -24,7 +24,8 @@ STUDENT_GROUPS, TEACHER_GROUPS = "student_groups", "teacher_groups"
 STUDENT_WORDS, TEACHER_WORDS = "student_words", "teacher_words"
 PREFIX = "retokenized"
 _TARGETS, _WEIGHTS = "decoder_target_tokens", "decoder_loss_weights"
-
+# Ids of a special token that a vocabulary does not have: -1 in SentencePiece.
+NO_ID = (None, -1)
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -82,6 +83,12 @@ class Retokenizer:
                 f"teacher {self.name!r} reads {unknown[0]!r}, the student only "
                 f"{', '.join(map(repr, self.student_spec.task_features))}. Give an objective that reads the same "
                 "features with TEACHER_OBJECTIVE."
+            )
+        if masks := [name for name in self.teacher_spec.task_features if not self.teacher_spec.is_token_ids(name)]:
+            raise UserError(
+                f"teacher {self.name!r} reads {masks[0]!r}, which belongs to the tokens of the student. Give an "
+                "objective that reads tokens alone with TEACHER_OBJECTIVE, such as @causal_lm.CausalLM() with the "
+                "teacher's bos_id."
             )
         if missing := [name for name in self.teacher_spec.length_keys if name not in self.lengths]:
             raise UserError(
@@ -200,7 +207,7 @@ class Retokenizer:
                 made.groups.extend((aligned.second + 1 + group * (aligned.second >= 0)).tolist())
                 group += aligned.number
                 eos = self.teacher.vocabulary.eos_id
-                is_pair = special is not None and special == self.student.vocabulary.eos_id and eos is not None
+                is_pair = special is not None and special == self.student.vocabulary.eos_id and eos not in NO_ID
                 if is_pair:
                     group += 1
                     made.ids.append(eos)

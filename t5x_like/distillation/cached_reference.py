@@ -40,7 +40,7 @@ class CachedReference:
     @functools.lru_cache(maxsize=1)  # noqa: B019 - a run has one
     def _open(self, spec: FeatureSpec) -> CachedLogits:
         digest = next(iter(logits.read_all(self.directory).values())).settings["teacher"]["digest"]
-        if paths.exists(self.path):  # a run that started from them may have outlived them
+        if paths.exists(self.path):  # a run resumes even after the weights that it started from were deleted
             (checkpoint,) = checkpoint_choice.choose(self.path, setting="INITIAL_CHECKPOINT_PATH")
             digest = weight_digest.digest(checkpoint)
         found = CachedLogits.open(reference.NAME, self.directory, digest=digest, spec=spec)

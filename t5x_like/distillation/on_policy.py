@@ -46,7 +46,7 @@ class OnPolicy:
       top_p: Total probability of the tokens to sample from; 1: all.
       max_length: Maximum number of sampled tokens; the rest of the row if None. A decoder keeps keys and values of its
         whole row and of as many tokens, so give the length of `targets`.
-      eos_id: Token that ends a sample. None: EOS of the model's special tokens, or else 1.
+      eos_id: Token that ends a sample. None: each EOS of the model's special tokens, or else 1.
       teacher_mix: α: each token is drawn from α · teacher + (1 - α) · student, in [0, 1); see `losses.MiniLLM`.
 
     Raises:
@@ -95,13 +95,19 @@ class OnPolicy:
           cached: Names of the teachers whose predictions are cached.
 
         Raises:
-          UserError: The objective predicts something else, or a loss needs the targets of the task.
+          UserError: The objective predicts something else, its loss weights are a feature of the task, or a loss needs
+            the targets of the task.
         """
         sources = {feature.name: feature.sources for feature in spec.features}
         if "targets" not in sources.get("decoder_target_tokens", ()):
             raise UserError(
                 f"OnPolicy: samples are texts of a decoder, but the objective reads {', '.join(sources)}. Give an "
                 "objective that predicts text, or omit OnPolicy."
+            )
+        if "targets" not in (weighted := sources["decoder_loss_weights"]):
+            raise UserError(
+                f"OnPolicy: {weighted[0]!r} of the task selects the tokens with a loss, which a sample does not have. "
+                "Give prompts as `inputs` and answers as `targets`, as in runs/finetune.gin, or omit OnPolicy."
             )
         if used := [term for term, value in coefficients.items() if callable(value) or value != 0]:
             raise UserError(
@@ -190,8 +196,9 @@ class OnPolicy:
         return {name: make_feature(each.role, joined, count, before, spec.bos_id) for name, each in made.items()}
 
     def _resolved(self, model: Any, spec: FeatureSpec, length: int) -> Decoding:
-        known = (each for each in (self.eos_id, model_tokens.eos_id(model.config), features.EOS_ID) if each is not None)
-        return self.decoding.resolve(max_length=length, eos_ids=(next(known),), bos_id=spec.bos_id)
+        known = model_tokens.eos_ids(model.config) or (features.EOS_ID,)
+        eos_ids = known if self.eos_id is None else (self.eos_id,)
+        return self.decoding.resolve(max_length=length, eos_ids=eos_ids, bos_id=spec.bos_id)
 
 
 def _decoder_features(spec: FeatureSpec) -> Mapping[str, ModelFeature]:

@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from t5x_like.data import text_vocabulary
 from t5x_like.data.features import FeatureSpec
-from t5x_like.data.retokenized import Retokenizer
+from t5x_like.data.retokenized import NO_ID, Retokenizer
 from t5x_like.data.source import DataSource, stores_rows
 from t5x_like.distillation import features
 from t5x_like.distillation.loss import Loss
@@ -35,7 +35,7 @@ def make(
     losses: Mapping[str, Loss],
     lengths: Mapping[str, Mapping[str, int] | None],
 ) -> dict[str, Retokenizer]:
-    """Makes what computes the features of the teachers that losses across tokenizers read.
+    """Makes the retokenizers of the teachers that losses across tokenizers read.
 
     Args:
       data: The data of the student.
@@ -150,7 +150,7 @@ def vocabulary_of_teacher(name: str, teacher: LoadedTeacher) -> Vocabulary:
 def _with_bos(teacher: LoadedTeacher, student: FeatureSpec, vocabulary: Vocabulary) -> FeatureSpec:
     """Returns the features of a teacher. A decoder without an objective of its own reads its tokenizer's BOS first."""
     spec = teacher.objective.features
-    bos = vocabulary.eos_id if vocabulary.bos_id in (None, -1) else vocabulary.bos_id
+    bos = next((found for found in (vocabulary.bos_id, vocabulary.eos_id) if found not in NO_ID), None)
     is_own = spec != student
     if (
         is_own

@@ -37,15 +37,22 @@ def generation_settings(path: str) -> tuple[str, dict[str, Any]]:
     return file, found
 
 
-def eos_id(config: ModelConfig) -> int | None:
-    """Returns the id of the token that ends a generated text, the first one of several, or None if it is not known.
+def eos_ids(config: ModelConfig) -> tuple[int, ...]:
+    """Returns the ids of the tokens that end a generated text; empty if none is known.
 
     Args:
-      config: configuration of the model. Its generation_config.json takes precedence.
+      config: Configuration of the model. Its generation_config.json takes precedence.
     """
     generation = {} if config.special_tokens is None else dict(config.special_tokens.generation or ())
     found = (special_tokens(config) | generation).get("eos_token_id")
-    return found[0] if isinstance(found, tuple) else found
+    if found is None:
+        return ()
+    return found if isinstance(found, tuple) else (found,)
+
+
+def eos_id(config: ModelConfig) -> int | None:
+    """Returns the first of `eos_ids`, or None if none is known."""
+    return next(iter(eos_ids(config)), None)
 
 
 def sentencepiece_format(config: ModelConfig) -> tuple[str | None, str | None, bool]:

@@ -193,7 +193,7 @@ class PolicyGradient(Objective):
         """Returns the distributions of the sampled tokens, and the loss; see `Objective.read`."""
         samples, weights = _samples(rows), self.weights(rows)[NAME]
         now = log_probabilities(params["model"], outputs, samples)
-        old, handed = jax.lax.stop_gradient(now), {}
+        old, kept = jax.lax.stop_gradient(now), {}
         if OLD in rows:
             if FIRST_USE not in rows:
                 raise UserError(
@@ -202,7 +202,7 @@ class PolicyGradient(Objective):
                 )
             old = jnp.where(rows[FIRST_USE][0] > 0, old, rows[OLD])
             prompts = rows["decoder_segment_ids"].shape[0]
-            handed[OLD] = old.reshape(prompts, -1, old.shape[-1])
+            kept[OLD] = old.reshape(prompts, -1, old.shape[-1])
         change = (now - old) * completion_weights(samples)
         if self.ratio_of_samples:
             change = jnp.sum(change, axis=1, keepdims=True)
@@ -210,12 +210,12 @@ class PolicyGradient(Objective):
         added, metrics = self.penalty(params, outputs, rows, now)
         loss = jnp.sum((losses + added) * weights)
         metrics |= self._metrics(rows, loss)
-        if handed:
+        if kept:
             metrics["clipped"] = (jnp.sum(clipped * weights), jnp.sum(weights))
         targets = samples["decoder_target_tokens"]
         predicted = Prediction(outputs.hidden, params["model"].unembed, weights, targets, weights)
         sums = {NAME: loss}
-        return Pass(rows, outputs, {NAME: predicted}, sums=sums, metrics=metrics, next_stage_features=handed)
+        return Pass(rows, outputs, {NAME: predicted}, sums=sums, metrics=metrics, next_stage_features=kept)
 
     def _metrics(self, rows: Batch, loss: Scalar) -> dict[str, tuple[Scalar, Scalar]]:
         real = with_completion(_samples(rows)).astype(jnp.float32)
@@ -313,7 +313,8 @@ class GRPO(PolicyGradient):
             return 0.0, {}
         samples = _samples(rows)
         frozen = log_probabilities(reference.model_of(params), outputs.networks[reference.NAME], samples)
-        difference, is_token = frozen - log_probability, completion_weights(samples)
+        is_token = completion_weights(samples)
+        difference = (frozen - log_probability) * is_token  # the exponential of other tokens may be infinite
         divergence = jnp.exp(difference) - difference - 1
         return self.beta * divergence, {
             "kl": (jnp.sum(jax.lax.stop_gradient(divergence) * is_token), jnp.sum(is_token))

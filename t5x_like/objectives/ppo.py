@@ -26,7 +26,7 @@ from t5x_like.objectives.policy_gradient import (
 from t5x_like.objectives.rollouts import Rollout, Rollouts
 from t5x_like.recorded import recorded
 
-# The term, and the head.
+# Name of the term and of the head.
 VALUE = "value"
 VALUES, RETURNS = (f"{SAMPLE}{name}" for name in ("values", "returns"))
 # Added to the variance of advantages, as in the code of Ziegler et al. 2019 (lm-human-preferences).
@@ -75,7 +75,8 @@ class PPO(PolicyGradient):
         if not (0 <= gamma <= 1 and 0 <= trace <= 1 and value_limit > 0 and value_factor >= 0):
             raise UserError(
                 f"GAMMA={gamma}, GAE_LAMBDA={trace}, VALUE_LIMIT={value_limit}, VALUE_FACTOR={value_factor}: one of "
-                "the first two is not in [0, 1], or another is negative. Give such as 1.0, 0.95, 0.2 and 0.1."
+                "the first two is not in [0, 1], VALUE_LIMIT is not positive, or VALUE_FACTOR is negative. Give such "
+                "as 1.0, 0.95, 0.2 and 0.1."
             )
         self.gamma, self.trace, self.value_limit = gamma, trace, value_limit
         self.coefficients = {NAME: 1.0, VALUE: float(value_factor)}

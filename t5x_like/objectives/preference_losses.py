@@ -180,8 +180,11 @@ class SimPO(_WithoutReference):
 
 
 def _log1mexp(x: Pairs) -> Pairs:
-    """Returns log(1 - exp(x)) of negative numbers (Mächler 2012); the gradient of neither branch is infinite."""
+    """Returns log(1 - exp(x)) of log-probabilities (Mächler 2012); value and gradient are finite.
+
+    Those that float32 rounds to 0 or more count as the next smaller number.
+    """
     is_small = x < -jnp.log(2.0)
     far = jnp.where(is_small, x, -1.0)
-    near = jnp.where(is_small, -0.5, x)
+    near = jnp.minimum(jnp.where(is_small, -0.5, x), -jnp.finfo(jnp.float32).epsneg)
     return jnp.where(is_small, jnp.log1p(-jnp.exp(far)), jnp.log(-jnp.expm1(near)))

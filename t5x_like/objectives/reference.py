@@ -1,4 +1,4 @@
-"""The reference model of preference objectives: the model as it was before training.
+"""The reference model of preferences and policy gradients: the model as it was before training.
 
 Without adapters, the reference is a network of the run, `objective/reference`, that starts from the same weights and is
 frozen; a checkpoint does not store what equals the pretrained weights. With adapters, it is the model without them,

@@ -19,7 +19,7 @@ from t5x_like.objectives.prediction import Prediction, identity
 from t5x_like.objectives.preferences import NAME, predict_pairs, reward_metrics
 from t5x_like.recorded import recorded
 
-# The head of a regression, so that an export has one score, and starts one.
+# The name of a regression's head, so that an export has one score, and a regression can start from the head.
 HEAD = sequence_prediction.NAME
 
 

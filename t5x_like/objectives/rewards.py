@@ -44,6 +44,9 @@ class Rewards:
             raise UserError(
                 f"REWARDS={self.functions!r}: not a dictionary of functions. Give such as {{'my_rewards.length': 1.0}}."
             )
+        for name, weight in self.functions.items():
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+                raise UserError(f"REWARDS: the weight {weight!r} of {name!r} is not a finite number. Give such as 1.0.")
 
     def load(self) -> dict[str, Callable[..., Sequence[float]]]:
         """Returns the functions by name.
@@ -59,7 +62,7 @@ class Rewards:
         completions: Sequence[Sequence[int]],
         answers: Sequence[Sequence[int]],
     ) -> list[float]:
-        """Returns the reward of each completion.
+        """Returns the reward of each completion. Without completions, no function is called.
 
         Args:
           prompts: Token ids of the prompts.
@@ -69,6 +72,8 @@ class Rewards:
         Raises:
           UserError: A function raises an error, returns another number of rewards, or one that is not finite.
         """
+        if not completions:  # a device whose rows are all padding
+            return []
         decode = list if self.vocabulary_path is None else _decoder(self.vocabulary_path)
         texts = {
             "prompts": list(map(decode, prompts)),
@@ -108,7 +113,7 @@ def _values(name: str, function: Callable[..., Any], texts: Mapping[str, Sequenc
     for completion, value in zip(texts["completions"], found, strict=True):
         try:
             is_finite = math.isfinite(value)
-        except TypeError:
+        except (TypeError, OverflowError):  # not a number, or an integer that no float can hold
             is_finite = False
         if not is_finite:
             raise UserError(
@@ -121,6 +126,7 @@ def _values(name: str, function: Callable[..., Any], texts: Mapping[str, Sequenc
 @functools.lru_cache(maxsize=2)
 def _decoder(path: str) -> Callable[[Sequence[int]], str]:
     vocabulary = from_folder(path)
+    # `decode` stops at EOS, which may also end the earlier turns of a prompt.
     special = {getattr(vocabulary, f"{role}_id", None) for role in ("bos", "eos", "pad")}
     return lambda ids: vocabulary.decode([token for token in ids if token not in special])
 
@@ -136,6 +142,9 @@ def on_host(
 ) -> Float[Array, "batch samples"]:
     """Returns the rewards of completions in a compiled program, 0 for those of empty prompts.
 
+    The functions are called once for all completions. In a run of several processes, each device calls them in its
+    process for its own rows, one device after the other, so that the samples of a prompt are in one call.
+
     Args:
       rewards: The reward functions.
       prompts: Token ids, with padding at the end.
@@ -144,9 +153,6 @@ def on_host(
       lengths: Number of tokens of each sample.
       answers: Token ids of the answers.
       answer_lengths: Number of tokens of each answer.
-
-    The functions are called once for all completions. In a run of several processes, each device calls them in its
-    process for its own rows, one device after the other, so that the samples of a prompt are in one call.
 
     Raises:
       UserError: The program raises the errors of `Rewards`.

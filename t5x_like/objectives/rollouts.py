@@ -75,7 +75,7 @@ class Rollouts:
           config: Configuration of the model.
 
         Raises:
-          UserError: They do not, or it is not.
+          UserError: A reward function is not found, or EOS is not known.
         """
         self.rewards.load()
         self._eos_ids(config)

@@ -1,5 +1,6 @@
 """Rows in the tokens of a teacher: features and groups by hand, for each kind of features of a decoder."""
 
+import copy
 import dataclasses
 import pickle
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import two_tokenizers
 
-from t5x_like.data import specs
+from t5x_like.data import conversation_specs, specs
 from t5x_like.data.batches import from_arrays
 from t5x_like.data.numbered import NumberedSource
 from t5x_like.data.retokenized import RetokenizedSource, Retokenizer
@@ -174,10 +175,29 @@ def test_source_adds_the_arrays_and_keeps_its_position():
     assert pickle.loads(pickle.dumps(Rows())) == Rows()
 
 
+def test_teacher_without_eos_reads_none():
+    """SentencePiece has the id -1 for it."""
+
+    class WithoutEOS:
+        eos_id = -1
+        encode = staticmethod(TEACHER.vocabulary.encode)
+
+    without = copy.copy(TEACHER)
+    without.vocabulary = WithoutEOS()
+    row = ids_of(STUDENT, "c", None, "at", None)
+    found = arrays(retokenizer(teacher=without), batch_of(CAUSAL, targets=[row]))
+    assert found["decoder_target_tokens"] == [ids_of(TEACHER, "c", "a", "t") + [0] * 5]
+    assert (found["student_groups"][0][:4], found["teacher_groups"][0][:4]) == ([1, 0, 2, 0], [1, 2, 2, 0])
+
+
 def test_unsuitable_objectives_are_refused():
     with pytest.raises(UserError, match="the student predicts no text"):
         retokenizer(spec=specs.MASKED_LM)
     with pytest.raises(UserError, match="teacher 't' reads 'inputs', the student only 'targets'"):
         retokenizer(teacher_spec=specs.ENCODER_DECODER)
+    masked = dataclasses.replace(conversation_specs.CONVERSATION, packable=False)
+    with pytest.raises(UserError, match="teacher 't' reads 'loss_mask', which belongs to the tokens of the student"):
+        retokenizer(masked, masked)
+    assert retokenizer(masked).student_spec == masked  # of a student, it selects predictions
     with pytest.raises(UserError, match="TEACHER_LENGTHS={'inputs': 3}: no length for 'targets'"):
         retokenizer(lengths={"inputs": 3})

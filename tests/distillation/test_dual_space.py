@@ -183,6 +183,17 @@ def test_padding_has_no_weight_and_a_row_does_not_depend_on_others():
     assert float(found[0]) == float(found[1])
 
 
+@pytest.mark.parametrize("name", PREDICTED)
+def test_row_in_which_one_network_predicts_nothing_has_no_loss(name, monkeypatch):
+    """As the end of a conversation that is cut before the answer."""
+    loss, given, found = losses.DSKD(**CASES["forward"]), make(), []
+    for cut in ((name,), tuple(PREDICTED)):
+        for each in cut:
+            monkeypatch.setitem(PREDICTED, each, PREDICTED[each] * np.array([[1], [0]]))
+        found.append(float(value(loss, *given)))
+    assert found[0] == found[1] > 0
+
+
 def test_unsuitable_networks_and_settings_are_refused():
     loss, student, teacher = losses.DSKD(), NETWORKS["student"], NETWORKS["teacher"]
     loss.check(student, teacher)

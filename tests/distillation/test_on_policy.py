@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from objective_cases import terms_of
 
-from t5x_like.data import batches, specs
+from t5x_like.data import batches, conversation_specs, specs
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
 from t5x_like.distillation.losses.logits import JensenShannon
@@ -20,6 +20,7 @@ from t5x_like.distillation.objective import Distillation
 from t5x_like.distillation.on_policy import OnPolicy
 from t5x_like.errors import UserError
 from t5x_like.models.gpt import GPTConfig
+from t5x_like.models.special_tokens import SpecialTokens
 from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.prefix_lm import PrefixLM
 from t5x_like.partitioning import Partitioner
@@ -269,6 +270,21 @@ def test_losses_of_given_targets_are_refused():
         distillation(OnPolicy(), cached={"teacher": Cached()})
 
 
+def test_each_eos_of_the_model_ends_a_sample():
+    """As the end of a text and the end of a turn of Llama 3."""
+    spec = dataclasses.replace(specs.NEXT_TOKEN, bos_id=BOS)
+    batch = batches.from_arrays(spec, {"targets": np.full((ROWS, TARGETS), 3)}, counts={"targets": [TARGETS] * ROWS})
+    tokens = SpecialTokens(config={"eos_token_id": 4}, generation={"eos_token_id": (4, *range(6, 13))})
+    model = model_of(dataclasses.replace(GPT, special_tokens=tokens))
+    found = OnPolicy()(model, spec, batch, key=KEY, step=0)
+    targets, weights = (np.asarray(found[f"decoder_{name}"]) for name in ("target_tokens", "loss_weights"))
+    lengths = weights.sum(axis=1).astype(int)
+    ends = np.isin(targets, (4, *range(6, 13))) & (weights > 0)
+    assert len(set(lengths.tolist())) > 1
+    for row, length in enumerate(lengths):
+        assert np.flatnonzero(ends[row]).tolist() == ([length - 1] if length < TARGETS - 1 or ends[row].any() else [])
+
+
 def test_invalid_arguments_raise():
     for changes, message in (
         ({"rate": 1.5}, r"OnPolicy.rate=1.5: not in \[0, 1\]"),
@@ -281,4 +297,6 @@ def test_invalid_arguments_raise():
             OnPolicy(**changes)
     with pytest.raises(UserError, match="OnPolicy: samples are texts of a decoder, but the objective reads encoder"):
         OnPolicy().check(specs.MASKED_LM)
+    with pytest.raises(UserError, match="OnPolicy: 'loss_mask' of the task selects the tokens with a loss, which a"):
+        OnPolicy().check(conversation_specs.CONVERSATION)
     OnPolicy().check(specs.PROMPTED)

@@ -119,6 +119,19 @@ def test_rewards_are_scaled_log_ratios_or_means():
     assert SimPO(beta=2.0).reward(chosen) == -3.0 and ORPO(beta=2.0).reward(chosen) == -3.0
 
 
+@pytest.mark.parametrize("pair", [(0.0, -1.0), (-1.0, 0.0), (0.0, 0.0), (1e-7, -2.0)])
+def test_orpo_is_finite_for_a_probability_of_one(pair):
+    """Float32 rounds the log-probability of a certain completion to 0, or to slightly more."""
+
+    def loss(c, r):
+        one = jnp.ones(1)
+        return loss_of(ORPO(), c, r, one, one, one, one)[0]
+
+    found, gradients = jax.value_and_grad(loss, argnums=(0, 1))(*(jnp.array([x], jnp.float32) for x in pair))
+    assert np.isfinite(found) and np.all(np.isfinite(gradients))
+    assert gradients[0] <= 0 <= gradients[1]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -39,7 +39,8 @@ class DSKD(AcrossTokenizers):
     * KL(teacher || teacher's head from the student's moved states), summed over the teacher's predictions.
 
     Both divergences have the temperature T and no factor T². Heads and embeddings have no gradient, but for the
-    student's head in its own distributions. A score sees the whole row, later tokens as well.
+    student's head in its own distributions. A score sees the whole row, later tokens as well. A row in which one
+    network predicts nothing has no loss.
 
     Source: Zhang et al. 2024 (Dual-Space Knowledge Distillation), arXiv:2406.17328, sections 3.2 and 3.3, and the
     released code. The code divides the teacher's vectors by their standard deviation in the whole batch; here it is
@@ -102,19 +103,22 @@ class DSKD(AcrossTokenizers):
         ours, theirs = self.readouts(student, teacher, self.temperature)
         frozen = [jax.lax.stop_gradient(view.model) for view in (student, teacher)]
         predicted = [view.batch["decoder_loss_weights"] > 0 for view in (student, teacher)]
+        # Without predictions of one network, those of the other have no counterpart in the row.
+        ours_exist, theirs_exist = (jnp.any(each, axis=1, keepdims=True) for each in predicted)
+        predicted = [each & ours_exist & theirs_exist for each in predicted]
         (own_inputs, own_targets), (inputs, targets) = (
             _embeddings(model, view.batch) for model, view in zip(frozen, (student, teacher), strict=True)
         )
 
         # ---- the attention between the predictions of a row ----------------------------------------------------------
         queries = heads[QUERY](jnp.concatenate([own_inputs, own_targets], axis=-1))
-        keys = _standardized(jnp.concatenate([inputs, targets], axis=-1), predicted[1])
+        keys = _divided_by_deviation(jnp.concatenate([inputs, targets], axis=-1), predicted[1])
         scores = jnp.einsum("bqd,bkd->bqk", queries, keys) * keys.shape[-1] ** -0.5
         scores = jnp.where(predicted[0][:, :, None] & predicted[1][:, None], scores, MASK_VALUE)
 
         # ---- the states of each network in the space of the other ----------------------------------------------------
         known = jax.lax.stop_gradient(theirs.hidden).astype(jnp.float32)
-        states = _standardized(known, predicted[1]) + _standardized(targets, predicted[1])
+        states = _divided_by_deviation(known, predicted[1]) + _divided_by_deviation(targets, predicted[1])
         of_teacher = jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), heads[TO_STUDENT](states))
         moved = heads[TO_TEACHER](ours.hidden.astype(jnp.float32))
         of_student = jnp.einsum("bqk,bqd->bkd", jax.nn.softmax(scores, axis=1), moved)
@@ -175,7 +179,9 @@ def _embedding_size(network: Network) -> int:
 
 
 @jax.vmap
-def _standardized(x: Float[Array, "length embed"], counts: Bool[Array, " length"]) -> Float[Array, "length embed"]:
+def _divided_by_deviation(
+    x: Float[Array, "length embed"], counts: Bool[Array, " length"]
+) -> Float[Array, "length embed"]:
     """Divides vectors by the standard deviation of all features of those that count, with Bessel's correction."""
     size = jnp.sum(counts) * x.shape[1]
     known = jnp.where(counts[:, None], x, 0.0)
