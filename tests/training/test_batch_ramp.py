@@ -181,6 +181,7 @@ def test_fork_reads_other_data_from_its_beginning_if_one_of_both_runs_has_a_ramp
     [
         ({"microbatches": 1}, "BATCH_RAMP: a batch grows by microbatches, and MICROBATCHES=1. Give more."),
         ({"batch_ramp": TokenRamp(100, start=5)}, "BATCH_RAMP_START=5: not a number of microbatches from 1 to MICROB"),
+        ({"batch_ramp": TokenRamp(100, start=1.5)}, "BATCH_RAMP_START=1.5: not a number of microbatches from 1 to MI"),
         ({"continuous": True}, "BATCH_RAMP: the rows of rows to copy continue in the next batch"),
         ({"rates": Stages(stages={0: {"a": 1}})}, "BATCH_RAMP: the rates of rows to copy change at steps of"),
     ],
