@@ -46,13 +46,14 @@ class MaskedNextToken(Objective):
 
     Masked tokens are chosen for each segment by itself, as in the released code: its text is cut into spans of 1 to 3
     tokens, each length as probable as the others; spans are chosen in random order until n tokens are, of which the
-    last span may add further ones, with n = max(1, ⌊rate · tokens + u⌋ and u uniform in [0, 1). A span becomes mask
+    last span may add further ones, with n = max(1, ⌊rate · tokens + u⌋) and u uniform in [0, 1). A span becomes mask
     tokens with probability 0.8, random ones with probability 0.1, or stays. The released code favors spans that were
     masked less often in earlier epochs; this one does not count them.
 
     The terms are `masked_next_token` and `causal_lm`, each a mean over its own tokens, with the shares of rows as
     coefficients. The metrics are `loss` in nats per predicted token of both kinds without z-loss, `masked_loss`,
-    `causal_loss`, `accuracy` and `z_loss`. At evaluation, all rows are masked, with masks that depend on the row alone.
+    `causal_loss`, `accuracy` and `z_loss`. At evaluation, all rows are masked, with masks that depend on the row alone,
+    and `causal_loss` is 0.
 
     Args:
       mask_id: Token id of [MASK].
