@@ -112,8 +112,8 @@ class MaskedNextToken(Objective):
         """
         if not isinstance(config, BertConfig) or RANKS not in config.reads:
             raise UserError(
-                f"MaskedNextToken: the model is a {type(config).__name__}, whose rows cannot be causal one by one. "
-                "Give a GPT-BERT, such as models/gptbert/small.gin."
+                f"MaskedNextToken: the model is a {type(config).__name__}, which has one mask for all rows, and not "
+                "some causal rows. Give a GPT-BERT, such as models/gptbert/small.gin."
             )
         if (largest := max((self.mask_id, *self.special_ids))) >= config.vocab_size:
             raise UserError(
