@@ -24,7 +24,7 @@ class DataMismatchError(UserError):
 
 
 def unknown_position(state: bytes, place: str) -> DataMismatchError:
-    """Returns the error that a position was saved by another kind of data source.
+    """Returns the error that a position was saved by another kind of host iterator.
 
     Args:
       state: The position.
@@ -32,7 +32,7 @@ def unknown_position(state: bytes, place: str) -> DataMismatchError:
     """
     return DataMismatchError(
         f"the data cannot resume from the saved position: {len(state)} bytes that begin with {state[:24]!r} are not a "
-        f"position in {place}, but in another kind of data source, or differ by BATCH_RAMP or UPDATES_PER_ROLLOUT"
+        f"position in {place}: it was saved with another kind of data source, BATCH_RAMP or UPDATES_PER_ROLLOUT."
     )
 
 
