@@ -234,7 +234,7 @@ def draw(found: Changes, widths: Sequence[int]) -> "Figure":
 def _numbers(widths: str | Sequence[int]) -> list[int]:
     try:
         found = [int(width) for width in (widths.split(",") if isinstance(widths, str) else widths)]
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise UserError(f"--widths={widths}: not numbers separated by commas. Give several, as 64,128,256") from error
     if len(found) < 2 or found[0] < 1 or found != sorted(set(found)):
         raise UserError(f"--widths={widths}: not several widths in ascending order. Give some, such as 64,128,256")

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 PHASES = "PHASES"
 # Settings whose value may be the name of a phase, with a step.
 FORK, INITIAL = "FORK", "INITIAL_CHECKPOINT_PATH"
+# The steps whose checkpoints a phase keeps, with those that other phases start from.
+KEEP_STEPS = "KEEP_STEPS"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _EXAMPLE = "{'stable': ('TRAIN_STEPS=9000',), 'decay': ('FORK=stable', 'TRAIN_STEPS=10000')}"
 
@@ -105,7 +107,7 @@ def expand(command: Command, arguments: Arguments) -> list[Phase]:
     from t5x_like.config import read_macros
 
     files, wanted = command.gin_files(arguments.gin_files), arguments.phase
-    names = (PHASES, "MODEL_DIR", "KEEP_STEPS", "JSON_PATH")
+    names = (PHASES, "MODEL_DIR", KEEP_STEPS, "JSON_PATH")
     given = read_macros(names, files, arguments.bindings, arguments.search_paths) if "steps" in command.derives else {}
     if not (entries := given.get(PHASES)):
         if wanted is not None:
@@ -117,7 +119,7 @@ def expand(command: Command, arguments: Arguments) -> list[Phase]:
     if wanted is not None and wanted not in phases:
         raise UserError(f"--phase={wanted}: not a phase of PHASES ({', '.join(phases)}). Give one of them.")
     if wanted is None and not command.all_phases:
-        return [Phase(_without_phases(arguments))]
+        return [Phase(arguments)]
     return [phase for name, phase in phases.items() if wanted in (None, name)]
 
 
@@ -128,7 +130,8 @@ def check_models(recipes: Sequence[tuple[Phase, Recipe]]) -> None:
       recipes: The phases in order, with their recipes.
 
     Raises:
-      UserError: A model has another shape, or a phase ends before the step that it continues from.
+      UserError: A model has another shape, or a phase starts from a step that another one does not reach, or ends
+        before it.
     """
     from t5x_like.models import build
     from t5x_like.parameters import named_leaves
@@ -137,6 +140,12 @@ def check_models(recipes: Sequence[tuple[Phase, Recipe]]) -> None:
     for phase, recipe in recipes:
         shapes = {name: tuple(leaf.shape) for name, leaf in named_leaves(build.stacked_shapes(recipe.model)).items()}
         models[phase.name] = shapes, recipe.periods.total
+        for parent, step in phase.origins.values():
+            if step is not None and parent in models and not 1 <= step <= models[parent][1]:
+                raise UserError(
+                    f"PHASES: {phase.name!r} starts from step {step} of {parent!r}, which has TRAIN_STEPS="
+                    f"{models[parent][1]}. Give one of its steps, from 1 on."
+                )
         if FORK not in phase.origins or (parent := phase.origins[FORK][0]) not in models:
             continue
         of_parent, last = models[parent]
@@ -202,6 +211,8 @@ def _phase(
     given: Mapping[str, Any],
 ) -> Phase:
     """Returns a phase. Settings of the command line replace those of the phase."""
+    from t5x_like.config import read_macros
+
     root = given.get("MODEL_DIR") or ""
     forked = {
         step for each in origins.values() for parent, step in each.values() if parent == name and step is not None
@@ -213,24 +224,19 @@ def _phase(
 
     own = {setting: repr(path(*origin)) for setting, origin in origins[name].items()}
     own |= {"MODEL_DIR": repr(paths.join(root, name))} if root else {}
-    own |= {"KEEP_STEPS": repr(tuple(sorted(forked | set(given.get("KEEP_STEPS") or ()))))} if forked else {}
+    settings = [tuple(word.split("=", 1)) for word in words if "=" in word]
+    files = [word for word in words if "=" not in word]
+    if forked:
+        of_phase = read_macros((KEEP_STEPS,), files, [*settings, *arguments.bindings], arguments.search_paths)
+        kept = of_phase.get(KEEP_STEPS, given.get(KEEP_STEPS))
+        own[KEEP_STEPS] = repr(tuple(sorted(forked | set(kept or ()))))
     if (file := given.get("JSON_PATH")) and not arguments.phase:  # one file per phase
         own["JSON_PATH"] = repr(f"{file.removesuffix('.json')}.{name}.json")
-    bare = _without_phases(arguments)
-    settings = [tuple(word.split("=", 1)) for word in words if "=" in word]
+    gin_files = [*arguments.gin_files, *files]
+    bindings = [*settings, *arguments.bindings, *own.items()]
     return Phase(
-        dataclasses.replace(
-            bare,
-            gin_files=[*bare.gin_files, *(word for word in words if "=" not in word)],
-            bindings=[*settings, *bare.bindings, *own.items()],
-        ),
-        name,
-        origins[name],
+        dataclasses.replace(arguments, phase=None, gin_files=gin_files, bindings=bindings), name, origins[name]
     )
-
-
-def _without_phases(arguments: Arguments) -> Arguments:
-    return dataclasses.replace(arguments, phase=None)
 
 
 def _in_order(phases: Mapping[str, Phase]) -> dict[str, Phase]:

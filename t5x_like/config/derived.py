@@ -159,6 +159,9 @@ def derive(root: str, arguments: Mapping[str, Any]) -> tuple[str, list[str]]:
             macros["EVAL_SPLIT"] = format_value(split)
         if isinstance(batch_size := getattr(held_out, "batch_size", None), int):
             macros["BATCH_SIZE"] = format_value(batch_size)  # the default of `eval`
+        given, held = (getattr(each, "task_arguments", None) or {} for each in (data, held_out))
+        if hasattr(held_out, "task_arguments") and held != given and is_literal(held):
+            macros["EVAL_TASK_ARGUMENTS"] = format_value(held)
     if source and source.startswith("@"):
         # The shipped files configure the evaluation data in this scope, and fall back to unscoped settings.
         macros["EVAL_DATA"] = source if "/" in source else f"@eval/{source[1:]}"

@@ -33,7 +33,7 @@ DERIVED = "derived"
 COMMON = "common setting"
 # Macros that describe the task of a run. Commands that read the run use them instead of their own defaults.
 TASK_MACROS = (
-    *("MIXTURE_OR_TASK_NAME", "MIXTURE_OR_TASK_MODULE", "TASK_FEATURE_LENGTHS"),
+    *("MIXTURE_OR_TASK_NAME", "MIXTURE_OR_TASK_MODULE", "TASK_FEATURE_LENGTHS", "EVAL_TASK_ARGUMENTS"),
     *("USE_CACHED_TASKS", "TASK_ARGUMENTS", "RATES", "VOCABULARY_PATH", "OBJECTIVE", "PACK", "EVAL_DATA", "EVAL_SPLIT"),
     *("DATA_FILES", "VALIDATION_FILES", "TEXT_COLUMN", "ON_BAD_RECORD", "LABELS", "HEAD"),
 )
@@ -177,8 +177,8 @@ class Reader:
     def read_run(self, directory: str) -> None:
         """Reads the stored configuration of a run, whose paths become those in its directory."""
         self.read_file(paths.join(directory, run_files.CONFIG), STORED)
-        arguments = self.statements.macros.get("TASK_ARGUMENTS")
-        for name, value in relocation.macros(directory, arguments and arguments.value).items():
+        stored = {name: setting.value for name, setting in self.statements.macros.items()}
+        for name, value in relocation.macros(directory, stored).items():
             self.statements.macros[name] = Setting(value, directory, STORED)
 
     def read_derived(self, source: str, text: str) -> None:

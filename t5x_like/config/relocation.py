@@ -9,19 +9,20 @@ from t5x_like.runtime import run_files
 from t5x_like.vocabularies import tokenizer_files
 
 
-def macros(directory: str, arguments: Any) -> dict[str, Any]:
+def macros(directory: str, stored: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the macros with paths in a run directory.
 
     MODEL_DIR and CHECKPOINT_PATH become the directory. Its copy of the tokenizer replaces VOCABULARY_PATH and the
-    vocabulary in TASK_ARGUMENTS.
+    vocabulary in TASK_ARGUMENTS and EVAL_TASK_ARGUMENTS.
 
     Args:
       directory: The run directory.
-      arguments: The stored value of TASK_ARGUMENTS.
+      stored: The stored value of each macro.
     """
     found: dict[str, Any] = dict.fromkeys(("MODEL_DIR", "CHECKPOINT_PATH"), directory)
     if (tokenizer := tokenizer_files.find(paths.join(directory, run_files.TOKENIZER))) is not None:
         found["VOCABULARY_PATH"] = tokenizer
-        if isinstance(arguments, Mapping):
-            found["TASK_ARGUMENTS"] = task_arguments.without(arguments, task_arguments.VOCABULARY)
+        for name in ("TASK_ARGUMENTS", "EVAL_TASK_ARGUMENTS"):
+            if isinstance(arguments := stored.get(name), Mapping):
+                found[name] = task_arguments.without(arguments, task_arguments.VOCABULARY)
     return found

@@ -69,11 +69,13 @@ def with_prompts(files: Mapping[str, bytes], tokenizer: str | None, prompts: Pro
     config = json.loads(files[CONFIG])
     bos = None if prompts.bos_id is None else tokenizer_folder.token(tokenizer, prompts.bos_id)
     found = dict(files)
-    contents = None if bos is None and not _adds_bos(files, config) else _tokenizer(files, config)
-    if bos is not None and contents is None:
-        logging.warning(
-            "the exported tokenizer does not add %r, with which the run reads texts. Put it before each text", bos
-        )
+    changes = bos is not None or _adds_bos(files, config)
+    contents = _tokenizer(files, config) if changes else None
+    if changes and contents is None:
+        differs = "adds a token before texts that the run does not read. Encode with add_special_tokens=False"
+        if bos is not None:
+            differs = f"does not add {bos!r}, with which the run reads texts. Put it before each text"
+        logging.warning("the exported tokenizer %s", differs)
     if contents is not None:
         config = _generic(config, tokenizer) | ({} if bos is None else {"bos_token": bos})
         before = None if bos is None else (bos, prompts.bos_id)
@@ -101,10 +103,11 @@ def with_inputs(files: Mapping[str, bytes], tokenizer: str | None, ends: bool | 
     if tokenizer is None or ends is None or not _adds_bos(files, config):
         return dict(files)
     contents, number = _tokenizer(files, config), tokenizer_folder.special_ids(tokenizer).get("eos")
-    if contents is None or number is None or tokenizer_json_files.adds_tokens_after(contents):
+    if contents is None or (ends and number is None) or tokenizer_json_files.adds_tokens_after(contents):
         return dict(files)
     after = (tokenizer_folder.token(tokenizer, number), number) if ends else None
-    logging.info("the exported tokenizer ends inputs in EOS and adds no BOS, as in training: tokenizer.json is changed")
+    added = "ends inputs in EOS and adds no BOS" if ends else "adds neither BOS nor EOS"
+    logging.info("the exported tokenizer %s, as in training: tokenizer.json is changed", added)
     surrounded = tokenizer_json_files.surround(contents, after=after)
     return {**files, TOKENIZER: _json(surrounded), CONFIG: _json(_generic(config, tokenizer))}
 

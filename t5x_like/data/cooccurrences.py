@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int, Int64
 
 from t5x_like.data.batches import rows_of_process
 from t5x_like.data.features import FeatureSpec, ModelFeature
-from t5x_like.data.feed import DataMismatchError, HostBatch
+from t5x_like.data.feed import DataMismatchError, HostBatch, unknown_position
 from t5x_like.data.source import DataSource
 from t5x_like.data.specs import WORDS
 from t5x_like.data.task_features import TaskFeature
@@ -260,7 +260,10 @@ class CountIterator:
         Raises:
           DataMismatchError: The position was saved with other counts.
         """
-        stored = json.loads(state)
+        try:
+            stored = json.loads(state)
+        except ValueError as error:
+            raise unknown_position(state, "counts of words") from error
         self._batches, found = stored.pop("batches"), self._identity
         if stored != found:
             raise DataMismatchError(f"the data cannot resume from the saved position: it was {stored}, is {found}.")

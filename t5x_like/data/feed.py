@@ -23,6 +23,19 @@ class DataMismatchError(UserError):
     """A position was saved in other data: another task, batch size, lengths or number of processes."""
 
 
+def unknown_position(state: bytes, place: str) -> DataMismatchError:
+    """Returns the error that a position was saved by another kind of host iterator.
+
+    Args:
+      state: The position.
+      place: What it should be a position in, such as "a cache".
+    """
+    return DataMismatchError(
+        f"the data cannot resume from the saved position: {len(state)} bytes that begin with {state[:24]!r} are not a "
+        f"position in {place}: it was saved with another kind of data source, BATCH_RAMP or UPDATES_PER_ROLLOUT."
+    )
+
+
 @runtime_checkable
 class HostIterator(Protocol):
     """Iterator over the batches of one process, whose position can be saved and restored."""
@@ -225,9 +238,13 @@ def pack(source_state: bytes, pending: list[HostBatch]) -> bytes:
 
 
 def unpack(state: bytes) -> tuple[bytes, list[HostBatch]]:
-    """Returns the state of the iterator and the pending batches that `pack` has serialized."""
+    """Returns the state of the iterator and the pending batches that `pack` has serialized.
+
+    Raises:
+      DataMismatchError: `pack` has not serialized them.
+    """
     if not state.startswith(_MAGIC):
-        raise ValueError(f"{len(state)} bytes that begin with {state[:20]!r} are not the state of a feed.")
+        raise unknown_position(state, "a feed")
     line, _, body = state[len(_MAGIC) :].partition(b"\n")
     header = json.loads(line)
     source_state, stored = body[: header["source"]], body[header["source"] :]

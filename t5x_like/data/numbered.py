@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from t5x_like.data.batches import rows_of_process
 from t5x_like.data.features import FeatureSpec
-from t5x_like.data.feed import DataMismatchError, HostBatch
+from t5x_like.data.feed import DataMismatchError, HostBatch, unknown_position
 from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
 from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
@@ -148,7 +148,10 @@ class NumberedIterator:
         Raises:
           DataMismatchError: The position was saved in other data.
         """
-        stored, current = json.loads(state), self._identity()
+        try:
+            stored, current = json.loads(state), self._identity()
+        except ValueError as error:
+            raise unknown_position(state, "numbered batches") from error
         batches = stored.pop("batches")
         if stored != current:
             raise DataMismatchError(f"the data cannot resume from the saved position: it was {stored}, is {current}.")

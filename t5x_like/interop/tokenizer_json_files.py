@@ -1,4 +1,4 @@
-"""Makes and changes `tokenizer.json` files, which the fast tokenizers of transformers read."""
+"""Reads and changes the special tokens that a `tokenizer.json` of transformers adds to texts."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -24,9 +24,6 @@ class JoinedLM(TokenPrediction):
     Args:
       bos_id: First token id of each text, which the encoder-decoder reads before the targets.
       causal_inputs: Whether inputs attend only to earlier inputs, as in the pretraining of a decoder.
-
-    Raises:
-      UserError: An argument is out of range.
     """
 
     read_as = {"encoder_input_tokens": "decoder_input_tokens"}

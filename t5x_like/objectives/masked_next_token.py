@@ -46,18 +46,19 @@ class MaskedNextToken(Objective):
 
     Masked tokens are chosen for each segment by itself, as in the released code: its text is cut into spans of 1 to 3
     tokens, each length as probable as the others; spans are chosen in random order until n tokens are, of which the
-    last span may add further ones, with n = max(1, ⌊rate · tokens + u⌋ and u uniform in [0, 1). A span becomes mask
+    last span may add further ones, with n = max(1, ⌊rate · tokens + u⌋) and u uniform in [0, 1). A span becomes mask
     tokens with probability 0.8, random ones with probability 0.1, or stays. The released code favors spans that were
     masked less often in earlier epochs; this one does not count them.
 
     The terms are `masked_next_token` and `causal_lm`, each a mean over its own tokens, with the shares of rows as
     coefficients. The metrics are `loss` in nats per predicted token of both kinds without z-loss, `masked_loss`,
-    `causal_loss`, `accuracy` and `z_loss`. At evaluation, all rows are masked, with masks that depend on the row alone.
+    `causal_loss`, `accuracy` and `z_loss`. At evaluation, all rows are masked, with masks that depend on the row alone,
+    and `causal_loss` is 0.
 
     Args:
       mask_id: Token id of [MASK].
       special_ids: Token ids that are neither masked nor drawn as random tokens.
-      causal_rows: Number of causal rows among `of_rows` rows in the order of the run, spread evenly over them.
+      causal_rows: Number of causal rows among `of_rows` rows of the run. Their places in a batch are random.
       of_rows: See `causal_rows`.
       mask_rate: Fraction of masked tokens in training, or a schedule of it.
       evaluation_mask_rate: The fraction at evaluation.
@@ -111,8 +112,8 @@ class MaskedNextToken(Objective):
         """
         if not isinstance(config, BertConfig) or RANKS not in config.reads:
             raise UserError(
-                f"MaskedNextToken: the model is a {type(config).__name__}, whose rows cannot be causal one by one. "
-                "Give a GPT-BERT, such as models/gptbert/small.gin."
+                f"MaskedNextToken: the model is a {type(config).__name__}, which has one mask for all rows, and not "
+                "some causal rows. Give a GPT-BERT, such as models/gptbert/small.gin."
             )
         if (largest := max((self.mask_id, *self.special_ids))) >= config.vocab_size:
             raise UserError(
@@ -137,9 +138,10 @@ class MaskedNextToken(Objective):
             causal, rate = jnp.zeros(rows, bool), self.evaluation_mask_rate
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), _hash(tokens))
         else:
-            causal, rate = self.is_causal(step, rows), self.mask_rate
+            row_key, causal_key = jax.random.split(key)
+            causal, rate = self.is_causal(step, rows, key=causal_key), self.mask_rate
             rate = rate(step) if callable(rate) else rate
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(rows))
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(row_key, jnp.arange(rows))
         vocab_size = params["model"].config.vocab_size
         known = np.setdiff1d(np.arange(vocab_size), (self.mask_id, *self.special_ids))
         named = [tokens, batch["encoder_segment_ids"], batch["encoder_positions"]]
@@ -154,17 +156,20 @@ class MaskedNextToken(Objective):
             _CAUSAL_WEIGHTS: batch["next_weights"] * causal[:, None],
         }
 
-    def is_causal(self, step: Int[Array, ""] | int, rows: int) -> Bool[Array, " batch"]:
+    def is_causal(self, step: Int[Array, ""] | int, rows: int, *, key: Key[Array, ""]) -> Bool[Array, " batch"]:
         """Returns which rows of a step are causal.
 
-        Row n of the run, counted over all steps, is causal if ⌊(n + 1) c⌋ > ⌊n c⌋ with c = causal_rows / of_rows.
+        The first n batches have ⌊n · rows · causal_rows / of_rows⌋ causal rows. Their places in a batch are random: at
+        regular ones, all of them could be in the same microbatch, which a batch ramp may leave empty.
 
         Args:
           step: The step.
           rows: Number of rows of a batch.
+          key: Random key of the places.
         """
         number = (step % self.of_rows) * (rows % self.of_rows) + jnp.arange(rows)
-        return (number % self.of_rows) * self.causal_rows % self.of_rows + self.causal_rows >= self.of_rows
+        spread = (number % self.of_rows) * self.causal_rows % self.of_rows + self.causal_rows >= self.of_rows
+        return jax.random.permutation(key, spread)
 
     def _corrupt(
         self,
@@ -184,7 +189,7 @@ class MaskedNextToken(Objective):
         def draw(key, at):
             return jax.random.uniform(key, tokens.shape)[at]
 
-        # Spans begin anew in each segment. The draws of a span are those of its first position.
+        # Spans restart in each segment. The draws of a span are those of its first position.
         ends = jnp.cumsum(jax.random.randint(span_key, tokens.shape, 1, MAX_SPAN + 1))
         number = jnp.searchsorted(ends, positions - 1, side="right")
         first = jnp.clip(row - (positions - 1) + jnp.concatenate([jnp.zeros(1, ends.dtype), ends])[number], 0, row[-1])
@@ -199,7 +204,10 @@ class MaskedNextToken(Objective):
         return chosen, jnp.where(kind < RANDOM_FRACTION, random, masked)
 
     def weights(self, rows: Batch) -> dict[str, Float[Array, "batch length"]]:
-        """Returns 1 before masked tokens, and in causal rows before all; in rows as they are read, before all."""
+        """Returns the weights of both terms: 1 before a masked token, or in a causal row before each token.
+
+        In rows that are not prepared, both are 1 before each token.
+        """
         names = {MASKED: _MASKED_WEIGHTS, CAUSAL: _CAUSAL_WEIGHTS}
         every = rows["next_weights"]
         return {term: rows.get(name, every).astype(jnp.float32) for term, name in names.items()}

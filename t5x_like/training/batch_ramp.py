@@ -133,7 +133,7 @@ class TokenRamp:
       start: Number of microbatches of the first batch.
 
     Raises:
-      UserError: A number is not positive.
+      UserError: `tokens` is not positive.
     """
 
     tokens: float
@@ -145,7 +145,7 @@ class TokenRamp:
 
     def sizes(self, shape: BatchShape) -> Sizes:
         """Returns the number of microbatches of each step."""
-        if not 1 <= self.start <= shape.microbatches:
+        if not isinstance(self.start, int) or not 1 <= self.start <= shape.microbatches:
             raise UserError(
                 f"BATCH_RAMP_START={self.start}: not a number of microbatches from 1 to MICROBATCHES="
                 f"{shape.microbatches}. Give one of them."

@@ -165,6 +165,12 @@ def test_settings_of_the_command_line_precede_those_of_phases_and_forks_are_path
     assert found["stable"]["KEEP_STEPS"] == "(2,)"
 
 
+@pytest.mark.parametrize(("words", "kept"), [((), "(1, 2)"), (("--gin.KEEP_STEPS=(3,)",), "(2, 3)")])
+def test_phase_keeps_its_own_steps_beside_those_of_forks(recipe, words, kept):
+    given = "{'a': ('TRAIN_STEPS=4', 'KEEP_STEPS=(1,)'), 'b': ('FORK=a@2', 'TRAIN_STEPS=5')}"
+    assert dict(expand(recipe, given, *words)[0].arguments.bindings)["KEEP_STEPS"] == kept
+
+
 def test_plan_has_all_phases_and_other_commands_one(recipe):
     planned = expand(recipe, None, "--topology=v5e:1x1", "--json=plan.json", command="plan")
     assert [dict(each.arguments.bindings)["JSON_PATH"] for each in planned] == [f"'plan.{n}.json'" for n in NAMES]
@@ -206,6 +212,10 @@ def test_missing_phase_raises(recipe):
         (
             "{'a': ('TRAIN_STEPS=2',), 'b': ('FORK=a', 'TRAIN_STEPS=2')}",
             "'b' has TRAIN_STEPS=2, and continues 'a' from",
+        ),
+        (
+            "{'a': ('TRAIN_STEPS=2',), 'b': ('FORK=a@3', 'TRAIN_STEPS=4')}",
+            "'b' starts from step 3 of 'a', which has TRAIN_STEPS=2. Give one of its steps, from 1 on.",
         ),
         (
             "{'a': ('TRAIN_STEPS=2',), 'b': ('TRAIN_STEPS=2', 'TRAIN_STEP=2')}",

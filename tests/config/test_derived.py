@@ -101,6 +101,32 @@ def test_commands_read_the_derived_config(tmp_path, source, monkeypatch):
         assert config.arguments(resolved.configured(), without=("partitioner", "data"))["model"] == T5
 
 
+@pytest.mark.parametrize(
+    ("of_run", "of_evaluations", "given", "expected"),
+    [
+        ({"mask_rate": 0.3}, {"mask_rate": 0.15}, (), {"mask_rate": 0.15}),
+        ({"mask_rate": 0.3}, None, (), {}),
+        ({"mask_rate": 0.3}, {"mask_rate": 0.3}, (("TASK_ARGUMENTS", "{'mask_rate': 0.4}"),), {"mask_rate": 0.4}),
+    ],
+)
+def test_eval_has_the_task_arguments_of_the_evaluations(tmp_path, of_run, of_evaluations, given, expected):
+    task = {"mixture_or_task_name": "a_task", "task_feature_lengths": {"inputs": 8, "targets": 8}, "batch_size": 4}
+    data, held_out = (SeqIOSource(**task, task_arguments=each) for each in (of_run, of_evaluations))
+    text, _ = derive_recipe(recipe(data=data, evaluations={"validation": Evaluation(data=held_out)}))
+    (tmp_path / "config.gin").write_text(text)
+    options = {"files": ["commands/eval.gin"], "bindings": given, "run_directory": str(tmp_path)}
+    resolved = config.load("t5x_like.eval.evaluate", **options)
+    assert config.arguments(resolved.configured())["data"].task_arguments == expected
+
+
+def test_eval_has_the_task_arguments_of_a_recipe_for_evaluations(tmp_path):
+    files = ["commands/train.gin", "models/mosaicbert/tiny.gin", "runs/mosaicbert.gin"]
+    bindings = [("MIXTURE_OR_TASK_NAME", "'a_task'"), ("TASK_ARGUMENTS", "{'mask_rate': 0.3}")]
+    (tmp_path / "config.gin").write_text(config.load(ROOT, files=files, bindings=bindings).text)
+    resolved = config.load("t5x_like.eval.evaluate", files=["commands/eval.gin"], run_directory=str(tmp_path))
+    assert config.arguments(resolved.configured())["data"].task_arguments == {"mask_rate": 0.15}
+
+
 def test_subclass_is_not_recorded_as_its_base():
     class Other(SequenceToSequence):
         pass

@@ -6,7 +6,7 @@ import exported_families
 import pytest
 
 from t5x_like.conversion import tokenizers
-from t5x_like.conversion.prompt_format import with_prompts
+from t5x_like.conversion.prompt_format import with_inputs, with_prompts
 from t5x_like.data.prompts import PromptFormat
 from t5x_like.vocabularies import tokenizer_files, tokenizer_folder
 from t5x_like.vocabularies.tokenizer_classes import TOKENIZER
@@ -63,3 +63,17 @@ def test_bos_of_a_tokenizer_json_is_removed(tmp_path):
     assert json.loads(added[TOKENIZER])["post_processor"]["type"] == "TemplateProcessing"
     removed = with_prompts(added, source, PromptFormat(None))
     assert json.loads(removed[TOKENIZER])["post_processor"] is None
+
+
+def test_inputs_of_an_encoder_decoder_end_as_in_training(tmp_path, monkeypatch):
+    exported_families.write("gpt2", tmp_path / "source")
+    source = str(tmp_path / "source")
+    files = tokenizer_files.read(source, tokenizer_files.TOKENIZER)
+    ids = tokenizer_folder.special_ids(source)
+    added = with_prompts(files, source, PromptFormat(ids["bos"]))
+    last = json.loads(with_inputs(added, source, True)[TOKENIZER])["post_processor"]["single"][-1]
+    assert last["SpecialToken"]["id"] == tokenizer_folder.token(source, ids["eos"])
+    without = {role: number for role, number in ids.items() if role != "eos"}
+    monkeypatch.setattr(tokenizer_folder, "special_ids", lambda path: without)
+    assert json.loads(with_inputs(added, source, False)[TOKENIZER])["post_processor"] is None
+    assert with_inputs(added, source, True) == added  # no token could end the inputs

@@ -163,7 +163,7 @@ def test_restoring_in_other_data_raises(cache_dir, change):
     state = make(cache_dir).host_iterator(SPEC).state()
     with pytest.raises(DataMismatchError, match="cannot resume from the saved position: .* was .*, is "):
         make(cache_dir, **change).host_iterator(SPEC).restore(state)
-    with pytest.raises(ValueError, match="not a position in a cache"):
+    with pytest.raises(DataMismatchError, match="not a position in a cache"):
         make(cache_dir).host_iterator(SPEC).restore(b"t5x_like seqio position 1\n")
 
 

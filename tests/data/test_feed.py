@@ -164,7 +164,7 @@ def test_close_stops_the_thread_and_may_be_repeated(feeds):
 
 
 def test_invalid_state_or_prefetch_raises(feeds):
-    with pytest.raises(ValueError, match="not the state of a feed"):
+    with pytest.raises(ValueError, match="not a position in a feed"):
         feeds(Counter(), put).restore(b"at 3")
     with pytest.raises(ValueError, match="prefetch=0"):
         PrefetchingFeed(Counter(), put, prefetch=0)

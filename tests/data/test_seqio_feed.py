@@ -14,7 +14,7 @@ from absl import logging
 from data_tasks.corpora.documents import Corpus, DocumentSource
 from data_tasks.pretraining.span_corruption import add_span_corruption_task
 from t5x_like.data.features import FeatureSpec, ModelFeature
-from t5x_like.data.feed import PrefetchingFeed
+from t5x_like.data.feed import DataMismatchError, PrefetchingFeed
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.specs import CAUSAL_LM, ENCODER_DECODER
 from t5x_like.errors import UserError
@@ -186,7 +186,7 @@ def test_restoring_with_another_number_of_processes_raises():
     state = make().host_iterator(ENCODER_DECODER, process_index=0, process_count=2).state()
     with pytest.raises(ValueError, match=r"process_count was 2, is 1.*resume with 2\. A run that reads a cache"):
         make().host_iterator(ENCODER_DECODER).restore(state)
-    with pytest.raises(ValueError, match="not a position in a SeqIO pipeline"):
+    with pytest.raises(DataMismatchError, match="not a position in a SeqIO pipeline"):
         make().host_iterator(ENCODER_DECODER).restore(b"something")
     with pytest.raises(
         ValueError, match="BATCH_SIZE=4 is not divisible by the number of processes. Give a multiple of 3"

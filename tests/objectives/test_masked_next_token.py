@@ -30,9 +30,18 @@ OBJECTIVE = MaskedNextToken(
 @pytest.mark.parametrize(("causal", "of", "batch"), [(1, 16, 12), (1, 16, 32), (3, 8, 5), (0, 1, 4), (1, 1, 4)])
 def test_share_of_causal_rows_is_exact_over_the_run(causal, of, batch):
     objective = MaskedNextToken(mask_id=MASK, causal_rows=causal, of_rows=of)
-    kinds = np.asarray(objective.is_causal(np.arange(2 * of)[:, None], batch)).astype(int).reshape(-1)
-    np.testing.assert_array_equal(np.cumsum(kinds), (np.arange(len(kinds)) + 1) * causal // of)
+    counts = [objective.is_causal(step, batch, key=jax.random.key(step)).sum() for step in range(2 * of)]
+    np.testing.assert_array_equal(np.cumsum(counts), np.arange(1, 2 * of + 1) * batch * causal // of)
     assert objective.coefficients == {MASKED: 1 - causal / of, CAUSAL: causal / of}
+
+
+def test_every_microbatch_has_its_share_of_causal_rows():
+    """Row i is in microbatch i % microbatches, and a batch ramp fills the first ones alone."""
+    objective = MaskedNextToken(mask_id=MASK, causal_rows=1, of_rows=16)
+    for microbatches in (16, 48):
+        causal = np.asarray(objective.is_causal(0, 1024 * microbatches, key=jax.random.key(0)))
+        shares = causal.reshape(-1, microbatches).mean(0)
+        assert (shares > 0.5 / 16).all() and (shares < 2 / 16).all()
 
 
 def packed_rows():
@@ -71,14 +80,14 @@ def program():
 
 @functools.cache
 def prepared():
-    """Returns rows as they are read, and after `prepare` in a step in which the rate is RATE."""
+    """Returns rows as they are read, after `prepare` in a step in which the rate is RATE, and which are causal."""
     batch = packed_rows()
-    return batch, {name: np.asarray(array) for name, array in program()(batch, STEP)[0].items()}
+    found = {name: np.asarray(array) for name, array in program()(batch, STEP)[0].items()}
+    return batch, found, found[RANKS].any(axis=1)
 
 
 def test_causal_rows_predict_all_tokens_of_what_they_see():
-    batch, found = prepared()
-    causal = np.asarray(OBJECTIVE.is_causal(STEP, ROWS))
+    batch, found, causal = prepared()
     assert causal.sum() == ROWS // 4
     np.testing.assert_array_equal(found["encoder_input_tokens"][causal], batch["encoder_input_tokens"][causal])
     np.testing.assert_array_equal(found[f"{CAUSAL}_weights"], batch["next_weights"] * causal[:, None])
@@ -87,7 +96,7 @@ def test_causal_rows_predict_all_tokens_of_what_they_see():
 
 
 def test_masked_tokens_are_predicted_by_the_token_before():
-    batch, found = prepared()
+    batch, found, _ = prepared()
     weights, tokens = found[f"{MASKED}_weights"], batch["encoder_input_tokens"]
     rows, at = np.nonzero(weights)
     np.testing.assert_array_equal(found["next_tokens"][rows, at], tokens[rows, at + 1])
@@ -99,8 +108,8 @@ def test_masked_tokens_are_predicted_by_the_token_before():
 
 def test_masks_have_the_published_distribution():
     """Per segment ⌊rate · tokens + u⌋ tokens and what the last span adds; 80 % [MASK], 10 % random, 10 % kept."""
-    batch, found = prepared()
-    masked = ~np.asarray(OBJECTIVE.is_causal(STEP, ROWS))
+    batch, found, causal = prepared()
+    masked = ~causal
     tokens, segments, positions = (
         batch[f"encoder_{name}"][masked] for name in ("input_tokens", "segment_ids", "positions")
     )

@@ -81,6 +81,7 @@ def test_invalid_settings_of_the_check():
     model = LlamaConfig(**SIZES)
     for settings, message in (
         ({"widths": "64"}, "--widths=64: not several widths"),
+        ({"widths": 64}, "--widths=64: not numbers"),
         ({"widths": "64,x"}, "--widths=64,x: not numbers"),
         ({"widths": (32, 16)}, "not several widths in ascending order"),
         ({"steps": 0}, "COORDINATES_STEPS=0: not positive"),

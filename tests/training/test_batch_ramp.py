@@ -11,12 +11,14 @@ import pytest
 import recipes
 
 from t5x_like import optimizers
+from t5x_like.data import numbered
+from t5x_like.data.feed import DataMismatchError, PrefetchingFeed
 from t5x_like.data.mixing import Stages
 from t5x_like.data.specs import ENCODER_DECODER
 from t5x_like.errors import UserError
 from t5x_like.metrics import read_metrics
 from t5x_like.partitioning import Partitioner
-from t5x_like.training import batch_ramp, program
+from t5x_like.training import batch_ramp, program, run_feed
 from t5x_like.training.batch_ramp import BatchShape, LinearRamp, Sizes, TokenRamp
 from t5x_like.training.recipe import Update
 
@@ -146,11 +148,40 @@ def test_rows_are_read_once_and_in_order_on_any_number_of_processes():
         np.testing.assert_array_equal(next(iterators[0])["encoder_input_tokens"], steps[2][0]["encoder_input_tokens"])
 
 
+class Numbers(numbered.NumberedSource):
+    name = "numbers"
+
+    def batch(self, spec, number, rows):
+        return {"x": number * self.batch_size + np.array(rows)}
+
+
+@pytest.mark.parametrize("ramped", [False, True])
+def test_fork_reads_other_data_from_its_beginning_if_one_of_both_runs_has_a_ramp(ramped, caplog):
+    data, shard = Numbers(batch_size=8), {"process_index": 0, "process_count": 1}
+    sources = [
+        data.host_iterator(ENCODER_DECODER, **shard),
+        batch_ramp.host_iterator(data, ENCODER_DECODER, Sizes(1, (2,)), 4, **shard),
+    ]
+    feeds = [PrefetchingFeed(source, lambda batch: batch) for source in sources]
+    for feed in feeds:
+        next(feed)
+    old, new = feeds[::-1] if ramped else feeds
+    with pytest.raises(DataMismatchError, match="not a position in numbered batches"):
+        run_feed.restore_position(new, old.state(), reason=None)
+    run_feed.restore_position(new, old.state(), reason="the fork")
+    assert "because of the fork, the data starts from its beginning" in caplog.text
+    rows = 8 if ramped else 2
+    np.testing.assert_array_equal(next(new)["x"], np.arange(rows, 2 * rows))  # the second batch: nothing has moved
+    for feed in feeds:
+        feed.close()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"microbatches": 1}, "BATCH_RAMP: a batch grows by microbatches, and MICROBATCHES=1. Give more."),
         ({"batch_ramp": TokenRamp(100, start=5)}, "BATCH_RAMP_START=5: not a number of microbatches from 1 to MICROB"),
+        ({"batch_ramp": TokenRamp(100, start=1.5)}, "BATCH_RAMP_START=1.5: not a number of microbatches from 1 to MI"),
         ({"continuous": True}, "BATCH_RAMP: the rows of rows to copy continue in the next batch"),
         ({"rates": Stages(stages={0: {"a": 1}})}, "BATCH_RAMP: the rates of rows to copy change at steps of"),
     ],

@@ -13,7 +13,7 @@ import numpy as np
 from absl import logging
 from grain.experimental import index_shuffle
 
-from t5x_like.data.feed import DataMismatchError
+from t5x_like.data.feed import DataMismatchError, unknown_position
 from t5x_like.errors import UserError
 
 _MAGIC = b"t5x_like cached position 1\n"
@@ -150,14 +150,10 @@ class CachedIterator:
         """Moves to a position that `state()` returned on any number of processes, without reading rows.
 
         Raises:
-          UserError: the bytes are not a position in a cache.
           DataMismatchError: the position was saved in other data; the message lists the differences.
         """
         if not state.startswith(_MAGIC):
-            raise UserError(
-                f"{len(state)} bytes that begin with {state[:24]!r} are not a position in a cache. Give the data "
-                "source with which the checkpoint was saved."
-            )
+            raise unknown_position(state, "a cache")
         stored = json.loads(state[len(_MAGIC) :])
         saved = stored["identity"]
         if differ := [name for name in self._identity if saved.get(name) != self._identity[name]]:

@@ -17,7 +17,7 @@ from absl import logging
 
 from t5x_like import paths
 from t5x_like.data import skipped_records
-from t5x_like.data.feed import DataMismatchError
+from t5x_like.data.feed import DataMismatchError, unknown_position
 from t5x_like.data.skipped_records import SkippedRecords
 from t5x_like.data.token_ids import check_ids
 from t5x_like.errors import UserError
@@ -49,11 +49,13 @@ class _Position:
 
     @classmethod
     def from_bytes(cls, state: bytes) -> "_Position":
-        """Deserializes a position."""
+        """Deserializes a position.
+
+        Raises:
+          DataMismatchError: The bytes are not a position in a SeqIO pipeline.
+        """
         if not state.startswith(_MAGIC):
-            raise ValueError(
-                f"{len(state)} bytes that begin with {state[:24]!r} are not a position in a SeqIO pipeline."
-            )
+            raise unknown_position(state, "a SeqIO pipeline")
         line, _, files = state[len(_MAGIC) :].partition(b"\n")
         return cls(**json.loads(line), files=files)
 

@@ -7,8 +7,9 @@
 | `best_fit_decreasing` | the fullest row that has space, or else a new one, the longest examples of the window first |
 
 `best_fit` is ModernBERT's greedy packing of a first-in-first-out buffer (Warner et al. 2024, arXiv:2412.13663, and its
-code), whose batches have a fixed number of rows. Best fit decreasing needs at most 11/9 of the fewest possible rows,
-and one (Johnson et al. 1974, doi:10.1137/0203025); Ding et al. 2024 (arXiv:2404.10830) pack documents with it.
+code), whose batches have a fixed number of rows. With one feature, best fit decreasing needs at most 11/9 of the
+fewest possible rows, and four (Johnson et al. 1974, doi:10.1137/0203025); Ding et al. 2024 (arXiv:2404.10830) pack
+documents with it.
 
 All are pure TensorFlow and depend on the examples of a window alone, so that a position in the data can be saved.
 """
