@@ -76,9 +76,9 @@ def test_kinds_in_float32_are_those_that_adapters_compare():
     assert lifecycle.kept_in_float32(types.SimpleNamespace(adapters=(LoRA(),))) == set()
 
 
-@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.lacks])
-@pytest.mark.parametrize("adapter", [Prompt(length=2), Prefix(length=2)], ids=["prompt", "prefix"])
-def test_families_without_what_an_adapter_needs_refuse_it(name, adapter):
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, config in CONFIGS.items() for kind in config.lacks])
+def test_families_without_what_an_adapter_needs_refuse_it(name, kind):
     config = CONFIGS[name]
-    with pytest.raises(UserError, match=rf"{type(config).__name__}.adapters=.*: {config.lacks[adapter.needs]}. Choose"):
+    (adapter,) = (each for each in (Prompt(length=2), Prefix(length=2)) if each.needs == kind)
+    with pytest.raises(UserError, match=rf"{type(config).__name__}.adapters=.*: {config.lacks[kind]}. Choose"):
         dataclasses.replace(config, adapters=(adapter,))

@@ -83,6 +83,7 @@ OWN_RUNS = {
     "--gin_file=runs/finetune.gin": "t5",
     "--gin_file=runs/finetune_classification.gin": "bert",
     **{f"--gin_file=runs/{name}.gin": "gpt2" for name in ("preferences", "reward_model", "grpo")},
+    "--gin_file=studies/rewards_policy.gin": "gpt2",
 }
 # The start of the names of gin files that may follow such a recipe.
 ADDED = ("--gin_file=preferences/", "--gin_file=data/cached.gin")
