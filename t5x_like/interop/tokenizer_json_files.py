@@ -10,21 +10,19 @@ def adds_tokens_before(tokenizer: Mapping[str, Any]) -> bool:
     Args:
       tokenizer: The contents of a tokenizer.json.
     """
-    processor = tokenizer.get("post_processor") or {}
-    parts = processor.get("processors", [processor])
-    return any(
-        part.get("type") in ("BertProcessing", "RobertaProcessing")
-        or (part.get("type") == "TemplateProcessing" and "SpecialToken" in (part["single"] or [{}])[0])
-        for part in parts
-    )
+    return _adds_tokens(tokenizer, 0)
 
 
 def adds_tokens_after(tokenizer: Mapping[str, Any]) -> bool:
     """Returns whether a tokenizer adds special tokens after a text; see `adds_tokens_before`."""
+    return _adds_tokens(tokenizer, -1)
+
+
+def _adds_tokens(tokenizer: Mapping[str, Any], place: int) -> bool:
     processor = tokenizer.get("post_processor") or {}
     return any(
         part.get("type") in ("BertProcessing", "RobertaProcessing")
-        or (part.get("type") == "TemplateProcessing" and "SpecialToken" in (part["single"] or [{}])[-1])
+        or (part.get("type") == "TemplateProcessing" and "SpecialToken" in (part["single"] or [{}])[place])
         for part in processor.get("processors", [processor])
     )
 
