@@ -15,7 +15,8 @@ This module runs there, without t5x_like.
 import subprocess
 import time
 
-from peer_steps import LEARNING_RATE, WEIGHT_DECAY, Sizes, Step
+from peer_models import Sizes
+from peer_steps import LEARNING_RATE, WEIGHT_DECAY, Step
 
 LEVANTER = "Levanter"
 FAMILIES = ("gpt",)  # those whose configuration equals ours; it has no T5 and no BERT

@@ -6,20 +6,20 @@ python benchmarks/peers.py --levanter ENVIRONMENT/bin/python
 taskset -c 0 python benchmarks/peers.py --models bigbird xlnet --libraries t5x_like transformers --clock cpu
 
 Both models of a comparison have equal sizes, float32, no dropout, and AdamW: T5 1.1 small, a decoder like GPT-2,
-encoders like BERT, Longformer, BigBird, DeBERTa and XLNet, and an LSTM language model, in torch from `torch.nn.LSTM`.
-All eight are compared by default. Each library runs alone, in a new process with the memory of the machine to itself.
-The libraries take turns for several rounds, so that slow phases of the machine affect all of them. Compilation and
-warm-up are not part of the time; compiled programs are kept between the rounds. Levanter is compared where an
-environment of its own has it (`levanter_step.py`), and only for the decoder. The floor is the time of the model's FLOPs
-at the rate of the step's matrix products, each measured alone by both libraries in every round; the shortest time
-counts.
+encoders like BERT, Longformer, BigBird, DeBERTa, XLNet and ModernBERT base (6 of its 22 layers), a decoder like Qwen 3
+0.6B (4 of its 28 layers), and an LSTM language model, in torch from `torch.nn.LSTM`. All ten are compared by default.
+Each library runs alone, in a new process with the memory of the machine to itself. The libraries take turns for several
+rounds, so that slow phases of the machine affect all of them. Compilation and warm-up are not part of the time;
+compiled programs are kept between the rounds. Levanter is compared where an environment of its own has it
+(`levanter_step.py`), and only for the decoder. The floor is the time of the model's FLOPs at the rate of the step's
+matrix products, each measured alone by both libraries in every round; the shortest time counts.
 
-Random tokens fill all rows. BERT and DeBERTa predict 77 of 512 tokens, Longformer 615 and BigBird 75 of 4,096;
-transformers computes the logits of all of them. XLNet predicts 85 of 512 in both. `--clock cpu` counts CPU seconds of
-the process, for one core of a machine with other work; `taskset` gives all libraries the same core. `--write` replaces
-the table of this machine in a page, or adds it. With `LD_PRELOAD=libtcmalloc_minimal.so.4`, all libraries allocate
-memory with tcmalloc, and the table is a separate one. The comparison of T5, GPT-2 and BERT takes 20 to 40 minutes on
-2 cores, and less than two with `--sizes tiny`.
+Random tokens fill all rows. BERT and DeBERTa predict 77 of 512 tokens, ModernBERT 307 of 1,024, Longformer 615 and
+BigBird 75 of 4,096; transformers computes the logits of all of them. XLNet predicts 85 of 512 in both. `--clock cpu`
+counts CPU seconds of the process, for one core of a machine with other work; `taskset` gives all libraries the same
+core. `--write` replaces the table of this machine in a page, or adds it. With `LD_PRELOAD=libtcmalloc_minimal.so.4`,
+all libraries allocate memory with tcmalloc, and the table is a separate one. The comparison of T5, GPT-2 and BERT takes
+20 to 40 minutes on 2 cores, and less than two with `--sizes tiny`.
 """
 
 import argparse
@@ -38,12 +38,13 @@ from typing import Any
 import levanter_step
 import peer_steps
 from levanter_step import LEVANTER, make_levanter
-from peer_steps import COMPILED, EAGER, OURS, Script, Sizes, Step, make_ours, make_theirs
+from peer_models import Sizes
+from peer_steps import COMPILED, EAGER, OURS, Script, Step, make_ours, make_theirs
 
 LIBRARIES = (OURS, EAGER, COMPILED)
 NAMES = {"t5": "T5 1.1 small", "gpt": "like GPT-2", "bert": "like BERT"}
 NAMES |= {"longformer": "like Longformer", "bigbird": "like BigBird", "deberta": "like DeBERTa", "xlnet": "like XLNet"}
-NAMES |= {"lstm": "LSTM"}
+NAMES |= {"lstm": "LSTM", "modernbert": "like ModernBERT", "qwen3": "like Qwen 3 0.6B"}
 MODELS = {
     "t5": Sizes("t5", 8, 512, 114, 512, 1024, 6, 6, 8, 32128),
     "gpt": Sizes("gpt", 8, 512, 0, 512, 2048, 8, 8, 6, 50257),
@@ -52,6 +53,8 @@ MODELS = {
     "bigbird": Sizes("bigbird", 1, 4096, 75, 512, 2048, 8, 8, 6, 50358),
     "deberta": Sizes("deberta", 2, 512, 77, 512, 2048, 8, 8, 6, 50265),
     "xlnet": Sizes("xlnet", 2, 512, 85, 512, 2048, 8, 8, 6, 32000),
+    "modernbert": Sizes("modernbert", 4, 1024, 307, 768, 1152, 12, 12, 6, 50368),
+    "qwen3": Sizes("qwen3", 2, 512, 0, 1024, 3072, 16, 8, 4, 151936, head_dim=128),
     "lstm": Sizes("lstm", 32, 128, 0, 1024, 0, 0, 0, 1, 10000),
 }
 MAKERS: dict[str, Callable[[Sizes], Step]] = {

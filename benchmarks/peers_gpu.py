@@ -26,13 +26,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from peer_models import Sizes
 from peer_steps import (
     COMPILED,
     EAGER,
     OURS,
     OURS_XLA,
     Script,
-    Sizes,
     Step,
     make_ours,
     make_theirs,

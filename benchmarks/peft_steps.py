@@ -10,7 +10,8 @@ GPT-2, which has the keys as well). Each measurement is a process of its own, an
 import argparse
 import statistics
 
-from peer_steps import EAGER, OURS, Script, Sizes, make_ours, make_theirs, table, versions
+from peer_models import Sizes
+from peer_steps import EAGER, OURS, Script, make_ours, make_theirs, table, versions
 
 SIZES = {
     family: Sizes(family, 16, 128, 20 if family == "bert" else 0, 512, 2048, 8, 8, 6, 30522)
