@@ -1,6 +1,7 @@
 """SOAP (Vyas et al. 2024, arXiv:2409.11321): Adam in the eigenbasis of Shampoo's preconditioner."""
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -147,6 +148,29 @@ def _new_bases(moments: list, has_basis: Array, bases: list, nu: Array) -> tuple
             continue
         order = jnp.argsort(jnp.sum(basis * _product(moment, basis), axis=0), descending=True)
         nu = jnp.where(has_basis, jnp.take(nu, order, axis=axis), nu)
-        iterated = jnp.linalg.qr(_product(moment, basis[:, order]))[0]
-        found.append(jnp.where(has_basis, iterated, jnp.linalg.eigh(moment)[1][:, ::-1]))
+        found.append(_basis(has_basis, _orthonormal(_product(moment, basis[:, order])), moment))
     return found, nu
+
+
+def _basis(has_basis: Array, iterated: Array, moment: Array) -> Array:
+    """Returns `iterated`, or without a basis the eigenvectors of `moment` by falling eigenvalues.
+
+    A loop, which ends at once if all layers have a basis. Over several layers, `jax.lax.cond` would decompose each time.
+    """
+    return jax.lax.while_loop(
+        lambda carry: ~carry[0], lambda _: (jnp.ones_like(has_basis), _eigenvectors(moment)), (has_basis, iterated)
+    )[1]
+
+
+def _by_platform(decompose: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """Returns a decomposition of a matrix that CPUs compute for one layer after another.
+
+    There, several decompositions of several layers each, which a program computes at a time, may take all threads and
+    wait for each other forever (JAX 0.10).
+    """
+    one_by_one = jax.custom_batching.sequential_vmap(decompose)
+    return lambda matrix: jax.lax.platform_dependent(matrix, cpu=one_by_one, default=decompose)
+
+
+_orthonormal = _by_platform(lambda matrix: jnp.linalg.qr(matrix)[0])
+_eigenvectors = _by_platform(lambda matrix: jnp.linalg.eigh(matrix)[1][:, ::-1])
