@@ -1,10 +1,20 @@
 """Maps Gemma 2, with logits or with the heads of classification, to transformers."""
 
 import dataclasses
+from typing import Any
 
 from t5x_like.interop.gemma import GEMMA
 from t5x_like.interop.rotary_decoders import ACTIVATIONS, BOTH_NORMS, Windows, every
 from t5x_like.models.gemma import Gemma2Config
+
+# By default, transformers 4 computes attention without its cap, and does not say so.
+WITH_SOFTCAP = {"_attn_implementation": "eager"}
+
+
+def implied(config: Gemma2Config) -> dict[str, Any]:
+    """Returns the keys of config.json that ask for attention with its cap, if there is one."""
+    return {} if config.attention_softcap is None else dict(WITH_SOFTCAP)
+
 
 GEMMA2 = dataclasses.replace(
     GEMMA,
@@ -34,6 +44,7 @@ GEMMA2 = dataclasses.replace(
         "attention_softcap": ("attn_logit_softcapping", 50.0),
         "final_softcap": ("final_logit_softcapping", 30.0),
     },
+    implied=implied,
     tensors={"norms": BOTH_NORMS},
     heads="Gemma2",
 )

@@ -176,10 +176,6 @@ class Windows:
         return found
 
 
-# By default, transformers 4 computes attention without its cap, and does not say so.
-WITH_SOFTCAP = {"_attn_implementation": "eager"}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderFiles:
     """How transformers stores a family of decoders.
@@ -189,6 +185,7 @@ class DecoderFiles:
       windows: How windows are stored; None for a family without.
       local_theta: Key of the base of the rotations in layers with a window; None if there is none.
       optional: Field -> key and default of numbers that may be null.
+      implied: Returns keys of config.json that a configuration implies.
       tensors: Arguments of `table`, or a function of the configuration to them.
       heads: Name of the classes of downstream tasks before `For…`; None if there are none.
       answers: Whether there is a class for question answering.
@@ -200,6 +197,7 @@ class DecoderFiles:
     windows: Windows | None = None
     local_theta: str | None = None
     optional: Mapping[str, tuple[str, float | None]] = dataclasses.field(default_factory=dict)
+    implied: Callable[[Any], Mapping[str, Any]] = lambda config: {}
     tensors: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     heads: str | None = None
     answers: bool = True
@@ -246,8 +244,7 @@ class DecoderFiles:
         if self.local_theta is not None:
             more[self.local_theta] = config.local_rope_theta
         more |= {key: getattr(config, field) for field, (key, _) in self.optional.items()}
-        if more.get("attn_logit_softcapping") is not None:
-            more |= WITH_SOFTCAP
+        more |= self.implied(config)
         return self.entries.to_json(config, heads, **more)
 
     def table(self, config: Any) -> list[TensorMapping]:

@@ -6,9 +6,9 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.interop import fields, gemma, rotary_decoders, special_token_fields
-from t5x_like.interop.gemma2 import GEMMA2
+from t5x_like.interop.gemma2 import GEMMA2, WITH_SOFTCAP
 from t5x_like.interop.head_classes import architecture
-from t5x_like.interop.rotary_decoders import WITH_SOFTCAP, DecoderFiles
+from t5x_like.interop.rotary_decoders import DecoderFiles
 from t5x_like.interop.tensor_mapping import Family, TensorMapping, dense
 from t5x_like.models.rotary_encoder_decoder import RotaryEncoderDecoderConfig
 from t5x_like.models.rotary_layers import RotaryConfig

@@ -57,6 +57,9 @@ def test_keys_that_only_one_version_reads_are_written_beside_the_others():
     assert gemma["rope_local_base_freq"] == 10000.0 and gemma["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
     assert gemma["layer_types"] == ([SLIDING] * 5 + [FULL]) * 5 + [SLIDING] * 4
     assert "rope_parameters" not in gemma and gemma["query_pre_attn_scalar"] == 256
+    # transformers 4 leaves the cap out by default.
+    configs = (Gemma2Config(), Gemma2Config(attention_softcap=None), Gemma3Config())
+    assert [written(each).get("_attn_implementation") for each in configs] == ["eager", None, None]
     bert = written(ModernBertConfig())
     assert (bert["local_attention"], bert["global_attn_every_n_layers"]) == (128, 3)
     decoder = written(ModernBertDecoderConfig())
