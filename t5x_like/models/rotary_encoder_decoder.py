@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float, Int
 
+from t5x_like.adapters import model_adapters
 from t5x_like.errors import UserError
 from t5x_like.kernels.masks import Mask
 from t5x_like.layers import embeddings
@@ -23,7 +24,7 @@ from t5x_like.layers.merged_attention import MergedAttention
 from t5x_like.layers.stacks import NO_CAPTURES
 from t5x_like.models import checks
 from t5x_like.models.base import BaseConfig, Batch, StackInfo
-from t5x_like.models.encoder_decoder import EncoderDecoder
+from t5x_like.models.encoder_decoder import Cache, Encoded, EncoderDecoder
 from t5x_like.models.rotary_decoder import RotaryDecoderConfig
 from t5x_like.models.rotary_layers import RotaryConfig
 
@@ -288,6 +289,15 @@ class RotaryEncoderDecoder(EncoderDecoder):
             return self.block_inputs(own, {"mask": cross_mask, "source": encoded})
 
         return self.decoder(x, *map(inputs, self.decoder_kinds), dropout_key=dropout_key, captures=captures)
+
+    def init_cache(self, batch_size: int, cache_length: int, encoded: Encoded) -> Cache:
+        """Creates a cache with the keys and values of the cross-attention; see `EncoderDecoder.init_cache`.
+
+        Raises:
+          UserError: `cache_length` is larger than `max_length` of the decoder.
+        """
+        checks.row_length(self.config.decoder, cache_length + model_adapters.count_positions(self.config))
+        return super().init_cache(batch_size, cache_length, encoded)
 
     def block_inputs(self, own: dict[str, Any], cross: dict[str, Any]) -> Inputs:
         """Returns the inputs of the blocks of a layer of the decoder; see `EncoderDecoder.block_inputs`."""
