@@ -84,7 +84,7 @@ class StackFiles:
 
     def config_to_json(self, config: Any, heads: Iterable[str] = ()) -> dict[str, Any]:
         """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
-        for name in ("shared_embeddings", "merged_attention"):
+        for name in ("shared_embeddings", "merged_attention", "padding_id"):
             if (value := getattr(config, name)) != (only := getattr(self.config_class(), name)):
                 raise UserError(f"{name}={value}: not supported by transformers' {self.model}. Set {only}.")
         stacks = {name: self.stack_to_json(name, config) for name in self.types}

@@ -9,6 +9,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from t5x_like.adapters import model_adapters
+from t5x_like.errors import UserError
 from t5x_like.kernels import head_exchange
 from t5x_like.kernels.dropout import split_key
 from t5x_like.kernels.masks import Mask
@@ -20,7 +21,6 @@ from t5x_like.layers.layer_kinds import LayerKind
 from t5x_like.models.base import BaseModel, Batch, ModelConfig
 from t5x_like.models.outputs import Outputs
 
-PADDING_ID = 0
 FIRST_SEGMENT = 1
 
 
@@ -104,6 +104,7 @@ class EncoderDecoder(BaseModel):
       decoder: Stack of layers with the blocks `self_attention` and `cross_attention`.
       cross_attention: Name of the block that attends to the encoder.
       decoder_kinds: The kinds of the layers of the decoder, repeated over the layers.
+      padding_id: Token that is padding in inputs without segment ids; None if inputs must have them.
     """
 
     config: EncoderDecoderConfig
@@ -111,6 +112,7 @@ class EncoderDecoder(BaseModel):
     decoder: Any
     cross_attention: str = "cross_attention"
     decoder_kinds: tuple[LayerKind, ...] = (LayerKind(),)
+    padding_id: int | None = 0
 
     # ---- defined or overridden by families -------------------------------------------------------------------------
 
@@ -212,6 +214,7 @@ class EncoderDecoder(BaseModel):
 
         Raises:
           ValueError: The batch has the segment ids of one stack only, or a name in `capture` or `edits` is unknown.
+          UserError: The batch has no segment ids, and no token is padding.
         """
         config = self.config
         captures = capturing.parse(
@@ -223,15 +226,16 @@ class EncoderDecoder(BaseModel):
             edits,
         )
         encoder_key, decoder_key = split_key(dropout_key, 2)
+        encoder_mask = self._encoder_mask(batch)
         encoded, encoder_captures = self.run_encoder(
             embedded["encoder"],
-            mask=_encoder_mask(batch),
+            mask=encoder_mask,
             dropout_key=encoder_key,
             captures=captures["encoder"],
             **self.stack_inputs(batch, "encoder"),
         )
         encoded, encoder_output = captures["encoder"].state(capturing.OUTPUT, encoded)
-        decoder_mask, cross_mask = _decoder_masks(batch)
+        decoder_mask, cross_mask = _decoder_masks(batch, encoder_mask)
         hidden, decoder_captures = self.run_decoder(
             embedded["decoder"],
             encoded=encoded,
@@ -256,10 +260,24 @@ class EncoderDecoder(BaseModel):
           The encoder's hidden states, those of a prompt included, and the positions to which the decoder may attend.
         """
         batch = model_adapters.extend(self.config, batch)
-        tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
-        inputs = {"mask": _encoder_mask(batch), **self.stack_inputs(batch, "encoder")}
-        hidden, _ = self.run_encoder(self.embed_encoder(batch), **inputs)
-        return Encoded(hidden=hidden, valid=tokens != PADDING_ID if segments is None else segments == FIRST_SEGMENT)
+        mask, segments = self._encoder_mask(batch), batch.get("encoder_segment_ids")
+        hidden, _ = self.run_encoder(self.embed_encoder(batch), mask=mask, **self.stack_inputs(batch, "encoder"))
+        return Encoded(hidden=hidden, valid=mask.key_valid if segments is None else segments == FIRST_SEGMENT)
+
+    def _encoder_mask(self, batch: Batch) -> Mask:
+        """Returns the mask of the encoder's self-attention.
+
+        Raises:
+          UserError: The batch has no segment ids, and no token is padding.
+        """
+        if (segments := batch.get("encoder_segment_ids")) is not None:
+            return Mask(query_segments=segments, key_segments=segments)
+        if self.padding_id is None:
+            raise UserError(
+                f"the batch has no encoder_segment_ids, and no token of {type(self.config).__name__} is padding. Give "
+                "encoder_segment_ids and decoder_segment_ids: 1 for tokens, 0 for padding."
+            )
+        return Mask(key_valid=batch["encoder_input_tokens"] != self.padding_id)
 
     def init_cache(self, batch_size: int, cache_length: int, encoded: Encoded) -> Cache:
         """Creates a cache with the keys and values of the cross-attention.
@@ -366,14 +384,7 @@ def forward_flops(
     return 2.0 * batch * (encoder + decoder + predictions * d * config.vocab_size)
 
 
-def _encoder_mask(batch: Batch) -> Mask:
-    segments = batch.get("encoder_segment_ids")
-    if segments is None:
-        return Mask(key_valid=batch["encoder_input_tokens"] != PADDING_ID)
-    return Mask(query_segments=segments, key_segments=segments)
-
-
-def _decoder_masks(batch: Batch) -> tuple[Mask, Mask]:
+def _decoder_masks(batch: Batch, encoder_mask: Mask) -> tuple[Mask, Mask]:
     """Returns the masks of the decoder's self-attention and cross-attention."""
     encoder, decoder = batch.get("encoder_segment_ids"), batch.get("decoder_segment_ids")
     if (encoder is None) != (decoder is None):
@@ -381,7 +392,7 @@ def _decoder_masks(batch: Batch) -> tuple[Mask, Mask]:
             "the batch has segment ids of one stack only. Give encoder_segment_ids and decoder_segment_ids"
         )
     if encoder is None:
-        return Mask(causal=True), _encoder_mask(batch)
+        return Mask(causal=True), encoder_mask
     return (
         Mask(causal=True, query_segments=decoder, key_segments=decoder),
         Mask(query_segments=decoder, key_segments=encoder),

@@ -50,6 +50,8 @@ class RotaryEncoderDecoderConfig(BaseConfig):
     dropout_rate: float | None = None
     # Dropout rate of the attention weights. None: the decoder's.
     attention_dropout_rate: float | None = None
+    # Token that is padding in inputs without segment ids; None if inputs must have them.
+    padding_id: int | None = None
 
     def __post_init__(self):
         for stack in ("encoder", "decoder"):
@@ -58,6 +60,8 @@ class RotaryEncoderDecoderConfig(BaseConfig):
             if getattr(self, field) is None:
                 object.__setattr__(self, field, getattr(self.decoder, field))
         super().__post_init__()
+        if self.padding_id is not None:
+            checks.non_negative_integers(self, "padding_id")
         common = {name: getattr(self, name) for name in (*_COMMON, "remat", "dtype", "scan_layers")}
         common |= {"tied_embeddings": self.decoder.tied_embeddings, "special_tokens": None, "adapters": ()}
         for stack in ("encoder", "decoder"):
@@ -214,6 +218,11 @@ class RotaryEncoderDecoder(EncoderDecoder):
     def cross_attention(self) -> str:
         """Name of the block that attends to the encoder."""
         return "self_attention" if self.config.merged_attention else "cross_attention"
+
+    @property
+    def padding_id(self) -> int | None:
+        """Token that is padding in inputs without segment ids; None if inputs must have them."""
+        return self.config.padding_id
 
     @property
     def _decoder_table(self) -> embeddings.Embedder:

@@ -30,6 +30,8 @@ class T5GemmaConfig(RotaryEncoderDecoderConfig):
     encoder: Gemma2Config = Gemma2Config()
     # Configuration of the decoder.
     decoder: Gemma2Config = Gemma2Config()
+    # Token that is padding in inputs without segment ids; None if inputs must have them.
+    padding_id: int | None = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ class T5Gemma2Config(RotaryEncoderDecoderConfig):
     merged_attention: bool = True
     # Token id of the end of an image, whose vector is a parameter of its own that is not scaled.
     end_of_image_id: int = 256000
+    # Token that is padding in inputs without segment ids; None if inputs must have them.
+    padding_id: int | None = 0
 
     def __post_init__(self):
         super().__post_init__()

@@ -39,7 +39,10 @@ FAMILIES = {
         default_tokens=_TOKENS,
     ),
     "qwen2_encoder_decoder": Family(
-        RotaryEncoderDecoderConfig(encoder=_QWEN, decoder=_QWEN), _BOTH, flops_sizes=_wide(_QWEN), huggingface=False
+        RotaryEncoderDecoderConfig(encoder=_QWEN, decoder=_QWEN, padding_id=0),
+        _BOTH,
+        flops_sizes=_wide(_QWEN),
+        huggingface=False,
     ),
 }
 

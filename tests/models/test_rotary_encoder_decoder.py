@@ -2,8 +2,9 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
-from families import FAMILIES, random_model, tokens
+from families import FAMILIES, example_batch, random_model, tokens
 
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
@@ -20,3 +21,23 @@ def test_texts_longer_than_the_decoder_raise():
     assert generate(model, batch, Decoding(max_length=5, **options)).lengths.tolist() == [[5]]
     with pytest.raises(UserError, match=r"rows of 6 tokens: longer than .* \(Qwen2Config.max_length=5\). Lower"):
         generate(model, batch, Decoding(max_length=6, **options))
+
+
+def test_rows_without_segment_ids_need_a_padding_id():
+    model = random_model(dataclasses.replace(FAMILY.config, padding_id=None))
+    batch = example_batch(FAMILY)
+    for run in (model, model.encode):
+        with pytest.raises(UserError, match="no encoder_segment_ids, and no token of RotaryEncoderDecoderConfig is"):
+            run(batch)
+    # With them, token 0 is read like any other.
+    batch["encoder_input_tokens"][:, 3] = 0
+    segmented = batch | {
+        f"{stack}_segment_ids": np.ones_like(batch[f"{stack}_input_tokens"]) for stack in ("encoder", "decoder")
+    }
+    masked, read = random_model(FAMILY.config)(batch).hidden, model(segmented).hidden
+    other = random_model(dataclasses.replace(FAMILY.config, padding_id=STACK.vocab_size))(batch).hidden
+    np.testing.assert_allclose(read, other, atol=2e-5)
+    assert np.abs(read - masked).max() > 1e-3
+    assert model.encode(segmented).valid.all()
+    with pytest.raises(UserError, match="padding_id=-1: must be a non-negative integer"):
+        dataclasses.replace(FAMILY.config, padding_id=-1)

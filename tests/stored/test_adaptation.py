@@ -104,7 +104,8 @@ def test_adapted_stacks_compute_what_the_decoder_did(name, tmp_path):
     """The encoder is the decoder without its causal mask; the merged attention without visible inputs is its own."""
     decoder = resized(FAMILIES[name].config, attention_windows=(None,))
     path, _ = exported(decoder, tmp_path / "decoder")
-    config = RotaryEncoderDecoderConfig(encoder=decoder, decoder=decoder, shared_embeddings=True, merged_attention=True)
+    options = {"shared_embeddings": True, "merged_attention": True, "padding_id": 0}
+    config = RotaryEncoderDecoderConfig(encoder=decoder, decoder=decoder, **options)
     model, _ = restored(config, InitialWeights(path=path, mapping=BALANCED))
     batch, original = example_batch(FAMILIES["t5_1_1"]), random_model(decoder)
     inputs, targets = batch["encoder_input_tokens"], batch["decoder_input_tokens"]
