@@ -28,28 +28,30 @@ from t5x_like.models.encoder_decoder import Cache, Encoded, EncoderDecoder
 from t5x_like.models.rotary_decoder import RotaryDecoderConfig
 from t5x_like.models.rotary_layers import RotaryConfig
 
-# Fields that both stacks have in common. The decoder's value replaces None.
-_COMMON = ("vocab_size", "dropout_rate", "attention_dropout_rate")
+# Fields that both stacks have in common.
+_COMMON = ("vocab_size", "dropout_rate", "attention_dropout_rate", "remat", "dtype", "scan_layers")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RotaryEncoderDecoderConfig(BaseConfig):
-    """The two stacks, and what they have in common."""
+    """The two stacks, and what they have in common: a value here holds for both, and None stands for that of both."""
 
     # Configuration of the decoder that becomes the encoder.
     encoder: RotaryDecoderConfig
     # Configuration of the decoder. Its `tied_embeddings` says whether the logits use its token embeddings.
     decoder: RotaryDecoderConfig
-    # Rows of the embedding tables. None: the decoder's.
+    # Rows of the embedding tables. None: the stacks'.
     vocab_size: int | None = None
     # Whether both stacks have one table of token embeddings.
     shared_embeddings: bool = False
     # Whether layers of the decoder have one attention to both stacks, with one softmax.
     merged_attention: bool = False
-    # Dropout rate of the output of each block. None: the decoder's.
+    # Dropout rate of the output of each block. None: the stacks'.
     dropout_rate: float | None = None
-    # Dropout rate of the attention weights. None: the decoder's.
+    # Dropout rate of the attention weights. None: the stacks'.
     attention_dropout_rate: float | None = None
+    # What the backward pass recomputes; see `BaseConfig`. None: the stacks'.
+    remat: str | None = None
     # Token that is padding in inputs without segment ids; None if inputs must have them.
     padding_id: int | None = None
 
@@ -58,11 +60,11 @@ class RotaryEncoderDecoderConfig(BaseConfig):
             _check_stack(self, stack)
         for field in _COMMON:
             if getattr(self, field) is None:
-                object.__setattr__(self, field, getattr(self.decoder, field))
+                object.__setattr__(self, field, _value_of_both(self, field))
         super().__post_init__()
         if self.padding_id is not None:
             checks.non_negative_integers(self, "padding_id")
-        common = {name: getattr(self, name) for name in (*_COMMON, "remat", "dtype", "scan_layers")}
+        common = {name: getattr(self, name) for name in _COMMON}
         common |= {"tied_embeddings": self.decoder.tied_embeddings, "special_tokens": None, "adapters": ()}
         for stack in ("encoder", "decoder"):
             object.__setattr__(self, stack, dataclasses.replace(getattr(self, stack), **common))
@@ -140,6 +142,21 @@ def _check_stack(config: RotaryEncoderDecoderConfig, name: str) -> None:
             f"{type(config).__name__}.{name}={kind.__name__}: not a decoder of Llama's layer, with rotary positions. "
             "Give the configuration of one, such as @llama.LlamaConfig()."
         )
+
+
+def _value_of_both(config: RotaryEncoderDecoderConfig, field: str) -> Any:
+    """Returns the value of a field in both stacks.
+
+    Raises:
+      UserError: They differ.
+    """
+    encoder, decoder = getattr(config.encoder, field), getattr(config.decoder, field)
+    if encoder != decoder:
+        raise UserError(
+            f"{type(config).__name__}: {field} is {encoder!r} in the encoder and {decoder!r} in the decoder, but both "
+            f"have one value. Give {type(config).__name__}.{field}."
+        )
+    return decoder
 
 
 def forward_flops(config: RotaryEncoderDecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> float:

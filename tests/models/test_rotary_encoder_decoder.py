@@ -9,6 +9,8 @@ from families import FAMILIES, example_batch, random_model, tokens
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
+from t5x_like.models.rotary_encoder_decoder import RotaryEncoderDecoderConfig
+from t5x_like.models.t5gemma import T5GemmaConfig
 
 FAMILY = FAMILIES["qwen2_encoder_decoder"]
 STACK = FAMILY.config.decoder
@@ -41,3 +43,19 @@ def test_rows_without_segment_ids_need_a_padding_id():
     assert model.encode(segmented).valid.all()
     with pytest.raises(UserError, match="padding_id=-1: must be a non-negative integer"):
         dataclasses.replace(FAMILY.config, padding_id=-1)
+
+
+def test_both_stacks_have_the_common_settings_of_the_model():
+    for kind, stack in ((RotaryEncoderDecoderConfig, STACK), (T5GemmaConfig, FAMILIES["t5gemma"].config.decoder)):
+        set_values = {"remat": "full", "dtype": "bfloat16", "dropout_rate": 0.1, "attention_dropout_rate": 0.2}
+        own = dataclasses.replace(stack, **set_values)
+        found = kind(encoder=own, decoder=own)
+        assert {name: getattr(found, name) for name in set_values} == set_values
+        for name, value in set_values.items():
+            with pytest.raises(UserError, match=rf"{kind.__name__}: {name} is .*, but both have one value. Give"):
+                kind(encoder=stack, decoder=dataclasses.replace(stack, **{name: value}))
+            given = {name: getattr(own, name)}
+            mixed = kind(encoder=stack, decoder=dataclasses.replace(stack, **given), **given)
+            assert getattr(mixed.encoder, name) == getattr(mixed.decoder, name) == value
+    with pytest.raises(UserError, match="vocab_size is 7 in the encoder and"):
+        RotaryEncoderDecoderConfig(encoder=dataclasses.replace(STACK, vocab_size=7), decoder=STACK)
