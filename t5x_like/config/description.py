@@ -166,12 +166,20 @@ def describe_objective(objective: type, settings: Mapping[str, str]) -> str:
     return "\n".join([*lines, *(f"{class_name(objective)}.{name} = {value}" for name, value in settings.items()), ""])
 
 
-def usual_objective(config: ModelConfig) -> tuple[type, dict[str, Any]]:
-    """Returns the usual objective of a model and its settings. BOS is taken from the special tokens of the model."""
+def usual_objective(config: ModelConfig, directory: str | None = None) -> tuple[type, dict[str, Any]]:
+    """Returns the usual objective of a model and its settings. BOS is taken from the special tokens of the model.
+
+    Args:
+      config: Configuration of the model.
+      directory: Its Hugging Face directory, whose tokenizer may begin the inputs of an encoder with BOS.
+    """
     tokens, parts = model_tokens.special_tokens(config), architecture_kind(config)
     if parts == "encoder_decoder":
         start = tokens.get("decoder_start_token_id")
-        return SequenceToSequence, {} if start is None else {"bos_id": start}
+        settings = {} if start is None else {"bos_id": start}
+        if directory is not None and model_tokens.inputs_begin_with_bos(directory):
+            settings["encoder_bos"] = True
+        return SequenceToSequence, settings
     if parts == "decoder":
         return CausalLM, {"bos_id": tokens.get("bos_token_id")}
     return MaskedLM, {}

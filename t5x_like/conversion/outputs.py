@@ -13,6 +13,7 @@ from t5x_like.config import description
 from t5x_like.conversion import prompt_format, tokenizers
 from t5x_like.conversion.settings import Source, Target
 from t5x_like.conversion.sources import Weights
+from t5x_like.data.prompts import encoder_bos
 from t5x_like.errors import UserError
 from t5x_like.inference.predictors import predicts_text
 from t5x_like.interop import adapter_hub, exports, peft, quantized
@@ -159,7 +160,8 @@ def write_huggingface(
     files = tokenizers.exported_files(tokenizer, model, bos_id, length, reads_tasks=reads_tasks)
     files = prompt_format.with_prompts(files, tokenizer, prompts)
     if generates and description.architecture_kind(model) == "encoder_decoder":
-        files = prompt_format.with_inputs(files, tokenizer, run_vocabulary.inputs_eos(path, None))
+        before = encoder_bos(objective.text_features or objective.features)
+        files = prompt_format.with_inputs(files, tokenizer, run_vocabulary.inputs_eos(path, None), before)
     with weights_run.removed_on_failure(target.path):
         interop.to_huggingface(
             weights.leaves,

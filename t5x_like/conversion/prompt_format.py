@@ -1,7 +1,7 @@
 """What an exported tokenizer adds to the texts that a model continues or answers, as in its training.
 
 A decoder reads BOS before each text, and has the chat template of its training. The inputs of an encoder-decoder with
-the tokenizer of a decoder end in EOS.
+the tokenizer of a decoder end in EOS, or begin with BOS instead.
 """
 
 import dataclasses
@@ -88,27 +88,38 @@ def with_prompts(files: Mapping[str, bytes], tokenizer: str | None, prompts: Pro
     return found | {CONFIG: _json(config)}
 
 
-def with_inputs(files: Mapping[str, bytes], tokenizer: str | None, ends: bool | None) -> dict[str, bytes]:
+def with_inputs(
+    files: Mapping[str, bytes], tokenizer: str | None, ends: bool | None, bos_id: int | None = None
+) -> dict[str, bytes]:
     """Returns the files of an exported tokenizer that encodes the inputs of an encoder-decoder as the run reads them.
 
     The tokenizer of a decoder, such as that of T5Gemma, adds BOS to them and no EOS, unlike text-to-text tasks. Others
-    do not change.
+    do not change, unless the inputs of the run begin with BOS.
 
     Args:
       files: The exported files.
       tokenizer: Where the tokenizer of the run is.
-      ends: Whether its inputs end in EOS; None if it is not known.
+      ends: Whether the inputs of its task end in EOS; None if it is not known.
+      bos_id: The token before its inputs, in place of EOS; None for no token.
     """
     config = json.loads(files.get(CONFIG, b"{}"))
-    if tokenizer is None or ends is None or not _adds_bos(files, config):
+    if tokenizer is None or (bos_id is None and (ends is None or not _adds_bos(files, config))):
         return dict(files)
-    contents, number = _tokenizer(files, config), tokenizer_folder.special_ids(tokenizer).get("eos")
-    if contents is None or (ends and number is None) or tokenizer_json_files.adds_tokens_after(contents):
+    contents, place, number = _tokenizer(files, config), "before", bos_id
+    if bos_id is None:
+        place, number = "after", tokenizer_folder.special_ids(tokenizer).get("eos") if ends else None
+    if contents is None or (ends and number is None):
+        if bos_id is not None:
+            logging.warning("the exported tokenizer does not begin inputs with BOS alone, as the run reads them")
         return dict(files)
-    after = (tokenizer_folder.token(tokenizer, number), number) if ends else None
-    added = "ends inputs in EOS and adds no BOS" if ends else "adds neither BOS nor EOS"
-    logging.info("the exported tokenizer %s, as in training: tokenizer.json is changed", added)
-    surrounded = tokenizer_json_files.surround(contents, after=after)
+    adds_before = tokenizer_json_files.adds_tokens_before(contents)
+    adds_after = tokenizer_json_files.adds_tokens_after(contents)
+    if adds_after if bos_id is None else adds_before and not adds_after:
+        return dict(files)
+    added = {} if number is None else {place: (tokenizer_folder.token(tokenizer, number), number)}
+    shown = "no token to" if number is None else f"{'EOS' if bos_id is None else 'BOS'} alone {place}"
+    logging.info("the exported tokenizer adds %s inputs, as in training: tokenizer.json is changed", shown)
+    surrounded = tokenizer_json_files.surround(contents, **added)
     return {**files, TOKENIZER: _json(surrounded), CONFIG: _json(_generic(config, tokenizer))}
 
 

@@ -11,7 +11,7 @@ from absl import logging
 
 from t5x_like import convert_vectors, interop, partitioning, paths
 from t5x_like.checkpoints import checkpoint_choice, weight_files
-from t5x_like.config.description import describe
+from t5x_like.config.description import describe, usual_objective
 from t5x_like.conversion.settings import Source
 from t5x_like.errors import UserError
 from t5x_like.interop import (
@@ -101,7 +101,8 @@ def _read_huggingface(path: str, model: ModelConfig | None, heads: str, long: in
     _log_class(path, config, leaves)
     if long is not None:
         config, leaves = long_rows.lengthen(config, leaves, long)
-    return Weights(config, leaves, describe(config, interop.task_head(path) if heads != "none" else None))
+    head = interop.task_head(path) if heads != "none" else None
+    return Weights(config, leaves, describe(config, head, usual_objective(config, path)))
 
 
 def _read_adapters(path: str, source: Source, heads: str) -> Weights:

@@ -1,7 +1,8 @@
-"""What stands between the inputs and the targets of an example that a decoder reads in one row.
+"""What stands before the inputs of an example, and between its inputs and targets.
 
 A source sets it while the preprocessors of a text-to-text task are built: the same task ends its inputs with EOS for an
-encoder, and with the separator of the objective for a decoder.
+encoder, and with the separator of the objective for a decoder. An encoder may read BOS in place of this EOS, which is a
+role of its feature, so that it holds for every task and for stored data.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from t5x_like.data.source import DataSource
 
 Preprocessor = TypeVar("Preprocessor", bound=Callable)
-INPUTS = "inputs"
+INPUTS, _ENCODER = "inputs", "encoder_input_tokens"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +88,40 @@ def add_eos(source: "DataSource", spec: FeatureSpec) -> Mapping[str, bool]:
     return {**source.add_eos(), **({INPUTS: False} if separates else {})}
 
 
-def check(source: "DataSource", spec: FeatureSpec) -> None:
-    """Checks that tasks which end their inputs by themselves, perhaps in EOS, get no other text there.
+def with_encoder_bos(spec: FeatureSpec) -> FeatureSpec:
+    """Returns the features of an encoder-decoder whose encoder reads BOS, and `inputs` without the EOS at their end."""
+    features = tuple(
+        dataclasses.replace(each, role="shifted") if each.name == _ENCODER else each for each in spec.features
+    )
+    return dataclasses.replace(spec, features=features)
+
+
+def encoder_bos(spec: FeatureSpec) -> int | None:
+    """Returns the BOS that an encoder reads before `inputs`, which then have no EOS; None if it reads none."""
+    begins = any(each.name == _ENCODER and each.role == "shifted" for each in spec.features)
+    return spec.bos_id if begins else None
+
+
+def check_bos(source: "DataSource", spec: FeatureSpec) -> None:
+    """Checks that inputs end in EOS if an encoder reads BOS in its place.
 
     Raises:
-      UserError: The objective has a text that a task does not read.
+      UserError: They do not, so that their last token would be lost.
     """
+    if encoder_bos(spec) is not None and not source.add_eos().get(INPUTS, True):
+        raise UserError(
+            f"ENCODER_BOS=True: the inputs of {source.name} do not end in EOS, which BOS replaces. Give a task whose "
+            "inputs end in EOS, or ENCODER_BOS=False."
+        )
+
+
+def check(source: "DataSource", spec: FeatureSpec) -> None:
+    """Checks that tasks which end their inputs by themselves, perhaps in EOS, get no other text there; see `check_bos`.
+
+    Raises:
+      UserError: The objective has a text that a task does not read, or reads BOS in place of an EOS that is missing.
+    """
+    check_bos(source, spec)
     if spec.separator and not _is_read(source):
         raise UserError(
             f"SEPARATOR={spec.separator!r}: {source.name} ends its inputs by itself. Add the text in its "

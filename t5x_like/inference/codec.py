@@ -131,8 +131,8 @@ class Codec:
         ended = self._ended[name] and (name == "inputs" or isinstance(value, str))
         if isinstance(value, str):
             vocabulary = self._vocabularies.get(name) or self._vocabularies["targets"]
-            prefix = getattr(vocabulary, "text_prefix", ()) if self._layout.encoder else ()
-            value = [*prefix, *vocabulary.encode(value + self._after[name]), *[self.eos_id] * ended]
+            before, after = self._prefix(name, vocabulary), [self.eos_id] * ended
+            value = [*before, *vocabulary.encode(value + self._after[name]), *after]
         if len(value) > length:
             self.truncated += 1
             if ended:
@@ -141,6 +141,12 @@ class Codec:
                 # A prompt keeps its end, from which the model continues.
                 value = value[-length:] if name == "inputs" and not self._layout.encoder else value[:length]
         return value
+
+    def _prefix(self, name: str, vocabulary: Any) -> Sequence[int]:
+        """Returns the ids before a text of a field."""
+        if name == "inputs" and self._layout.encoder_bos is not None:
+            return (self._layout.encoder_bos,)
+        return getattr(vocabulary, "text_prefix", ()) if self._layout.encoder else ()
 
     def report(self) -> None:
         """Logs a warning if sequences were truncated."""

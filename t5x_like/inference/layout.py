@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from t5x_like.data import batches, features, specs
+from t5x_like.data import batches, features, prompts, specs
 from t5x_like.errors import UserError
 
 
@@ -16,11 +16,13 @@ class Layout:
     Attributes:
       encoder: Whether an encoder reads the inputs. Otherwise a decoder reads the inputs and then the targets.
       bos: The tokens before the inputs or targets of the decoder.
+      encoder_bos: The token before inputs of the encoder that are text, and then have no EOS; None for no token.
       prefix: Whether attention over the inputs of the decoder is bidirectional.
     """
 
     encoder: bool = True
     bos: tuple[int, ...] = (features.BOS_ID,)
+    encoder_bos: int | None = None
     prefix: bool = False
 
     @classmethod
@@ -39,6 +41,7 @@ class Layout:
         return cls(
             encoder="encoder_input_tokens" in roles,
             bos=() if spec.first_id is None else (spec.first_id,),
+            encoder_bos=prompts.encoder_bos(spec),
             prefix="decoder_prefix" in roles,
         )
 

@@ -221,7 +221,7 @@ class TextPredictor:
         """
         if "inputs" not in self._loaded.features.task_features:
             return False  # they are the beginning of `targets`
-        if self._separator:
+        if self._separator or self._layout.encoder_bos is not None:
             return False
         found = self._loaded.inputs_eos
         if found is None and reads_task:

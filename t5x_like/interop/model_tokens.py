@@ -2,10 +2,15 @@
 
 from typing import Any
 
+from t5x_like import paths
+from t5x_like.errors import UserError
 from t5x_like.interop import generation, json_files
 from t5x_like.interop.generation import CONFIG
 from t5x_like.interop.registry import families, find_family
 from t5x_like.models.base import ModelConfig
+from t5x_like.vocabularies import tokenizer_files
+from t5x_like.vocabularies.from_folder import from_folder
+from t5x_like.vocabularies.template import template_of
 
 
 def special_tokens(config: ModelConfig) -> dict[str, Any]:
@@ -35,6 +40,21 @@ def generation_settings(path: str) -> tuple[str, dict[str, Any]]:
             if model_type in family.model_types:
                 found = {key: value for key, value in family.default_tokens.items() if key in generation.KEYS} | found
     return file, found
+
+
+def inputs_begin_with_bos(path: str) -> bool:
+    """Returns whether a tokenizer puts BOS before a text and nothing after it, as those of Gemma and T5Gemma.
+
+    Args:
+      path: A directory, whose tokenizer may be missing.
+    """
+    if (found := tokenizer_files.find(path)) is None or paths.is_file(found):
+        return False
+    try:
+        template = template_of(from_folder(found))
+    except UserError:  # texts need the tokenizer, and then say what is wrong
+        return False
+    return bool(template.prefix) and not template.suffix
 
 
 def eos_ids(config: ModelConfig) -> tuple[int, ...]:

@@ -3,12 +3,16 @@
 import json
 import shutil
 
+import exported_families
 import pytest
 
 from t5x_like import cli, config, interop
 from t5x_like.cli import derivations, resolution
 from t5x_like.cli.commands import COMMANDS
 from t5x_like.config import description
+from t5x_like.conversion.settings import Source, Target
+from t5x_like.convert import convert
+from t5x_like.data import prompts
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model
@@ -99,6 +103,31 @@ def test_objective_suits_the_model(directory, model_type, recipe, objective, bos
         assert found.features.separator == ""  # nothing between prompt and response
         (changed,) = built(resolve("train", *words, "--gin.SEPARATOR=None"), "objective")
         assert changed.features.separator is None  # EOS
+
+
+@pytest.mark.notf
+def test_inputs_begin_with_bos_if_the_tokenizer_of_an_encoder_decoder_says_so(tmp_path):
+    """The published tokenizer of T5Gemma does; an export of a run whose inputs end in EOS does not."""
+    path, run = tmp_path / "t5gemma", tmp_path / "run"
+    exported_families.write("t5gemma", path)
+    train = ["train", "--gin_file=runs/finetune.gin", f"--gin.HF_PATH={path}", TASK, "--gin.TRAIN_STEPS=1"]
+    infer = ["infer", f"--gin.HF_PATH={path}", "--input=in.jsonl", "--output=out.jsonl"]
+
+    def begins(words, run=None):
+        (objective,) = built(resolve(*words, run=run), "objective")
+        assert objective.features.bos_id == 2
+        return prompts.encoder_bos(objective.features) == 2
+
+    assert begins(train) and begins(infer)
+    assert not begins([*train, "--gin.ENCODER_BOS=False"])
+    convert(Source(str(path)), Target(str(run)))
+    assert begins(["infer", f"--gin.MODEL_DIR={run}", *infer[2:]], str(run))
+    start = [word.replace(f"HF_PATH={path}", f"INITIAL_CHECKPOINT_PATH={run}") for word in train]
+    assert begins(start) and not begins([*start, "--gin.ENCODER_BOS=False"])
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "GemmaTokenizer", "add_bos_token": False, "add_eos_token": True})
+    )
+    assert not begins(train) and not begins(infer)
 
 
 @pytest.mark.notf

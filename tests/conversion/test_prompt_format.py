@@ -14,6 +14,7 @@ from t5x_like.vocabularies.tokenizer_classes import TOKENIZER
 pytestmark = pytest.mark.parity
 
 FAMILIES = ("gpt2", "llama")
+TEXTS = ("a letter", "", "x  y")
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def exported(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokenizer_adds_the_bos_of_training(family, has_bos, exported):
     original, found = exported(family, has_bos)
-    for text in ("a letter", "", "x  y"):
+    for text in TEXTS:
         expected = original(text, add_special_tokens=False).input_ids
         assert found(text).input_ids == [original.bos_token_id] * has_bos + expected
         assert found.decode(expected) == original.decode(expected)
@@ -77,3 +78,29 @@ def test_inputs_of_an_encoder_decoder_end_as_in_training(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_folder, "special_ids", lambda path: without)
     assert json.loads(with_inputs(added, source, False)[TOKENIZER])["post_processor"] is None
     assert with_inputs(added, source, True) == added  # no token could end the inputs
+
+
+@pytest.mark.parametrize(("family", "bos"), [("t5gemma", 2), ("bart", 0)])
+def test_inputs_of_an_encoder_decoder_begin_as_in_training(family, bos, tmp_path):
+    """As the published tokenizer of T5Gemma encodes them, which does not change; BART's also ends them in EOS."""
+    import transformers
+
+    source, output = tmp_path / "source", tmp_path / "output"
+    config = exported_families.write(family, source)
+    files = tokenizers.exported_files(str(source), config, bos, None)
+    begun = with_inputs(files, str(source), True, bos)
+    assert (begun == files) == (family == "t5gemma")
+    tokenizer_files.write(begun, str(output))
+    (output / "config.json").write_text((source / "config.json").read_text())
+    original, found = (transformers.AutoTokenizer.from_pretrained(path) for path in (source, output))
+    for text in TEXTS:
+        expected = original(text, add_special_tokens=False).input_ids
+        assert found(text).input_ids == [bos, *expected]
+        assert (original(text).input_ids == [bos, *expected]) == (family == "t5gemma")
+
+
+def test_tokenizer_that_cannot_begin_inputs_with_bos_is_named(tmp_path, caplog):
+    config = exported_families.write("t5_1_1", tmp_path)
+    files = tokenizers.exported_files(str(tmp_path), config, 0, None)
+    assert with_inputs(files, str(tmp_path), True, 0) == files
+    assert "the exported tokenizer does not begin inputs with BOS alone" in caplog.text

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from absl import logging
 
-from t5x_like.data import specs
+from t5x_like.data import prompts, specs
 from t5x_like.data.cached import CachedSource, Shard, shards
 from t5x_like.data.cached.iterator import RowOrder, _seed
 from t5x_like.data.feed import DataMismatchError, PrefetchingFeed
@@ -211,6 +211,15 @@ def test_objective_with_the_same_layout_reads_the_cache(tmp_path, write_cache):
     spec = dataclasses.replace(specs.NEXT_TOKEN, bos_id=7)
     batch = next(make(tmp_path, shuffle=False).host_iterator(spec))
     assert batch["decoder_input_tokens"][:, 0].tolist() == [1, 2, 3, 4]
+
+
+def test_encoder_reads_bos_in_place_of_the_eos_of_the_cache(cache_dir, monkeypatch):
+    spec = prompts.with_encoder_bos(dataclasses.replace(SPEC, bos_id=7))
+    batch = next(make(cache_dir, split="validation", shuffle=False).host_iterator(spec))
+    assert batch["encoder_input_tokens"][:, :3].tolist() == [[7, 1, 0], [7, 0, 0], [7, 3, 0], [7, 0, 0]]
+    monkeypatch.setattr(CachedSource, "add_eos", lambda self: {"inputs": False})
+    with pytest.raises(UserError, match="ENCODER_BOS=True: the inputs of .* do not end in EOS, which BOS replaces"):
+        make(cache_dir).check(spec)
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------

@@ -142,7 +142,12 @@ def _bindings(file: str) -> Mapping[tuple[str, str], str]:
 
 
 def describe_objective(
-    config: ModelConfig, settings: KnownSettings, directory: str | None = None, bos_id: int | None = None
+    config: ModelConfig,
+    settings: KnownSettings,
+    directory: str | None = None,
+    bos_id: int | None = None,
+    *,
+    encoder_bos: bool = False,
 ) -> tuple[str, dict[str, Any]]:
     """Returns the statements of the objective, and the values of the macros that they use.
 
@@ -155,15 +160,20 @@ def describe_objective(
       settings: The settings.
       directory: The Hugging Face directory, which may have a head.
       bos_id: The first token of the rows of a decoder; None for BOS of the special tokens of the model.
+      encoder_bos: Whether the encoder reads BOS first; the tokenizer of a directory says it, too.
     """
     from t5x_like import interop
     from t5x_like.config import description
     from t5x_like.config.values import Reference
 
-    usual, parameters = description.usual_objective(config)
+    usual, parameters = description.usual_objective(config, directory)
     if bos_id is not None:
         parameters = {**parameters, "bos_id": bos_id}
-    values = dict.fromkeys(("BOS_ID", "VOCABULARY_BOS_ID"), parameters["bos_id"]) if "bos_id" in parameters else {}
+    if encoder_bos:
+        parameters = {**parameters, "encoder_bos": True}
+    values = {name.upper(): value for name, value in parameters.items()}
+    if "bos_id" in parameters:
+        values["VOCABULARY_BOS_ID"] = parameters["bos_id"]
     current = settings.value("OBJECTIVE")
     is_default = isinstance(current, Reference) and current.selector.endswith(f".{_DEFAULT_OBJECTIVE}")
     if settings.is_given("OBJECTIVE") or not (current is None or is_default):
@@ -172,7 +182,7 @@ def describe_objective(
         return description.describe_head(head), values | {"PACK": False}
     if isinstance(chosen := settings.value("DECODER_OBJECTIVE"), Reference) and usual.__name__ == "CausalLM":
         return f"import {chosen.selector.rpartition('.')[0]}\nOBJECTIVE = {chosen!r}\n", values
-    return description.describe_objective(usual, dict.fromkeys(parameters, "%BOS_ID")), values
+    return description.describe_objective(usual, {name: f"%{name.upper()}" for name in parameters}), values
 
 
 def describe_head(settings: KnownSettings, form: Callable[[str], HeadForm]) -> str:

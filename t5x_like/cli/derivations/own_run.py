@@ -44,6 +44,7 @@ def from_run(settings: KnownSettings) -> Derived | None:
 
 def _model(run: str, settings: KnownSettings, values: dict[str, object]) -> list[str]:
     """Returns the statements of model, objective and head, and adds the values of the macros that they use."""
+    from t5x_like.data import prompts
     from t5x_like.interop import head_classes, registry
     from t5x_like.stored.network_weights import RunModel
 
@@ -53,7 +54,10 @@ def _model(run: str, settings: KnownSettings, values: dict[str, object]) -> list
     config = huggingface.with_new_tokens(found.model, settings)
     model, of_model = huggingface.describe_model(config, settings)
     features = getattr(found.objective, "features", None)
-    objective, of_objective = huggingface.describe_objective(config, settings, bos_id=features and features.first_id)
+    of_run = {} if features is None else {"bos_id": features.first_id}
+    if features is not None and prompts.encoder_bos(features) is not None:
+        of_run["encoder_bos"] = True
+    objective, of_objective = huggingface.describe_objective(config, settings, **of_run)
     values.update({name: value for name, value in of_model.items() if settings.value(name) is None})
     values.update({name: value for name, value in of_objective.items() if not settings.is_given(name)})
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like import paths
-from t5x_like.data import batches, continuous, task_arguments, text_vocabulary
+from t5x_like.data import batches, continuous, prompts, task_arguments, text_vocabulary
 from t5x_like.data.cached import logits
 from t5x_like.data.cached import manifest as manifests
 from t5x_like.data.cached.iterator import CachedIterator, RowOrder, Streams
@@ -208,6 +208,7 @@ class CachedSource:
                 raise UserError(f"the cache {self.directory} has no rows. Write it again from a split with examples.")
             if self.continuous:
                 _check_continuous(self, self.manifest, spec)
+            prompts.check_bos(self, spec)
             _check_separator(self, self.manifest.settings.get("separator"), spec.separator)
             _check_layout(self, self.manifest.layout, spec)
             _check_dtypes(self, self.manifest, spec)

@@ -11,12 +11,17 @@ from opened import call
 
 from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.data import prompts, specs
+from t5x_like.data.records import Record
 from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.data.seqio_feed.task_rows import TaskRows
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.infer import infer
 from t5x_like.inference.codec import Codec
+from t5x_like.inference.examples import TextExamples
+from t5x_like.inference.layout import Layout
 from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.stored import warm_start
 from t5x_like.vocabularies.shipped import PYTHON_DOCS_MODEL
 
@@ -83,6 +88,35 @@ def test_texts_of_bart_have_its_special_tokens_in_training_and_inference(tmp_pat
     codec = Codec({"targets": vocabulary}, LENGTHS, inputs_eos=True, targets_eos=True)
     assert codec.encode("line 1", record, needs_targets=True) == {"inputs": inputs, "targets": targets}
     assert vocabulary.decode(targets) == "c"
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_bos_takes_the_place_of_eos_in_training_and_inference(tmp_path, pack):
+    records = [{"inputs": text, "targets": "list"} for text in ("the value of a", "a", "", "the value of " * 5)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    source = dataclasses.replace(table(train=str(tmp_path / "train.jsonl")), pack=pack, batch_size=4)
+    spec = SequenceToSequence(bos_id=7, encoder_bos=True).features
+    source.check(spec)
+    (batch,) = source.eval_batches(spec)
+    rows, segments = batch["encoder_input_tokens"].reshape(-1), batch["encoder_segment_ids"].reshape(-1)
+    encode = source.vocabularies()["targets"].encode
+    expected = [[7, *encode(record["inputs"])][: LENGTHS["inputs"]] for record in records]
+    assert len(expected[-1]) == LENGTHS["inputs"]
+    assert rows[segments > 0].tolist() == [token for row in expected for token in row]
+    layout = Layout.of(spec)
+    codec = Codec({"targets": source.vocabularies()["targets"]}, LENGTHS, layout)
+    found = [codec.encode("line 1", record, needs_targets=False)["inputs"] for record in records]
+    assert found == expected
+    task_rows = TaskRows(source, "in.jsonl", [Record(n, values) for n, values in enumerate(records)])
+    read = TextExamples("in.jsonl", [Record(0, {})] * 4, codec, layout, LENGTHS, "predict", task_rows).read(0, 4)
+    assert [example.content["inputs"] for example in read] == expected
+
+
+def test_inputs_that_do_not_end_in_eos_cannot_begin_with_bos_instead(tmp_path):
+    (tmp_path / "train.jsonl").write_text(json.dumps({"inputs": "a", "targets": "b"}) + "\n")
+    other = dataclasses.replace(table(train=""), mixture_or_task_name="python_docs_prefix_lm", task_arguments=None)
+    with pytest.raises(UserError, match="ENCODER_BOS=True: the inputs of python_docs_prefix_lm do not end in EOS"):
+        other.check(SequenceToSequence(encoder_bos=True).features)
 
 
 @pytest.mark.parametrize(("separator", "after", "eos"), [(None, "", [1]), ("", "", []), ("\n> ", "\n> ", [])])
