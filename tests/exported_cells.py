@@ -18,7 +18,6 @@ _RATES = {
     **dict.fromkeys((("distilbert", "pairs"), ("bart", "scores")), 0.3),  # whose outputs hardly change
     # Which then generate texts of learned pieces; random bytes are not UTF-8.
     **{(family, "continued"): 0.3 for family in ("llama", "mistral", "gemma2", "gemma3")},
-    ("t5gemma", "generated"): 0.3,
 }
 TASKS = ("exported_pairs", "exported_scores", "exported_texts")
 LONG = " ".join(f"{word} and the" for word in WORDS * 3)
@@ -75,12 +74,12 @@ _CLASSES = {("xlnet", "spans"): "XLNetForQuestionAnsweringSimple", ("gpt2", "con
 _CLASSES |= dict.fromkeys((("gemma3", "pairs"), ("gemma3", "scores")), "Gemma3TextForSequenceClassification")
 # Cells that no class of transformers has, or whose class computes something else (docs/exports.md).
 _MISSING = {("deberta", "choices"), ("xlnet", "masked")}
+# Cells of decoders without a class, which classes of other decoders have.
+_NO_CLASS = {("gemma2", "spans"), ("gemma3", "tags"), ("gemma3", "spans")}
 _KINDS_OF = {
     **dict.fromkeys(ENCODERS, ("masked", "pairs", "scores", "tags", "spans", "choices")),
     **dict.fromkeys(ENCODER_DECODERS, ("generated", "pairs", "scores", "spans")),
     **dict.fromkeys(DECODERS, ("continued", "pairs", "scores", "tags", "spans")),
-    "gemma2": ("continued", "pairs", "scores", "tags"),
-    "gemma3": ("continued", "pairs", "scores"),
     "t5gemma": ("generated",),
 }
 # Family and kind -> class of transformers.
@@ -88,7 +87,7 @@ CELLS = {
     (name, kind): _CLASSES.get((name, kind), _PREFIXES[name] + _SUFFIXES[kind])
     for name, kinds in _KINDS_OF.items()
     for kind in kinds
-    if (name, kind) not in _MISSING
+    if (name, kind) not in _MISSING | _NO_CLASS
 }
 _SHOWN = {
     "masked": "masked tokens",
@@ -105,9 +104,12 @@ _SHOWN = {
 def table():
     """Returns the table of the page: family and class -> what is compared."""
     rows: dict[tuple[str, str], list[str]] = {}
-    for (name, kind), each in CELLS.items():
-        rows.setdefault((name, each), []).append(_SHOWN[kind])
-    lines = [f"| {name} | `{each}` | {', '.join(kinds)} |" for (name, each), kinds in rows.items()]
+    for name, kinds in _KINDS_OF.items():
+        for kind in kinds:
+            if (name, kind) not in _MISSING:
+                shown = f"`{CELLS[name, kind]}`" if (name, kind) in CELLS else "no such class"
+                rows.setdefault((name, shown), []).append(_SHOWN[kind])
+    lines = [f"| {name} | {shown} | {', '.join(kinds)} |" for (name, shown), kinds in rows.items()]
     return "\n".join(["| family | class of transformers | compared |", "|---|---|---|", *lines])
 
 

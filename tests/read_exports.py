@@ -53,12 +53,14 @@ def _labels(directory, records):
 def _tags(directory, records):
     import transformers
 
-    model = _load(_class(directory), directory)
-    # A word of byte-level BPE has the space before it.
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, add_prefix_space=True)
+    model, tokenizer = _load(_class(directory), directory), transformers.AutoTokenizer.from_pretrained(directory)
+    # A word of byte-level BPE has the space before it, which Qwen's tokenizer does not add.
+    space = " " * type(tokenizer).__name__.startswith("Qwen")
+    if not space:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, add_prefix_space=True)
     found = []
     for start in range(0, len(records), BATCH):
-        words = [record["words"] for record in records[start : start + BATCH]]
+        words = [[space + word for word in record["words"]] for record in records[start : start + BATCH]]
         rows = tokenizer(words, is_split_into_words=True, truncation=True, padding=True, return_tensors="pt")
         best = model(**rows).logits.argmax(-1)
         for number, of_row in enumerate(words):

@@ -72,6 +72,15 @@ def test_export_predicts_what_the_run_predicts(family, kind, root, results, monk
     results[f"{family}-{kind}"] = (str(directory), kind, records, found)
 
 
+@pytest.mark.slow
+def test_export_of_inputs_that_end_in_eos_predicts_what_the_run_predicts(root, tmp_path, monkeypatch):
+    """T5Gemma's tokenizer begins inputs with BOS; a run may end them in EOS instead, as adapted models do."""
+    monkeypatch.setitem(cells.FAMILY_SETTINGS, ("t5gemma", "generated"), ["ENCODER_BOS=False"])
+    test_export_predicts_what_the_run_predicts("t5gemma", "generated", tmp_path, {}, monkeypatch)
+    tokenizer = json.loads((tmp_path / "exported/t5gemma-generated/tokenizer.json").read_text())
+    assert [*tokenizer["post_processor"]["special_tokens"]] == ["<eos>"]
+
+
 def test_transformers_5_predicts_the_same(root, results):
     packages = os.environ.get(TRANSFORMERS_5)
     if not packages:
