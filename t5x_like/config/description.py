@@ -171,15 +171,14 @@ def usual_objective(config: ModelConfig, directory: str | None = None) -> tuple[
 
     Args:
       config: Configuration of the model.
-      directory: Its Hugging Face directory, whose tokenizer may begin the inputs of an encoder with BOS.
+      directory: Its Hugging Face directory, whose tokenizer may begin the inputs of an encoder as the decoder begins.
     """
     tokens, parts = model_tokens.special_tokens(config), architecture_kind(config)
     if parts == "encoder_decoder":
         start = tokens.get("decoder_start_token_id")
-        settings = {} if start is None else {"bos_id": start}
-        if directory is not None and model_tokens.inputs_begin_with_bos(directory):
-            settings["encoder_bos"] = True
-        return SequenceToSequence, settings
+        begins = None not in (directory, start) and model_tokens.inputs_bos(directory) == start
+        bos = {} if start is None else {"bos_id": start}
+        return SequenceToSequence, bos | ({"encoder_bos": True} if begins else {})
     if parts == "decoder":
         return CausalLM, {"bos_id": tokens.get("bos_token_id")}
     return MaskedLM, {}

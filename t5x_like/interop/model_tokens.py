@@ -42,19 +42,19 @@ def generation_settings(path: str) -> tuple[str, dict[str, Any]]:
     return file, found
 
 
-def inputs_begin_with_bos(path: str) -> bool:
-    """Returns whether a tokenizer puts BOS before a text and nothing after it, as those of Gemma and T5Gemma.
+def inputs_bos(path: str) -> int | None:
+    """Returns the id that a tokenizer puts before a text if it puts nothing after it, as those of Gemma and T5Gemma.
 
     Args:
       path: A directory, whose tokenizer may be missing.
     """
     if (found := tokenizer_files.find(path)) is None or paths.is_file(found):
-        return False
+        return None
     try:
         template = template_of(from_folder(found))
     except UserError:  # texts need the tokenizer, and then say what is wrong
-        return False
-    return bool(template.prefix) and not template.suffix
+        return None
+    return template.prefix[0] if len(template.prefix) == 1 and not template.suffix else None
 
 
 def eos_ids(config: ModelConfig) -> tuple[int, ...]:
