@@ -32,6 +32,7 @@ ENCODERS = {
     "deberta": CASES["enhanced_masked_lm"],
     "longformer": Case(MaskedLM(), "longformer"),
     "bigbird": Case(MaskedLM(), "bigbird"),
+    "modernbert": Case(MaskedLM(), "modernbert", layers=2),
     "etc": CASES["sentence_masked_lm"],
 }
 # Rows of one text each, in which a task chooses global tokens for a Longformer and sentences for an ETC.

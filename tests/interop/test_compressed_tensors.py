@@ -1,9 +1,11 @@
 """Exports in integers: read back here, and by the library compressed-tensors in transformers."""
 
 import dataclasses
+import functools
 import json
 import re
 
+import exported_families
 import jax
 import numpy as np
 import pytest
@@ -31,7 +33,8 @@ pytest.importorskip("qwix", reason="needs the extra `quantization`")
 def _export(tmp_path, family, dtype, activations):
     """Returns the directories of a quantized run's exports: in integers, and dense."""
     source, run = tmp_path / "source", str(tmp_path / "run")
-    getattr(small_models, f"write_{family}")(source, **({"labels": ("a", "b")} if family == "bert" else {}))
+    write = getattr(small_models, f"write_{family}", functools.partial(exported_families.write, family))
+    write(source, **({"labels": ("a", "b")} if family == "bert" else {}))
     convert(Source(str(source)), Target(run), Changes(quantization=dtype, quantized_inputs=activations))
     exports = []
     for name, integers in (("integers", True), ("dense", False)):
@@ -49,6 +52,7 @@ CASES = pytest.mark.parametrize(
         ("llama", "int8", "dynamic"),
         ("t5", "int8", None),
         ("bart", "int4", None),
+        ("qwen3", "int8", None),
     ],
 )
 
