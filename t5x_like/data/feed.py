@@ -93,9 +93,9 @@ class Feed(Protocol):
         """Returns what is known of the data, under the keys of `metrics.jsonl`.
 
         Args:
-          batches: number of batches that the run has trained on since its first start. Metrics of caches describe these
-            batches. Metrics of a live pipeline, such as `bad_records`, describe what it has read since this start; it
-            may have read further.
+          batches: number of batches that were returned since the start or since `restore`. Metrics of caches describe
+            them and all batches before the restored position. Metrics of a live pipeline, such as `bad_records`,
+            describe what it has read since this start; it may have read further.
         """
 
 

@@ -23,10 +23,11 @@ class _Repeated:
     """Host iterator that returns each batch several times; see `HostIterator`. A position has the batch if needed."""
 
     def __init__(self, source: HostIterator, times: int):
-        self._source, self._times, self._count = source, times, 0
+        self._source, self._times = source, times
+        self._count = self._restored = 0
         self._batch: HostBatch = {}
         inner: Callable[[int], Mapping[str, Any]] = getattr(source, "metrics", lambda batches: {})
-        self.metrics = lambda batches: inner(-(-batches // times))
+        self.metrics = lambda batches: inner(-(-(self._restored + batches) // times) - self._restored // times)
 
     def __next__(self) -> HostBatch:
         if self._count % self._times == 0:
@@ -41,7 +42,7 @@ class _Repeated:
     def restore(self, state: bytes) -> None:
         position, pending = unpack(state[_HEADER_BYTES:])
         self._source.restore(position)
-        self._count = int.from_bytes(state[:_HEADER_BYTES])
+        self._count = self._restored = int.from_bytes(state[:_HEADER_BYTES])
         self._batch = pending[0] if pending else {}
 
 
@@ -61,5 +62,5 @@ class _SeekableRepeated(_Repeated):
 
     def restore(self, state: bytes) -> None:
         self._source.restore(state[_HEADER_BYTES:])
-        self._count = int.from_bytes(state[:_HEADER_BYTES])
+        self._count = self._restored = int.from_bytes(state[:_HEADER_BYTES])
         self._batch = next(self._source) if self._count % self._times else {}

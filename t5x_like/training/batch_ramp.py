@@ -234,9 +234,11 @@ class _Ramped:
     """Host iterator whose batches have as many units of another one as a ramp says; see `HostIterator`."""
 
     def __init__(self, source: HostIterator, sizes: Sizes):
-        self._source, self._sizes, self._steps = source, sizes, 0
+        self._source, self._sizes = source, sizes
+        self._steps = self._restored = 0
         inner: Callable[[int], Mapping[str, Any]] = getattr(source, "metrics", lambda batches: {})
-        self.metrics = lambda batches: inner(sizes.before(batches))
+        units = sizes.before
+        self.metrics = lambda batches: inner(units(self._restored + batches) - units(self._restored))
 
     def __next__(self) -> HostBatch:
         units = [next(self._source) for _ in range(self._sizes(self._steps))]
@@ -248,7 +250,7 @@ class _Ramped:
 
     def restore(self, state: bytes) -> None:
         self._source.restore(state[_HEADER_BYTES:])
-        self._steps = int.from_bytes(state[:_HEADER_BYTES])
+        self._steps = self._restored = int.from_bytes(state[:_HEADER_BYTES])
 
     @staticmethod
     def _packed(steps: int, state: bytes) -> bytes:

@@ -86,7 +86,7 @@ def run_steps(
     periods, stop, goodput, status = recipe.periods, run.stop, run.goodput, run.status
     state, frozen, step = start.state, start.frozen, start.step
     clock = metrics.Throughput(flops_per_step=program.flops, devices=program.partitioner.mesh.devices)
-    log = StepLog(periods, reports, clock, feed, checkpointer)
+    log = StepLog(periods, reports, clock, feed, checkpointer, start=start.step)
     timer = SaveTimer(periods.save_seconds, decides=jax.process_index() == 0)
     policy = SavePolicy(
         periods,

@@ -33,6 +33,7 @@ class StepLog:
       clock: Measures throughput.
       feed: The data, whose metrics are part of a row.
       checkpointer: The checkpoints of the run.
+      start: The step from which the run starts or resumes.
 
     Attributes:
       host_seconds: How long this process has taken for a step without waiting for devices.
@@ -46,9 +47,11 @@ class StepLog:
         clock: metrics.Throughput,
         feed: Feed,
         checkpointer: Checkpointer,
+        *,
+        start: int = 0,
     ):
         self._periods, self._reports, self._clock, self._feed = periods, reports, clock, feed
-        self._checkpointer = checkpointer
+        self._checkpointer, self._start = checkpointer, start
         self._pending: tuple[int, Any, bool] | None = None
         self._began = self._device_seconds = self.host_seconds = 0.0
         self.skipped_in_a_row = 0
@@ -96,7 +99,7 @@ class StepLog:
         if self._periods.logs_at(step):
             row = {name: value for name, value in values.items() if name not in ("tokens", "skipped_in_a_row")}
             row |= self._clock.rates()
-            row |= self._feed.metrics(step)
+            row |= self._feed.metrics(step - self._start)
             self._reports.step(step, row)
         return self.skipped_in_a_row == 0 and math.isfinite(values["param_norm"])
 

@@ -12,6 +12,8 @@ from t5x_like.data.feed import DataMismatchError
 from t5x_like.data.mixing import Rates, Stages
 from t5x_like.data.source import DataSource
 from t5x_like.errors import UserError
+from t5x_like.training import batch_ramp
+from t5x_like.training.batch_ramp import Sizes
 
 pytestmark = pytest.mark.notf
 
@@ -152,6 +154,17 @@ def test_epochs_count_the_rows_of_each_task(cache_dir):
         large = sum(row < FIRST["small"] for row in rows)
         assert iterator.metrics(number) == {"epochs/large": large / 30, "epochs/small": (len(rows) - large) / 15}
     assert iterator.metrics(0) == {"epochs/large": 0, "epochs/small": 0}
+    resumed = make(cache_dir, rates=STAGES).host_iterator(SPEC)
+    resumed.restore(iterator.state())
+    next(iterator)
+    assert resumed.metrics(1) == iterator.metrics(60)
+    sizes = Sizes(1, (1, 2))  # batches of 1, 2, 3, 3, … units
+    shard = {"process_index": 0, "process_count": 1}
+    ramped = batch_ramp.host_iterator(make(cache_dir, batch_size=12), SPEC, sizes, 3, **shard)
+    unit = make(cache_dir, batch_size=4).host_iterator(SPEC)
+    take(ramped, 2)
+    ramped.restore(ramped.state())
+    assert ramped.metrics(2) == unit.metrics(9)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Batches that are returned several times: every position of a feed restores the same later batches."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,6 @@ def test_each_position_restores_the_same_later_batches(source):
         assert [int(next(first)["x"][0]) for _ in range(read)] == expected[:read]
         second.restore(first.state())
         assert [int(next(second)["x"][0]) for _ in range(12 - read)] == expected[read:]
-        assert second.metrics(4) == {"batches": 2}
+        assert second.metrics(4) == {"batches": math.ceil((read + 4) / 3) - read // 3}  # since the restored position
         for each in (first, second):
             each.close()

@@ -99,10 +99,7 @@ class CachedIterator:
       identity: Properties that must be equal for a position to have the same meaning.
       batches_without_repeating: Number of batches before rows repeat.
       threads: Number of batches that are read concurrently; 0 reads each batch when it is requested.
-      metrics: Function from a number of batches to their metrics; see `Feed.metrics`.
-
-    Attributes:
-      metrics: The argument.
+      metrics: Function from a number of batches, from the first one on, to their metrics.
     """
 
     def __init__(
@@ -114,7 +111,7 @@ class CachedIterator:
         threads: int,
         metrics: Callable[[int], Mapping[str, float]] = lambda batches: {},
     ):
-        self.metrics = metrics
+        self._metrics = metrics
         self._read, self._identity, self._threads = read, dict(identity), threads
         self._without_repeating, self._warned = batches_without_repeating, False
         self._seek(0)
@@ -133,6 +130,10 @@ class CachedIterator:
                 self._without_repeating,
             )
         return batch
+
+    def metrics(self, batches: int) -> Mapping[str, float]:
+        """Returns the metrics of the batches up to one of those since `restore`; see `Feed.metrics`."""
+        return self._metrics(self._restored + batches)
 
     def state(self) -> bytes:
         """Returns the position after the last batch."""
@@ -162,6 +163,6 @@ class CachedIterator:
         self._seek(stored["batches"])
 
     def _seek(self, batches: int) -> None:
-        self._batches = batches
+        self._batches = self._restored = batches
         options = grain.ReadOptions(num_threads=self._threads, prefetch_buffer_size=self._threads)
         self._iterator = iter(grain.MapDataset.range(batches, sys.maxsize).map(self._read).to_iter_dataset(options))
