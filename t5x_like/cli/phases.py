@@ -229,7 +229,8 @@ def _phase(
     if forked:
         of_phase = read_macros((KEEP_STEPS,), files, [*settings, *arguments.bindings], arguments.search_paths)
         kept = of_phase.get(KEEP_STEPS, given.get(KEEP_STEPS))
-        own[KEEP_STEPS] = repr(tuple(sorted(forked | set(kept or ()))))
+        if isinstance(kept, list | tuple | None):  # the recipe refuses others
+            own[KEEP_STEPS] = repr(tuple(sorted(forked | set(kept or ()))))
     if (file := given.get("JSON_PATH")) and not arguments.phase:  # one file per phase
         own["JSON_PATH"] = repr(f"{file.removesuffix('.json')}.{name}.json")
     gin_files = [*arguments.gin_files, *files]

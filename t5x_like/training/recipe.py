@@ -73,6 +73,9 @@ class Periods:
                 never = ", or None for never" if name in ("evaluate", "save", "save_seconds", "repeat") else ""
                 raise UserError(f"{setting}={period} is not positive. Give a positive {number}{never}.")
 
+        if not isinstance(self.save_at, list | tuple) or not all(type(step) is int for step in self.save_at):
+            raise UserError(f"KEEP_STEPS={self.save_at!r}: not a list of steps. Give such as [1000], or [] for none.")
+
     def logs_at(self, step: int) -> bool:
         """Returns whether the metrics of `step` are logged."""
         return step == 1 or step == self.total or step % self.log == 0

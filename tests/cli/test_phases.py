@@ -171,6 +171,11 @@ def test_phase_keeps_its_own_steps_beside_those_of_forks(recipe, words, kept):
     assert dict(expand(recipe, given, *words)[0].arguments.bindings)["KEEP_STEPS"] == kept
 
 
+def test_steps_to_keep_that_are_no_list_are_left_to_the_recipe(recipe):
+    given = "{'a': ('TRAIN_STEPS=4', 'KEEP_STEPS=1'), 'b': ('FORK=a@2', 'TRAIN_STEPS=5')}"
+    assert dict(expand(recipe, given)[0].arguments.bindings)["KEEP_STEPS"] == "1"
+
+
 def test_plan_has_all_phases_and_other_commands_one(recipe):
     planned = expand(recipe, None, "--topology=v5e:1x1", "--json=plan.json", command="plan")
     assert [dict(each.arguments.bindings)["JSON_PATH"] for each in planned] == [f"'plan.{n}.json'" for n in NAMES]

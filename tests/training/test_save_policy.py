@@ -1,11 +1,13 @@
 """What follows a step: every combination of periods, times, evaluations, hosts and stops, without a run."""
 
 import itertools
+import re
 
 import pytest
 
 from t5x_like.checkpoints.local_checkpoints import LocalTier
 from t5x_like.checkpoints.save_timer import SaveTimer
+from t5x_like.errors import UserError
 from t5x_like.training.recipe import Periods
 from t5x_like.training.save_policy import Decision, SavePolicy
 
@@ -18,6 +20,12 @@ def policy(*, total=12, save=6, evaluate=4, latest=6, local=None, save_seconds=N
         **settings,
         local=None if local is None else LocalTier("/local", save_period=local),
     )
+
+
+def test_steps_to_keep_that_are_no_list_raise():
+    for given in (5, "5", [1.5]):
+        with pytest.raises(UserError, match=re.escape(f"KEEP_STEPS={given!r}: not a list of steps.")):
+            Periods(9, save_at=given)
 
 
 def decisions(made, steps=range(1, 13), **options):
