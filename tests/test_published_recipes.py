@@ -43,8 +43,8 @@ RECIPES = {
     "neobert": Recipe("neobert/tiny", "neobert", f"{SHIPPED}_neobert", {"inputs": 64, "targets": 32}),
     "mosaicbert": Recipe("mosaicbert/tiny", "mosaicbert", f"{SHIPPED}_mosaicbert", {"inputs": 64, "targets": 38}),
     "cramming": Recipe(
-        "cramming/tiny", "cramming", f"{SHIPPED}_full_sentences", {"inputs": 64, "targets": 10},
-        ("--gin.MICROBATCHES=4", "--gin.BATCH_RAMP_START=0.25"), warmup=(),
+        "cramming/tiny", "cramming", f"{SHIPPED}_full_sentences", {"inputs": 64, "targets": 16},
+        ("--gin.MICROBATCHES=4", "--gin.BUDGET_HOURS=0.01", "--gin.SECONDS_PER_MICROBATCH=1.5"), warmup=(),
     ),
     "ltgbert": Recipe("ltgbert/tiny", "ltgbert", f"{SHIPPED}_ltgbert", {"inputs": 64, "targets": 10}),
     "gptbert": Recipe(

@@ -99,7 +99,11 @@ PYTHON_DOCS = (DocumentSource(python_docs.read), shipped.python_docs())
 add_masked_lm_task("python_docs_masked_lm", *PYTHON_DOCS)
 add_masked_lm_task("python_docs_masked_lm_whole_word", *PYTHON_DOCS, masking=BertMasking(whole_words=True))
 add_masked_lm_task("python_docs_masked_lm_static", *PYTHON_DOCS, dupe_factor=DUPE_FACTOR)
-add_masked_lm_task("python_docs_full_sentences", *PYTHON_DOCS, examples=full_sentences, masking=RobertaMasking())
+_FULL_SENTENCES = "python_docs_full_sentences"
+task_arguments.declare(_FULL_SENTENCES, mask_rate=MASK_RATE)
+add_masked_lm_task(
+    _FULL_SENTENCES, *PYTHON_DOCS, examples=full_sentences, masking=of_rate(_FULL_SENTENCES, RobertaMasking)
+)
 # Long documents for Longformer: pieces of one document each, with RoBERTa's masks.
 add_masked_lm_task("python_docs_long_documents", *PYTHON_DOCS, masking=RobertaMasking())
 for _name, _masking, _examples in (

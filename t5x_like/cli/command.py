@@ -97,6 +97,7 @@ MESH = {
 PLACEHOLDERS = {
     "MIXTURE_OR_TASK_NAME": "any",
     "TRAIN_STEPS": "1000000",
+    "SECONDS_PER_MICROBATCH": "1.0",
     "LABELS": "('0', '1')",
     "INITIAL_CHECKPOINT_PATH": "any",
 }

@@ -7,11 +7,13 @@ position in the data is exact at every step, on any number of processes, and eac
 
 import bisect
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.data import mixing
@@ -20,9 +22,11 @@ from t5x_like.data.feed import HostBatch, HostIterator, SeekableIterator
 from t5x_like.data.source import DataSource, is_continuous
 from t5x_like.errors import UserError
 from t5x_like.optimizers.schedule_steps import Warmup, in_steps
+from t5x_like.optimizers.schedules import Schedule
 from t5x_like.recorded import recorded
 
 _HEADER_BYTES = 8
+_SECONDS_PER_HOUR = 3600
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,14 +155,104 @@ class TokenRamp:
                 f"{shape.microbatches}. Give one of them."
             )
         sizes = range(self.start, shape.microbatches + 1)
-        changes, step, read, below = [], 0, 0, 0
-        for size in sizes[:-1]:
-            below += size
-            threshold = Fraction(self.tokens) * below / sum(sizes)
-            more = max(math.ceil((threshold - read) / (size * shape.tokens)), 0)
-            step, read = step + more, read + more * size * shape.tokens
-            changes.append(step)
-        return Sizes(self.start, tuple(changes))
+        per_sum = Fraction(self.tokens) / shape.tokens / sum(sizes)
+        return _growing(self.start, [per_sum * below for below in itertools.accumulate(sizes[:-1])])
+
+
+@recorded
+@dataclasses.dataclass(frozen=True)
+class TimeRamp:
+    """A batch that grows linearly over a part of a time budget, by a microbatch at a time, as Cramming's.
+
+    At time t, the batch has min(1 + ⌊t · M / T⌋, M) of M microbatches, where T is `ramp` times the budget (Geiping and
+    Goldstein 2022, arXiv:2212.14034, and its code, which reads the clock). Here, each microbatch takes
+    `seconds_per_microbatch`: sizes that depend on the clock of a run would differ after each resume.
+
+    Attributes:
+      hours: The time budget of the run.
+      seconds_per_microbatch: Measured time of a microbatch, with its share of the update.
+      ramp: Fraction of the budget until the batch is whole.
+
+    Raises:
+      UserError: A number is out of range.
+    """
+
+    hours: float
+    seconds_per_microbatch: float
+    ramp: float = 0.6
+
+    def __post_init__(self):
+        seconds = self.seconds_per_microbatch
+        for setting, value in (("BUDGET_HOURS", self.hours), ("SECONDS_PER_MICROBATCH", seconds)):
+            if type(value) not in (int, float) or not 0 < value < math.inf:
+                raise UserError(f"{setting}={value!r}: not a positive number. Give the time of the run.")
+        if type(self.ramp) not in (int, float) or not 0 < self.ramp <= 1:
+            raise UserError(f"BATCH_RAMP_TIME={self.ramp!r}: not in (0, 1]. Give a fraction of BUDGET_HOURS.")
+
+    @property
+    def budget(self) -> Fraction:
+        """Number of microbatches that the budget has time for."""
+        return _decimal(self.hours) * _SECONDS_PER_HOUR / _decimal(self.seconds_per_microbatch)
+
+    def sizes(self, shape: BatchShape) -> Sizes:
+        """Returns the number of microbatches of each step."""
+        per_size = _decimal(self.ramp) * self.budget / shape.microbatches
+        return _growing(1, [per_size * size for size in range(1, shape.microbatches)])
+
+    def total_steps(self, microbatches: int) -> int:
+        """Returns the number of steps until the budget is spent.
+
+        Args:
+          microbatches: Number of microbatches of a whole batch.
+        """
+        sizes = self.sizes(BatchShape(microbatches, 1, 1))
+        grown = sizes.changes[-1] if sizes.changes else 0
+        return grown + max(math.ceil((self.budget - sizes.before(grown)) / microbatches), 1)
+
+
+@recorded
+def by_time(schedule: Schedule, *, ramp: TimeRamp, microbatches: int, total_steps: int) -> Schedule:
+    """Returns a schedule over the time of a `TimeRamp` instead of steps, of which early ones take less time.
+
+    Args:
+      schedule: A schedule of `total_steps` steps of equal time.
+      ramp: The batch ramp of the run.
+      microbatches: Number of microbatches of a whole batch.
+      total_steps: The steps of `schedule`: all of them are the whole budget.
+
+    Raises:
+      UserError: `ramp` is not over time.
+    """
+    if not isinstance(ramp, TimeRamp):
+        raise UserError(
+            f"BATCH_RAMP={ramp!r}: the learning rate is a schedule over the time of a TimeRamp. Include "
+            "batch_ramps/time.gin, or set the learning rate of the optimizer to a schedule over steps."
+        )
+    sizes = ramp.sizes(BatchShape(microbatches, 1, 1))
+    end = max(ramp.total_steps(microbatches), total_steps)
+    steps = np.unique([0, *sizes.changes, end])
+    spent = np.array([float(sizes.before(int(step)) / ramp.budget) for step in steps], np.float32)
+    return lambda step: schedule(jnp.interp(step, steps.astype(np.float32), spent) * total_steps)
+
+
+def _decimal(value: float) -> Fraction:
+    """Returns the number that is written as `value`, so that 0.1 is a tenth."""
+    return Fraction(repr(value))
+
+
+def _growing(first: int, thresholds: Sequence[Fraction]) -> Sizes:
+    """Returns sizes that grow by one microbatch when all steps so far have read a number of microbatches.
+
+    Args:
+      first: Number of microbatches of the first step.
+      thresholds: The numbers, ascending.
+    """
+    changes, step, read = [], 0, 0
+    for size, threshold in enumerate(thresholds, first):
+        more = max(math.ceil((threshold - read) / size), 0)
+        step, read = step + more, read + more * size
+        changes.append(step)
+    return Sizes(first, tuple(changes))
 
 
 def sizes_of(ramp: BatchRamp, data: DataSource, spec: FeatureSpec, microbatches: int, total_steps: int) -> Sizes:

@@ -384,6 +384,13 @@ def test_invalid_epochs_raise(tasks, words, message):
         trained(*words)
 
 
+def test_a_time_budget_sets_the_steps():
+    words = ("train", "--gin_file=models/cramming/tiny.gin", "--gin_file=runs/cramming.gin")
+    words += ("--gin.MIXTURE_OR_TASK_NAME=a_task", "--gin.MICROBATCHES=4", "--gin.BUDGET_HOURS=0.01")
+    assert resolve(*words, "--gin.SECONDS_PER_MICROBATCH=1.0").macros["TRAIN_STEPS"] == 16
+    assert resolve(*words, "--gin.SECONDS_PER_MICROBATCH=1.0", "--gin.TRAIN_STEPS=7").macros["TRAIN_STEPS"] == 7
+
+
 @pytest.mark.notf
 def test_epochs_of_a_cache_are_passes_over_its_rows(tmp_path, write_cache):
     write_cache(tmp_path / "train", lengths={"inputs": 4, "targets": 4}, shards=[(0, 6), (1, 9)])

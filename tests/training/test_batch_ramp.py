@@ -17,9 +17,10 @@ from t5x_like.data.mixing import Stages
 from t5x_like.data.specs import ENCODER_DECODER
 from t5x_like.errors import UserError
 from t5x_like.metrics import read_metrics
+from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
 from t5x_like.training import batch_ramp, program, run_feed
-from t5x_like.training.batch_ramp import BatchShape, LinearRamp, Sizes, TokenRamp
+from t5x_like.training.batch_ramp import BatchShape, LinearRamp, Sizes, TimeRamp, TokenRamp
 from t5x_like.training.recipe import Update
 
 MICROBATCHES = 4
@@ -45,6 +46,30 @@ def test_token_ramp_equals_modernberts_thresholds():
     found = TokenRamp(tokens, start=2).sizes(shape)
     assert [found(step) for step in range(200)] == expected
     assert found.before(found.changes[-1]) * shape.tokens < tokens < found.before(found.changes[-1] + 20) * shape.tokens
+
+
+@pytest.mark.parametrize(("hours", "seconds", "ramp", "microbatches"), [(24, 0.25, 0.6, 64), (0.01, 1.5, 1.0, 4)])
+def test_time_ramp_equals_crammings_rule_for_steps_of_equal_microbatches(hours, seconds, ramp, microbatches):
+    budget, elapsed, expected = hours * 3600, 0.0, []
+    while elapsed < budget - 1e-6:
+        expected.append(min(int(elapsed / (ramp * budget) * microbatches + 1e-9) + 1, microbatches))
+        elapsed += expected[-1] * seconds
+    found = TimeRamp(hours, seconds, ramp)
+    sizes = found.sizes(BatchShape(microbatches, 1, 1))
+    assert [sizes(step) for step in range(len(expected))] == expected
+    assert found.total_steps(microbatches) == len(expected)
+
+
+def test_schedule_by_time_reads_the_part_of_the_budget_that_is_spent():
+    ramp = TimeRamp(0.01, 1.0, 0.5)  # 36 microbatches
+    assert [ramp.sizes(BatchShape(4, 1, 1))(step) for step in range(14)] == [1] * 5 + [2] * 2 + [3] * 2 + [4] * 5
+    spent = [0, 1, 2, 3, 4, 5, 7, 9, 12, 15, 19, 23, 27, 31, 35]
+    assert ramp.total_steps(4) == len(spent)
+    schedule = batch_ramp.by_time(schedules.triangle(1.0, total_steps=100), ramp=ramp, microbatches=4, total_steps=100)
+    expected = [min(0.25 + n / 36, (1 - n / 36) * 4) for n in spent]
+    np.testing.assert_allclose([schedule(step) for step in range(len(spent))], expected, rtol=1e-5)
+    with pytest.raises(UserError, match="BATCH_RAMP=None: the learning rate is a schedule over the time"):
+        batch_ramp.by_time(schedules.constant(), ramp=None, microbatches=4, total_steps=100)
 
 
 def make(update, batch_size, **changes):
@@ -201,3 +226,8 @@ def test_settings_out_of_range_raise():
         LinearRamp(0)
     with pytest.raises(UserError, match="BATCH_RAMP_TOKENS=0: not positive"):
         TokenRamp(0)
+    for setting, arguments in (
+        ("BUDGET_HOURS=-1", (-1, 0.1)), ("SECONDS_PER_MICROBATCH='x'", (24, "x")), ("BATCH_RAMP_TIME=0", (24, 0.1, 0)),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=f"{setting}: not "):
+            TimeRamp(*arguments)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from t5x_like.cli.commands import COMMANDS
-from t5x_like.cli.derivations import epochs, generation, huggingface, labels, own_run, prompts, student
+from t5x_like.cli.derivations import budget, epochs, generation, huggingface, labels, own_run, prompts, student
 
 if TYPE_CHECKING:
     from t5x_like.config import Derivation
@@ -30,8 +30,9 @@ def of_command(command: str) -> tuple[Derivation, ...]:
         Derivation((), labels.from_task),
         Derivation(("PROMPT_LABELS", "PROMPT_TEXT"), prompts.from_text),
     )
+    of_steps = Derivation(("TRAIN_EPOCHS",), epochs.to_steps), Derivation((), budget.to_steps)
     return (
         *(of_model if "model" in derives else ()),
         *([Derivation((), generation.from_directory)] if "decoding" in derives else []),
-        *([Derivation(("TRAIN_EPOCHS",), epochs.to_steps)] if "steps" in derives else []),
+        *(of_steps if "steps" in derives else ()),
     )
