@@ -139,6 +139,7 @@ EXTRAS = {
         "loralib==0.1.2",
         "compressed-tensors==0.12.2",
         "gensim==4.4.0",
+        "torch-optimi==0.3.3",
         'fasttext-wheel==0.9.2; python_version < "3.12"',
     ],
 }
