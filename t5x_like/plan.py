@@ -27,6 +27,7 @@ def plan(
     price: float | None = None,
     json_path: str | None = None,
     search_for: int = 0,
+    segments_per_row: int = 1,
     placeholders: Collection[str] = (),
 ) -> report.Plan:
     """Compiles the training step of a run for TPUs or GPUs that need not be available, and prints the plan.
@@ -40,6 +41,8 @@ def plan(
       json_path: A file to write the plan to, as JSON.
       search_for: Number of combinations of microbatches, remat, mesh and rules to compile, most promising first. 0
         plans the run as configured.
+      segments_per_row: Number of packed segments of a row, which is cut at random positions, for the time of attention
+        on TPUs, whose kernels skip blocks without a common segment.
       placeholders: Macros without a value of the user. Without `TRAIN_STEPS`, total time and cost are not reported.
 
     Returns:
@@ -56,17 +59,23 @@ def plan(
         )
     if price is not None and price < 0:
         raise UserError(f"--price={price}: must not be negative. Give the price of a chip per hour.")
+    if segments_per_row < 1:
+        raise UserError(f"--segments_per_row={segments_per_row}: not positive. Give the mean number, or 1.")
     slice_ = topologies.parse(topology, num_slices)
     recipe = dataclasses.replace(recipe, update=dataclasses.replace(recipe.update, batch_ramp=None))  # whole batches
     steps = None if "TRAIN_STEPS" in placeholders else recipe.periods.total
 
     # ---- compile the step, or the candidates of a search -------------------------------------------------------------
-    if search_for:
-        devices = topologies.devices(topology, num_slices)
-        plans = _searched(recipe, slice_, devices, search_for, steps, price)
-    else:
-        logging.info("compiling for %s: this takes minutes for large models", slice_)
-        plans = [_compiled(recipe, slice_, steps, price)]
+    from t5x_like.kernels.fused_attention import segment_blocks  # imports Pallas
+
+    with segment_blocks.expected(segments_per_row):
+        if search_for:
+            devices = topologies.devices(topology, num_slices)
+            plans = _searched(recipe, slice_, devices, search_for, steps, price)
+        else:
+            logging.info("compiling for %s: this takes minutes for large models", slice_)
+            plans = [_compiled(recipe, slice_, steps, price)]
+    plans = [dataclasses.replace(each, segments_per_row=segments_per_row) for each in plans]
 
     # ---- report ------------------------------------------------------------------------------------------------------
     best = plans[0]

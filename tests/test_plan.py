@@ -19,7 +19,7 @@ from t5x_like.models.t5 import T5Config
 from t5x_like.objectives.recurrent_lm import RecurrentLM
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.partitioning import Partitioner
-from t5x_like.planning import search, topologies
+from t5x_like.planning import report, search, topologies
 from t5x_like.training import program
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,11 +34,11 @@ TINY = T5Config(
 class Shapes:
     """A data source that only has the shapes of its batches."""
 
-    def __init__(self, batch_size, continuous=False):
-        self.batch_size, self.continuous = batch_size, continuous
+    def __init__(self, batch_size, continuous=False, inputs=64):
+        self.batch_size, self.continuous, self.inputs = batch_size, continuous, inputs
 
     def batch_shapes(self, spec):
-        lengths = spec.model_lengths({"inputs": 64, "targets": 32})
+        lengths = spec.model_lengths({"inputs": self.inputs, "targets": 32})
         return {name: (self.batch_size, length) for name, length in lengths.items()}
 
 
@@ -127,6 +127,21 @@ def test_plan_counts_the_state_of_a_recurrent_network():
     )
     # The rows of each of 4 chips have hidden and cell state of two layers and a last hidden state, in float32.
     assert carried.memory.optimizer - without.memory.optimizer == 4 * (16 // 4) * 5 * 128
+
+
+@needs_compiler
+@pytest.mark.notf
+def test_plan_expects_the_attention_of_packed_rows():
+    partitioner = Partitioner(ici={"fsdp": -1}, devices=topologies.devices("v5e:2x2"))
+    long = recipes.change(recipe(partitioner), data=Shapes(16, inputs=2048))
+    whole, packed = (plan.plan(recipe=long, topology="v5e:2x2", segments_per_row=n) for n in (1, 8))
+    # A pair of blocks has two products forward and five backward, in two layers of two heads of 64, for 4 of 16 rows.
+    # Of 16 pairs, the 10 of neighbors nearly always share a segment.
+    pair = 2 * 512**2 * 64 * (2 + 5) * 2 * 2 * 4
+    assert 3 * pair < whole.compiled.work.flops - packed.compiled.work.flops < 6 * pair
+    assert packed.expected_seconds < whole.expected_seconds
+    assert packed.compiled.memory.peak == whole.compiled.memory.peak
+    assert report.as_json(packed)["segments_per_row"] == 8 and "; 8 segments per row" in report.text(packed)
 
 
 @needs_compiler
@@ -228,7 +243,14 @@ def test_mesh_of_other_devices_raises():
         plan.plan(recipe=recipe(Partitioner()), topology="v5e:4x4")
 
 
-@pytest.mark.parametrize(("given", "message"), [({"search_for": -2}, "--search=-2"), ({"price": -3.0}, "--price=-3.0")])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"search_for": -2}, "--search=-2"),
+        ({"price": -3.0}, "--price=-3.0"),
+        ({"segments_per_row": 0}, "--segments_per_row=0: not positive"),
+    ],
+)
 def test_negative_number_raises(given, message):
     with pytest.raises(ValueError, match=message):
         plan.plan(recipe=recipe(Partitioner()), topology="v5e:2x4", **given)

@@ -71,6 +71,7 @@ COMMANDS = {
             "num_slices": ("NUM_SLICES", "number of TPU slices (default: 1)"),
             "price": ("PRICE", "price of a chip per hour"),
             "json": ("JSON_PATH", "a file to write the plan to, as JSON"),
+            "segments_per_row": ("SEGMENTS_PER_ROW", "packed segments of a row, for attention on TPUs (default: 1)"),
             "search": ("SEARCH", "search microbatches, remat, mesh and rules, and compile the best 4, or this many"),
         },
         flag_defaults={"search": "4"},

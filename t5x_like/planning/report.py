@@ -37,6 +37,7 @@ class Plan:
       compiled: The compiled step.
       price: Price per chip-hour, in any currency; None if unknown.
       teacher_parameters: Number of parameters of the teachers that run in the step.
+      segments_per_row: Number of segments of a row that the time of attention assumes.
     """
 
     topology: Topology
@@ -53,6 +54,7 @@ class Plan:
     compiled: CompiledStep
     price: float | None = None
     teacher_parameters: int = 0
+    segments_per_row: int = 1
 
     @property
     def bound(self) -> Bound | None:
@@ -153,6 +155,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "expected_largest": _largest(expected) if expected else None,
         "mfu_expected": plan.mfu_expected,
         "tokens_per_step": plan.tokens,
+        "segments_per_row": plan.segments_per_row,
         "tokens_per_second_at_bound": plan.tokens_per_second_at_bound,
         "tokens_per_second_expected": plan.tokens_per_second_expected,
         "mfu_at_bound": plan.mfu_at_bound,
@@ -174,7 +177,8 @@ def text(plan: Plan) -> str:
         + (f", and {plan.teacher_parameters:,} of teachers" if plan.teacher_parameters else "")
         + f"; batches of {plan.batch_rows:,} rows, {plan.tokens:,} tokens, in "
         f"{plan.microbatches} microbatch{'es' if plan.microbatches > 1 else ''}"
-        + (f"; remat {plan.remat}" if plan.remat else ""),
+        + (f"; remat {plan.remat}" if plan.remat else "")
+        + (f"; {plan.segments_per_row} segments per row" if plan.segments_per_row > 1 else ""),
         "",
         f"memory per {each}",
         _row("parameters", _gib(memory.parameters)),

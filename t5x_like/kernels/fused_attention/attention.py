@@ -33,8 +33,9 @@ def fused_attention(
     """Computes `kernels.attention.attention` without scores in memory.
 
     The result equals the reference up to rounding, with two exceptions. Queries that see no key get the average
-    of all values, as in the reference, only if the mask is neither causal nor a window; otherwise they get zeros. Such
-    queries are padding. Dropout that is not shared along the queries has the same distribution and other random bits.
+    of all values, as in the reference, only if the mask has ranks and is neither causal nor a window; otherwise they
+    get zeros. Such queries are padding. Dropout that is not shared along the queries has the same distribution and
+    other random bits.
 
     Args:
       q: Queries.
@@ -143,6 +144,8 @@ class Static:
             window_after=self.window_after,
             prefix=inputs.prefix is not None,
             segments=inputs.key_segments is not None,
+            # The first target of a permutation sees no key. It predicts from the average of all values.
+            by_segments=inputs.key_segments is not None and inputs.key_ranks is None,
             biased=inputs.bias is not None,
             query_table=inputs.query_table is not None,
             key_table=inputs.key_table is not None,

@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from t5x_like.kernels.fused_attention import costs, distances, tiles
+from t5x_like.kernels.fused_attention import costs, distances, segment_blocks, tiles
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.operands import Blocks, Operands
 from t5x_like.kernels.fused_attention.scores import Scores
@@ -66,8 +66,13 @@ def backward(
     g = geometry
     per_chunk = g.q_blocks // g.q_chunks
 
-    def at(h, b, c, j, visit):
-        return b, h, g.q_block(j, c, visit)[0], j
+    ranges, visits = [], g.q_visits
+    if g.reads_ranges:
+        ranges = [segment_blocks.query_ranges(operands.query_segments[:, 0], operands.key_segments[:, 0], g)]
+        visits = segment_blocks.visits(ranges[0], visits)
+
+    def at(h, b, c, j, visit, *ranges):
+        return b, h, _q_block(g, b, j, c, visit, *ranges)[0], j
 
     blocks = Blocks(g, at)
     specs = blocks.inputs(operands)
@@ -75,12 +80,12 @@ def backward(
     chunk = per_chunk * g.block_q
     kv_dtype = operands.k.dtype if g.q_chunks == 1 else jnp.float32
     kv_shape = jax.ShapeDtypeStruct((g.q_chunks, *operands.k.shape), kv_dtype)
-    kv_spec = pl.BlockSpec((1, 1, kv_features, g.block_k), lambda h, b, c, j, visit: (c, b, h, j))
+    kv_spec = pl.BlockSpec((1, 1, kv_features, g.block_k), lambda h, b, c, j, *_: (c, b, h, j))
     out_shape = [jax.ShapeDtypeStruct(operands.q.shape, operands.q.dtype), kv_shape, kv_shape]
-    out_specs = [pl.BlockSpec((1, features, chunk), lambda h, b, c, j, visit: (b, h, c)), kv_spec, kv_spec]
+    out_specs = [pl.BlockSpec((1, features, chunk), lambda h, b, c, j, *_: (b, h, c)), kv_spec, kv_spec]
     if g.biased:
         out_shape.append(jax.ShapeDtypeStruct((g.batch, g.heads, 1, g.distances), jnp.float32))
-        out_specs.append(pl.BlockSpec((1, g.step_heads, 1, g.distances), lambda h, b, c, j, visit: (b, h, 0, 0)))
+        out_specs.append(pl.BlockSpec((1, g.step_heads, 1, g.distances), lambda h, b, c, j, *_: (b, h, 0, 0)))
     # Summed over the rows, whose dimension of the grid is therefore sequential.
     shared = [x for x in (operands.query_table, operands.key_table) if x is not None]
     out_specs += [blocks.table] * len(shared)
@@ -90,26 +95,30 @@ def backward(
     out_shape += [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in shared]
     if g.types:
         out_shape.append(jax.ShapeDtypeStruct(operands.same_type.shape, jnp.float32))
-        out_specs.append(pl.BlockSpec((1, g.step_heads, 1, chunk), lambda h, b, c, j, visit: (b, h, 0, c)))
+        out_specs.append(pl.BlockSpec((1, g.step_heads, 1, chunk), lambda h, b, c, j, *_: (b, h, 0, c)))
 
     def kernel(*refs):
         given = iter(refs)
+        ranges_of = [next(given) for _ in ranges]
         inputs = Operands(*(None if spec is None else next(given) for spec in specs))
-        _kernel(inputs, *given, geometry=g)
+        _kernel(inputs, ranges_of, *given, geometry=g)
 
     dq, dk, dv, *others = pl.pallas_call(
         kernel,
-        grid=(g.head_steps, g.batch, g.q_chunks, g.k_blocks, g.q_visits),
-        in_specs=[
-            *(spec for spec in specs if spec is not None), blocks.statistics, blocks.statistics, blocks.q
-        ],
-        out_specs=out_specs,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(ranges),
+            grid=(g.head_steps, g.batch, g.q_chunks, g.k_blocks, visits),
+            in_specs=[
+                *(spec for spec in specs if spec is not None), blocks.statistics, blocks.statistics, blocks.q
+            ],
+            out_specs=out_specs,
+            scratch_shapes=[
+                pltpu.VMEM((per_chunk, features, g.block_q), jnp.float32),
+                pltpu.VMEM((kv_features, g.block_k), jnp.float32),
+                pltpu.VMEM((kv_features, g.block_k), jnp.float32),
+            ],
+        ),
         out_shape=out_shape,
-        scratch_shapes=[
-            pltpu.VMEM((per_chunk, features, g.block_q), jnp.float32),
-            pltpu.VMEM((kv_features, g.block_k), jnp.float32),
-            pltpu.VMEM((kv_features, g.block_k), jnp.float32),
-        ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary" if shared else "parallel", *("arbitrary",) * 3),
             vmem_limit_bytes=vmem_bytes,
@@ -117,7 +126,7 @@ def backward(
         cost_estimate=costs.backward(g, operands.q.dtype.itemsize),
         interpret=interpret,
         name="fused_attention_backward",
-    )(*(x for x in operands if x is not None), lse, delta, gradient)  # fmt: skip
+    )(*ranges, *(x for x in operands if x is not None), lse, delta, gradient)  # fmt: skip
     dk, dv = (x[0] if g.q_chunks == 1 else jnp.sum(x, axis=0).astype(operands.k.dtype) for x in (dk, dv))
     given = iter(others)
     is_given = (g.biased, g.query_table, g.key_table, g.query_biases, g.query_biases, g.types)
@@ -125,7 +134,12 @@ def backward(
     return Gradients(dq, dk, dv, *of_terms)
 
 
-def _kernel(inputs, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv_ref, *rest, geometry: Geometry):
+def _q_block(g: Geometry, row, j, chunk, visit, *ranges):
+    """Returns the block of queries of a visit, and whether it is computed; see `Geometry.q_block`."""
+    return g.q_block(j, chunk, visit, *(segment_blocks.at(each, row, j, g.k_blocks) for each in ranges))
+
+
+def _kernel(inputs, ranges, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv_ref, *rest, geometry: Geometry):
     """Adds the gradients of a tile."""
     g = geometry
     *rest, dq_sum, dk_sum, dv_sum = rest
@@ -138,7 +152,7 @@ def _kernel(inputs, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv_ref, *r
     head_step, row, c, j, visit = (pl.program_id(axis) for axis in range(5))
     last_block, last_visit = pl.num_programs(3) - 1, pl.num_programs(4) - 1
     per_chunk = g.q_blocks // g.q_chunks
-    i, is_computed = g.q_block(j, c, visit)
+    i, is_computed = _q_block(g, row, j, c, visit, *ranges)
     local = i - c * per_chunk
 
     @pl.when(visit == 0)

@@ -1,12 +1,14 @@
 """Costs of the kernels, which XLA's scheduler and `t5x_like plan` read from the compiled program.
 
-What skipped blocks do not compute is not counted. Segments and prefixes, a few bytes per position, are not counted
+What skipped blocks do not compute is not counted; blocks without a common segment are counted, unless a plan says how
+many segments a row has (`segment_blocks.expected`). Segments and prefixes, a few bytes per position, are not counted
 either. Elementwise work other than exponentials counts as a number of exponentials that takes as long.
 """
 
 from jax.experimental import pallas as pl
 
 from t5x_like.kernels.fused_attention.geometry import LANES, Geometry, ListGeometry
+from t5x_like.kernels.fused_attention.segment_blocks import expected_pairs
 
 # Elementwise work of a bias and of dropout as a fraction of the work of an exponential, in the forward and in the
 # backward pass: from the compiler's schedules for v5p and v6e.
@@ -34,7 +36,7 @@ def forward(geometry: Geometry, itemsize: int) -> pl.CostEstimate:
       itemsize: Bytes per number of the activations.
     """
     g = geometry
-    reads = 1 if g.k_blocks == 1 else g.pairs / g.k_blocks
+    reads = 1 if g.k_blocks == 1 else expected_pairs(g) / g.k_blocks
     arrays = itemsize * (2 * _queries(g) + 2 * reads * _keys(g))
     arrays += itemsize * _tables(g)
     return _estimate(g, 0, FORWARD_PRODUCTS, arrays + _FLOAT32 * (_statistics(g) + _biases(g)))
@@ -51,7 +53,7 @@ def backward(geometry: Geometry, itemsize: int) -> pl.CostEstimate:
       itemsize: Bytes per number of the activations.
     """
     g = geometry
-    reads = 1 if g.q_blocks == 1 else g.pairs / g.q_blocks
+    reads = 1 if g.q_blocks == 1 else expected_pairs(g) / g.q_blocks
     sums = itemsize if g.q_chunks == 1 else _FLOAT32
     arrays = itemsize * (2 * reads + 1) * _queries(g) + (itemsize + sums) * 2 * g.q_chunks * _keys(g)
     arrays += itemsize * _tables(g)
@@ -60,7 +62,7 @@ def backward(geometry: Geometry, itemsize: int) -> pl.CostEstimate:
 
 
 def _estimate(g: Geometry, backward: int, products: int, bytes_accessed: float) -> pl.CostEstimate:
-    scores = g.batch * g.heads * g.pairs * g.block_q * g.block_k
+    scores = g.batch * g.heads * expected_pairs(g) * g.block_q * g.block_k
     others = g.biased * BIAS_WORK[backward] + (g.dropout_rate > 0) * DROPOUT_WORK[backward]
     others += g.query_table * QUERY_TABLE_WORK[backward] + g.key_table * KEY_TABLE_WORK[backward]
     # A block of 128 queries or keys is also multiplied with the vectors of 128 distances to other positions.

@@ -6,7 +6,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from t5x_like.kernels.fused_attention import costs, tiles
+from t5x_like.kernels.fused_attention import costs, segment_blocks, tiles
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.operands import Blocks, Operands
 from t5x_like.kernels.fused_attention.scores import Scores
@@ -28,9 +28,13 @@ def forward(
       The output, and the log-sum-exp of the scores of each query, `MASK_VALUE` without visible keys.
     """
     g = geometry
+    ranges, visits = [], g.k_visits
+    if g.reads_ranges:
+        ranges = [segment_blocks.key_ranges(operands.query_segments[:, 0], operands.key_segments[:, 0], g)]
+        visits = segment_blocks.visits(ranges[0], visits)
 
-    def at(h, b, i, visit):
-        return b, h, i, g.k_block(i, visit)[0]  # a block that is not computed is not read either
+    def at(h, b, i, visit, *ranges):
+        return b, h, i, _k_block(g, b, i, visit, *ranges)[0]  # a block that is not computed is not read either
 
     blocks = Blocks(g, at)
     specs = blocks.inputs(operands)
@@ -38,36 +42,45 @@ def forward(
 
     def kernel(*refs):
         given = iter(refs)
+        ranges_of = [next(given) for _ in ranges]
         inputs = Operands(*(None if spec is None else next(given) for spec in specs))
-        _kernel(inputs, *given, geometry=g)
+        _kernel(inputs, ranges_of, *given, geometry=g)
 
     return pl.pallas_call(
         kernel,
-        grid=(g.head_steps, g.batch, g.q_blocks, g.k_visits),
-        in_specs=[spec for spec in specs if spec is not None],
-        out_specs=[blocks.q, blocks.statistics],
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(ranges),
+            grid=(g.head_steps, g.batch, g.q_blocks, visits),
+            in_specs=[spec for spec in specs if spec is not None],
+            out_specs=[blocks.q, blocks.statistics],
+            scratch_shapes=[
+                pltpu.VMEM((g.step_heads, g.head_dim, g.block_q), jnp.float32),
+                pltpu.VMEM((g.step_heads, 1, g.block_q), jnp.float32),
+                pltpu.VMEM((g.step_heads, 1, g.block_q), jnp.float32),
+            ],
+        ),
         out_shape=[jax.ShapeDtypeStruct(operands.q.shape, operands.q.dtype), statistics],
-        scratch_shapes=[
-            pltpu.VMEM((g.step_heads, g.head_dim, g.block_q), jnp.float32),
-            pltpu.VMEM((g.step_heads, 1, g.block_q), jnp.float32),
-            pltpu.VMEM((g.step_heads, 1, g.block_q), jnp.float32),
-        ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"), vmem_limit_bytes=vmem_bytes
         ),
         cost_estimate=costs.forward(g, operands.q.dtype.itemsize),
         interpret=interpret,
         name="fused_attention_forward",
-    )(*(x for x in operands if x is not None))
+    )(*ranges, *(x for x in operands if x is not None))
 
 
-def _kernel(inputs, out_ref, lse_ref, sums_ref, max_ref, total_ref, *, geometry: Geometry):
+def _k_block(g: Geometry, row, i, visit, *ranges):
+    """Returns the block of keys of a visit, and whether it is computed; see `Geometry.k_block`."""
+    return g.k_block(i, visit, *(segment_blocks.at(each, row, i, g.q_blocks) for each in ranges))
+
+
+def _kernel(inputs, ranges, out_ref, lse_ref, sums_ref, max_ref, total_ref, *, geometry: Geometry):
     """Adds a block of keys to the averages of a block of queries."""
     g = geometry
     # Read here, because the interpreter does not know them within conditional code.
     head_step, row, i, visit = (pl.program_id(axis) for axis in range(4))
     last = pl.num_programs(3) - 1
-    j, is_computed = g.k_block(i, visit)
+    j, is_computed = _k_block(g, row, i, visit, *ranges)
 
     @pl.when(visit == 0)
     def _():

@@ -42,6 +42,7 @@ class Geometry:
       softcap: See `Scoring`; the kernels of TPUs do not read it.
       dropout_rate: Rate of the dropout of each attention weight.
       q_chunks: Parts of the queries of a row whose gradients are held on the core one after another.
+      by_segments: Whether blocks without a common segment are skipped; see `segment_blocks`.
     """
 
     batch: int
@@ -69,6 +70,7 @@ class Geometry:
     softcap: float | None = None
     dropout_rate: float = 0.0
     q_chunks: int = 1
+    by_segments: bool = False
 
     @property
     def q_blocks(self) -> int:
@@ -139,8 +141,13 @@ class Geometry:
 
     @property
     def skips(self) -> bool:
-        """Whether blocks of keys may be invisible to a block of queries because of their positions."""
-        return self.window is not None or self._after == 0
+        """Whether blocks of keys may be invisible to a block of queries because of their positions or segments."""
+        return self.window is not None or self._after == 0 or self.by_segments
+
+    @property
+    def reads_ranges(self) -> bool:
+        """Whether the kernels read which blocks share segments."""
+        return self.by_segments and self.q_blocks * self.k_blocks > 1
 
     def k_range(self, i):
         """Returns the first and the last block of keys that block `i` of the queries sees."""
@@ -161,15 +168,28 @@ class Geometry:
         most = max(last - first + 1 for first, last in map(self.q_range, range(self.k_blocks)))
         return max(1, min(most, self.q_blocks // self.q_chunks))
 
-    def k_block(self, i, visit):
-        """Returns the block of keys that block `i` of the queries visits, and whether it sees this block."""
-        first, last = self.k_range(i)
-        return jnp.minimum(first + visit, last), first + visit <= last
+    def k_block(self, i, visit, seen=None):
+        """Returns the block of keys that block `i` of the queries visits, and whether it sees this block.
 
-    def q_block(self, j, chunk, visit):
-        """Returns the block of queries of a chunk that block `j` of the keys visits, and whether it sees the keys."""
+        Args:
+          i: Block of queries.
+          visit: Number of the visit.
+          seen: First and last block of keys, `k_range` by default.
+        """
+        first, last = self.k_range(i) if seen is None else seen
+        return jnp.maximum(jnp.minimum(first + visit, last), 0), first + visit <= last
+
+    def q_block(self, j, chunk, visit, seen=None):
+        """Returns the block of queries of a chunk that block `j` of the keys visits, and whether it sees the keys.
+
+        Args:
+          j: Block of keys.
+          chunk: Chunk of queries.
+          visit: Number of the visit.
+          seen: First and last block of queries, `q_range` by default.
+        """
         size = self.q_blocks // self.q_chunks
-        first, last = self.q_range(j)
+        first, last = self.q_range(j) if seen is None else seen
         first, last = jnp.maximum(first, chunk * size), jnp.minimum(last, (chunk + 1) * size - 1)
         # Without a visible block in the chunk, any of its blocks is read.
         block = jnp.clip(first + visit, chunk * size, jnp.maximum(last, chunk * size))

@@ -142,14 +142,16 @@ def test_dropout_that_queries_share_equals_that_of_the_reference():
 def test_queries_without_visible_keys():
     case = Case(130, 140, heads=1, kv_heads=1, bias=True)
     queries = jnp.ones((2, 130), jnp.int32).at[:, 5].set(9)
-    bidirectional = Mask(query_segments=queries, key_segments=jnp.ones((2, 140), jnp.int32))
-    found = case.fused(bidirectional)
-    assert_equal(found, case.reference(bidirectional))
+    keys = jnp.ones((2, 140), jnp.int32)
+    of_ranks = Mask(query_segments=queries, key_segments=keys, query_ranks=queries, key_ranks=keys)
+    found = case.fused(of_ranks)
+    assert_equal(found, case.reference(of_ranks))
     values = case.arrays()[2]
     np.testing.assert_allclose(found[0][:, 5], np.asarray(values).mean(1), atol=1e-6)
-    causal = case.fused(dataclasses.replace(bidirectional, causal=True))
-    assert all(np.isfinite(x).all() for x in causal)
-    assert not causal[0][:, 5].any() and not causal[1][:, 5].any() and causal[0][:, 6].any()
+    for causal in (False, True):
+        found = case.fused(Mask(causal=causal, query_segments=queries, key_segments=keys))
+        assert all(np.isfinite(x).all() for x in found)
+        assert not found[0][:, 5].any() and not found[1][:, 5].any() and found[0][:, 6].any()
 
 
 @pytest.mark.parametrize("is_global", [False, True])
