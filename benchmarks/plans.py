@@ -132,8 +132,24 @@ TABLES = {
             ("--gin.TASK_FEATURE_LENGTHS={'inputs': 8192, 'targets': 2458}",),
         ),
         _decoder("Qwen 3 8B", "qwen3/8b", "qwen.Qwen3Config", 4096, 128, "v5p:4x4x4"),
+        _decoder("Qwen 3 8B", "qwen3/8b", "qwen.Qwen3Config", 4096, 256, "v5e:16x16"),
         _decoder("Qwen 3 0.6B", "qwen3/0_6b", "qwen.Qwen3Config", 4096, 64, "v5e:4x4"),
-        _decoder("Gemma 3 4B", "gemma3/4b", "gemma.Gemma3Config", 4096, 128, "v5p:2x4x4"),
+        _decoder("Gemma 3 4B", "gemma3/4b", "gemma.Gemma3Config", 4096, 128, "v5p:2x4x4", "v5e:8x8"),
+        Model(
+            "T5Gemma 2B-2B, 4,096",
+            ("models/t5gemma/2b_2b.gin", "runs/pretrain.gin"),
+            64,
+            (("v5p:2x4x4", 1), ("v5e:8x8", 1)),
+            (
+                "--gin.TASK_FEATURE_LENGTHS={'inputs': 4096, 'targets': 4096}",
+                "--gin.gemma.Gemma2Config.remat='attention'",
+            ),
+        ),
+    ),
+    # The microbatches of their recipes, per chip of 128 rows.
+    "Small budgets": (
+        Model("Cramming base", ("models/cramming/base.gin", "runs/cramming.gin"), 8192, (("v5e:1x1", 64),)),
+        Model("LTG-BERT base", ("models/ltgbert/base.gin", "runs/ltgbert.gin"), 32768, (("v5e:4x4", 16),)),
     ),
     "Llama 3.1 8B with LoRA beside full training": (
         _full_remat("Llama 3.1 8B"),
