@@ -142,9 +142,11 @@ class Distillation(Objective):
           config: Configuration of the student's model.
 
         Raises:
-          UserError: A loss is not defined, it reads hidden states of a teacher whose predictions are cached, or a
-            teacher has another vocabulary than the student, whose token ids it reads.
+          UserError: A loss is not defined, it reads hidden states of a teacher whose predictions are cached, a teacher
+            has another vocabulary than the student, whose token ids it reads, or the EOS of samples is not known.
         """
+        if self._on_policy is not None:
+            self._on_policy.check_model(config)
         student = self._student(config)
         for name in self.teachers:
             if name not in self.retokenizers:

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from t5x_like.data import features
 from t5x_like.data.features import FeatureSpec, ModelFeature
 from t5x_like.data.roles import make_feature
 from t5x_like.decoding.generate import generate
 from t5x_like.decoding.mixture import Mixture
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
-from t5x_like.interop import model_tokens
+from t5x_like.models.base import ModelConfig
+from t5x_like.models.special_tokens import sampling_eos_ids
 from t5x_like.objectives.base import Batch
 from t5x_like.objectives.samples import place
 from t5x_like.optimizers.schedules import Schedule, Step
@@ -46,7 +46,7 @@ class OnPolicy:
       top_p: Total probability of the tokens to sample from; 1: all.
       max_length: Maximum number of sampled tokens; the rest of the row if None. A decoder keeps keys and values of its
         whole row and of as many tokens, so give the length of `targets`.
-      eos_id: Token that ends a sample. None: each EOS of the model's special tokens, or else 1.
+      eos_id: Token that ends a sample; None: each EOS of the model's special tokens.
       teacher_mix: α: each token is drawn from α · teacher + (1 - α) · student, in [0, 1); see `losses.MiniLLM`.
 
     Raises:
@@ -119,6 +119,17 @@ class OnPolicy:
                 f"OnPolicy: the cached predictions of {', '.join(cached)} belong to other targets. Run the teacher "
                 "in the training step instead."
             )
+
+    def check_model(self, config: ModelConfig) -> None:
+        """Checks that EOS is known.
+
+        Args:
+          config: Configuration of the student.
+
+        Raises:
+          UserError: See `sampling_eos_ids`.
+        """
+        sampling_eos_ids(config.special_tokens, self.eos_id)
 
     def check_teachers(
         self,
@@ -196,8 +207,7 @@ class OnPolicy:
         return {name: make_feature(each.role, joined, count, before, spec.bos_id) for name, each in made.items()}
 
     def _resolved(self, model: Any, spec: FeatureSpec, length: int) -> Decoding:
-        known = model_tokens.eos_ids(model.config) or (features.EOS_ID,)
-        eos_ids = known if self.eos_id is None else (self.eos_id,)
+        eos_ids = sampling_eos_ids(model.config.special_tokens, self.eos_id)
         return self.decoding.resolve(max_length=length, eos_ids=eos_ids, bos_id=spec.bos_id)
 
 

@@ -57,22 +57,15 @@ def inputs_bos(path: str) -> int | None:
     return template.prefix[0] if len(template.prefix) == 1 and not template.suffix else None
 
 
-def eos_ids(config: ModelConfig) -> tuple[int, ...]:
-    """Returns the ids of the tokens that end a generated text; empty if none is known.
+def eos_id(config: ModelConfig) -> int | None:
+    """Returns the first id of the tokens that end a generated text, or None if none is known.
 
     Args:
       config: Configuration of the model. Its generation_config.json takes precedence.
     """
     generation = {} if config.special_tokens is None else dict(config.special_tokens.generation or ())
     found = (special_tokens(config) | generation).get("eos_token_id")
-    if found is None:
-        return ()
-    return found if isinstance(found, tuple) else (found,)
-
-
-def eos_id(config: ModelConfig) -> int | None:
-    """Returns the first of `eos_ids`, or None if none is known."""
-    return next(iter(eos_ids(config)), None)
+    return found[0] if isinstance(found, tuple) else found
 
 
 def sentencepiece_format(config: ModelConfig) -> tuple[str | None, str | None, bool]:

@@ -33,6 +33,23 @@ class SpecialTokens:
             object.__setattr__(self, "generation", _pairs(self.generation))
 
 
+def sampling_eos_ids(tokens: SpecialTokens | None, eos_id: int | None) -> tuple[int, ...]:
+    """Returns the tokens that end a text that a model samples in a training step.
+
+    Args:
+      tokens: Special tokens of the model; None for a model that has not been imported.
+      eos_id: The setting SAMPLE_EOS_ID; None: each EOS of the model, as `generate` in transformers reads it.
+
+    Raises:
+      UserError: Neither tells one.
+    """
+    named = {} if tokens is None else dict(tokens.config) | dict(tokens.generation or ())
+    found = named.get("eos_token_id") if eos_id is None else eos_id
+    if found is None:
+        raise UserError("SAMPLE_EOS_ID=None: the model has no eos_token_id. Give the id that ends a sample.")
+    return found if isinstance(found, tuple) else (found,)
+
+
 def _pairs(ids: Ids | Mapping[str, Id]) -> Ids:
     """Converts ids to a hashable form.
 

@@ -14,6 +14,7 @@ from t5x_like.decoding.generate import generate
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.models.base import ModelConfig
+from t5x_like.models.special_tokens import sampling_eos_ids
 from t5x_like.objectives import rewards
 from t5x_like.objectives.base import Batch
 from t5x_like.objectives.rewards import Rewards
@@ -55,7 +56,7 @@ class Rollouts:
     samples: int = 8
     # Maximum number of tokens of a completion.
     max_length: int = 256
-    # Token that ends a completion; None: EOS of the model's special tokens.
+    # Token that ends a completion; None: each EOS of the model's special tokens.
     eos_id: int | None = None
     # Number of updates with the same completions, μ.
     updates: int = 1
@@ -78,16 +79,7 @@ class Rollouts:
           UserError: A reward function is not found, or EOS is not known.
         """
         self.rewards.load()
-        self._eos_ids(config)
-
-    def _eos_ids(self, config: ModelConfig) -> tuple[int, ...]:
-        """Returns the tokens that end a completion."""
-        tokens = config.special_tokens
-        named = {} if tokens is None else dict(tokens.config) | dict(tokens.generation or ())
-        found = named.get("eos_token_id") if self.eos_id is None else self.eos_id
-        if found is None:
-            raise UserError("SAMPLE_EOS_ID=None: the model has no eos_token_id. Give the id that ends a completion.")
-        return found if isinstance(found, tuple) else (found,)
+        sampling_eos_ids(config.special_tokens, self.eos_id)
 
     def sample(self, model: Any, batch: Batch, key: jax.Array | None) -> Rollout:
         """Samples completions and calls the reward functions.
@@ -99,7 +91,7 @@ class Rollouts:
         """
         counts, answer_counts = (jnp.sum(batch[name], axis=1) for name in ("decoder_segment_ids", "answer_segment_ids"))
         prompts = {name: batch[name] for name in ("decoder_input_tokens", "decoder_segment_ids")}
-        number, eos_ids = 1 if key is None else self.samples, self._eos_ids(model.config)
+        number, eos_ids = 1 if key is None else self.samples, sampling_eos_ids(model.config.special_tokens, self.eos_id)
         sampling = Decoding(temperature=0.0 if key is None else 1.0, samples=number).resolve(
             max_length=self.max_length, eos_ids=eos_ids, bos_id=0
         )

@@ -98,7 +98,7 @@ def test_sampled_targets_make_the_batch_of_a_task_with_these_targets(case):
 
 def test_without_samples_the_batch_is_the_supervised_one(case):
     model, spec, _, _, batch = case
-    found = OnPolicy(rate=0.0)(model, spec, batch, key=KEY, step=0)
+    found = OnPolicy(rate=0.0, eos_id=EOS)(model, spec, batch, key=KEY, step=0)
     for name in batch:
         np.testing.assert_array_equal(found[name], batch[name])
 
@@ -283,6 +283,14 @@ def test_each_eos_of_the_model_ends_a_sample():
     assert len(set(lengths.tolist())) > 1
     for row, length in enumerate(lengths):
         assert np.flatnonzero(ends[row]).tolist() == ([length - 1] if length < TARGETS - 1 or ends[row].any() else [])
+
+
+def test_an_unknown_eos_raises():
+    message = "SAMPLE_EOS_ID=None: the model has no eos_token_id. Give the id that ends a sample."
+    with pytest.raises(UserError, match=message):
+        distillation(OnPolicy()).check(GPT)
+    distillation(OnPolicy(eos_id=EOS)).check(GPT)
+    distillation(OnPolicy()).check(dataclasses.replace(GPT, special_tokens=SpecialTokens({"eos_token_id": EOS})))
 
 
 def test_invalid_arguments_raise():
