@@ -1,17 +1,15 @@
 """Students that learn from a teacher with another tokenizer: runs from Python, and what is refused."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
 import recipes
+import several_processes
 import small_models
+from python_texts import LENGTH, TEXTS, Texts
 
 from t5x_like import optimizers
 from t5x_like.data import specs
-from t5x_like.data.batches import from_arrays
-from t5x_like.data.numbered import NumberedSource
 from t5x_like.distill import distill
 from t5x_like.distillation import losses
 from t5x_like.distillation.on_policy import OnPolicy
@@ -24,12 +22,9 @@ from t5x_like.optimizers import schedules
 from t5x_like.partitioning import Partitioner
 from t5x_like.train import train
 from t5x_like.training import program
-from t5x_like.vocabularies.shipped import python_docs
 
 pytestmark = pytest.mark.notf
 
-TEXTS = ["Return the list of names.", "def f(x): return x", "The module é defines a class", "import os"]
-LENGTH = 12
 CONFIG = LlamaConfig(vocab_size=1024, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, num_layers=1, max_length=32)
 LOSSES = {
     "uld": losses.ULD(),
@@ -38,31 +33,6 @@ LOSSES = {
     "gold": losses.GOLD(),
     "dskd": losses.DSKD(),
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Texts(NumberedSource):
-    """Texts in the vocabulary of the documentation of Python, one per row, with EOS."""
-
-    batch_size: int = 8
-    known: bool = True
-    name = "texts"
-    task_feature_lengths = {"targets": LENGTH}
-
-    def vocabularies(self):
-        return {"targets": python_docs()} if self.known else {}
-
-    def batch_shapes(self, spec):
-        return {name: (self.batch_size, *shape) for name, shape in spec.row_shapes({"targets": LENGTH}).items()}
-
-    def batch(self, spec, number, rows):
-        ids = [[*python_docs().encode(TEXTS[(row + number) % 4]), 1][:LENGTH] for row in rows]
-        counts = {"targets": [len(row) for row in ids]}
-        return from_arrays(
-            dataclasses.replace(specs.CAUSAL_LM, attached=spec.attached, packable=False),
-            {"targets": np.array([row + [0] * (LENGTH - len(row)) for row in ids])},
-            counts=counts,
-        )
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +139,16 @@ def test_other_losses_and_unknown_tokenizers_are_refused(teacher, tmp_path):
         recipe(tmp_path, teacher, data=Texts(known=False))
     with pytest.raises(UserError, match="ALM reads one teacher"):
         distill(student(tmp_path), teachers={"t": teacher, "u": teacher}, losses={"alm": losses.ALM()})
+
+
+@pytest.mark.full
+def test_two_processes_sample_for_another_tokenizer_as_one(teacher, tmp_path):
+    flags = [f"--gin.TEACHER={teacher.path}"]
+    processes = several_processes.start(tmp_path / "two", *flags, run="distill", gin_file="gold_on_policy.gin")
+    codes = several_processes.finish(processes)
+    assert codes == [0, 0], [several_processes.output(tmp_path / "two", index) for index in (0, 1)]
+    mesh = Partitioner(devices=jax.devices()[:4], rules="fsdp", ici={"fsdp": 4})
+    train(recipe(tmp_path / "one", teacher, of=("gold",), rate=0.5, total=3, partitioner=mesh))
+    found, expected = metrics(tmp_path / "two"), metrics(tmp_path / "one")
+    assert np.shape(found) == (3, 2) and np.min(found) > 0
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -75,7 +75,8 @@ def make(
 def of_samples(retokenizers: Mapping[str, Retokenizer], batch: Batch, sampled: Batch) -> dict[str, Array]:
     """Computes the features of teachers for sampled texts, on the host from within a compiled program.
 
-    The host decodes and encodes all rows of the batch if one of them has changed, while the devices wait.
+    The host decodes and encodes all rows of the batch if one of them has changed, while the devices wait; see
+    `host_functions.call`.
 
     Args:
       retokenizers: Name of a teacher -> what computes its features.
@@ -84,22 +85,15 @@ def of_samples(retokenizers: Mapping[str, Retokenizer], batch: Batch, sampled: B
 
     Returns:
       The sampled batch, with the features that `RetokenizedSource` would give its rows.
-
-    Raises:
-      UserError: The run has several processes.
     """
-    if jax.process_count() > 1:
-        raise UserError("OnPolicy: samples for a teacher with another tokenizer need one process. Train on one host.")
     old = {array.name: batch[array.name] for each in retokenizers.values() for array in each.attached}
     given = {name: features.select(sampled, each.student_spec) for name, each in retokenizers.items()}
 
-    def call(given: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        with host_functions.recorded():
-            rows = jax.tree.map(np.asarray, given)
-            return {name: x for teacher, each in retokenizers.items() for name, x in each(rows[teacher]).items()}
+    def retokenize(rows: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        return {name: x for teacher, each in retokenizers.items() for name, x in each(rows[teacher]).items()}
 
     def compute() -> dict[str, Array]:
-        return jax.pure_callback(call, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), old), given)
+        return host_functions.call(retokenize, old, given)
 
     changed = [jnp.any(x != batch[name]) for name, x in sampled.items() if x is not batch[name]]
     return {**sampled, **jax.lax.cond(jnp.any(jnp.stack(changed)), compute, lambda: old)}

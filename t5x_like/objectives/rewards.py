@@ -4,24 +4,19 @@ import dataclasses
 import functools
 import importlib
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from t5x_like import partitioning
 from t5x_like.errors import UserError
 from t5x_like.recorded import recorded
 from t5x_like.runtime import host_functions
 from t5x_like.vocabularies.from_folder import from_folder
 
 Text = str | list[int]
-# Functions of users are called one at a time.
-_CALLS = threading.Lock()
 
 
 @recorded
@@ -142,8 +137,7 @@ def on_host(
 ) -> Float[Array, "batch samples"]:
     """Returns the rewards of completions in a compiled program, 0 for those of empty prompts.
 
-    The functions are called once for all completions. In a run of several processes, each device calls them in its
-    process for its own rows, one device after the other, so that the samples of a prompt are in one call.
+    The functions are called as `host_functions.call` says, so that the samples of a prompt are in one call.
 
     Args:
       rewards: The reward functions.
@@ -158,26 +152,17 @@ def on_host(
       UserError: The program raises the errors of `Rewards`.
     """
 
-    def call(*arrays: np.ndarray) -> np.ndarray:
-        with _CALLS, host_functions.recorded():
-            prompts, prompt_lengths, completions, lengths, answers, answer_lengths = map(np.asarray, arrays)
-            places = [(row, sample) for row, sample in np.ndindex(lengths.shape) if prompt_lengths[row]]
-            found = rewards(
-                [prompts[row, : prompt_lengths[row]].tolist() for row, _ in places],
-                [completions[row, sample, : lengths[row, sample]].tolist() for row, sample in places],
-                [answers[row, : answer_lengths[row]].tolist() for row, _ in places],
-            )
-            values = np.zeros(lengths.shape, np.float32)
-            for place, value in zip(places, found, strict=True):
-                values[place] = value
-            return values
-
-    def of_rows(*arrays: Array) -> Array:
-        return jax.pure_callback(call, jax.ShapeDtypeStruct(arrays[3].shape, np.float32), *arrays)
+    def reward(prompts, prompt_lengths, completions, lengths, answers, answer_lengths) -> np.ndarray:
+        places = [(row, sample) for row, sample in np.ndindex(lengths.shape) if prompt_lengths[row]]
+        found = rewards(
+            [prompts[row, : prompt_lengths[row]].tolist() for row, _ in places],
+            [completions[row, sample, : lengths[row, sample]].tolist() for row, sample in places],
+            [answers[row, : answer_lengths[row]].tolist() for row, _ in places],
+        )
+        values = np.zeros(lengths.shape, np.float32)
+        for place, value in zip(places, found, strict=True):
+            values[place] = value
+        return values
 
     arrays = (prompts, prompt_lengths, completions, lengths, answers, answer_lengths)
-    if jax.process_count() == 1:
-        return of_rows(*arrays)
-    partitioner = partitioning.bound_partitioner()
-    rows = PartitionSpec(partitioner.axes_of("batch"))
-    return jax.shard_map(of_rows, mesh=partitioner.mesh, in_specs=rows, out_specs=rows, check_vma=False)(*arrays)
+    return host_functions.call(reward, jax.ShapeDtypeStruct(lengths.shape, np.float32), *arrays)
