@@ -50,7 +50,7 @@ class PPO(PolicyGradient):
       beta: See `PolicyGradient`.
       clipping: See `PolicyGradient`.
       gamma: γ, the discount of later rewards.
-      trace: λ of the generalized advantages: 1 for sums of rewards, 0 for the differences of neighboring values.
+      gae_lambda: λ of the generalized advantages: 1 for sums of rewards, 0 for the differences of neighboring values.
       value_limit: Largest change of a value that has an effect.
       value_factor: Factor of the term `value`.
 
@@ -67,18 +67,18 @@ class PPO(PolicyGradient):
         beta: float = 0.05,
         clipping: Clipping | None = None,
         gamma: float = 1.0,
-        trace: float = 0.95,
+        gae_lambda: float = 0.95,
         value_limit: float = 0.2,
         value_factor: float = 0.1,
     ):
         super().__init__(rollouts, beta=beta, clipping=clipping)
-        if not (0 <= gamma <= 1 and 0 <= trace <= 1 and value_limit > 0 and value_factor >= 0):
+        if not (0 <= gamma <= 1 and 0 <= gae_lambda <= 1 and value_limit > 0 and value_factor >= 0):
             raise UserError(
-                f"GAMMA={gamma}, GAE_LAMBDA={trace}, VALUE_LIMIT={value_limit}, VALUE_FACTOR={value_factor}: one of "
-                "the first two is not in [0, 1], VALUE_LIMIT is not positive, or VALUE_FACTOR is negative. Give such "
-                "as 1.0, 0.95, 0.2 and 0.1."
+                f"GAMMA={gamma}, GAE_LAMBDA={gae_lambda}, VALUE_LIMIT={value_limit}, VALUE_FACTOR={value_factor}: one "
+                "of the first two is not in [0, 1], VALUE_LIMIT is not positive, or VALUE_FACTOR is negative. Give "
+                "such as 1.0, 0.95, 0.2 and 0.1."
             )
-        self.gamma, self.trace, self.value_limit = gamma, trace, value_limit
+        self.gamma, self.gae_lambda, self.value_limit = gamma, gae_lambda, value_limit
         self.coefficients = {NAME: 1.0, VALUE: float(value_factor)}
         self._head = heads.EachDecoderToken(dropout_rate=0.0)
 
@@ -100,7 +100,7 @@ class PPO(PolicyGradient):
             found[DIVERGENCES] = jnp.sum(divergences, axis=1, keepdims=True)
             rewards -= self.beta * divergences
         values = self._values(params, outputs) * is_token
-        advantages = generalized_advantages(rewards, values, is_token, gamma=self.gamma, trace=self.trace)
+        advantages = generalized_advantages(rewards, values, is_token, gamma=self.gamma, gae_lambda=self.gae_lambda)
         found |= {VALUES: values, RETURNS: advantages + values}
         return {ADVANTAGES: whitened(advantages, is_token), **found}
 
@@ -125,7 +125,7 @@ class PPO(PolicyGradient):
         return dataclasses.replace(found, sums={**found.sums, VALUE: loss}, metrics=metrics)
 
 
-def generalized_advantages(rewards: Rows, values: Rows, is_token: Rows, *, gamma: float, trace: float) -> Rows:
+def generalized_advantages(rewards: Rows, values: Rows, is_token: Rows, *, gamma: float, gae_lambda: float) -> Rows:
     """Returns the generalized advantages of the tokens of each row (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     A_t = Σ_l (γ λ)^l δ_(t+l) with δ_t = r_t + γ V_(t+1) - V_t, and V = 0 after the last token.
@@ -135,13 +135,13 @@ def generalized_advantages(rewards: Rows, values: Rows, is_token: Rows, *, gamma
       values: V, the value at that position, and 0 at positions without a token.
       is_token: 1 for positions with a token, which are consecutive.
       gamma: γ.
-      trace: λ.
+      gae_lambda: λ.
     """
     later = jnp.pad(values[:, 1:], ((0, 0), (0, 1)))
     errors = (rewards + gamma * later - values) * is_token
 
     def add(after, error):
-        after = error + gamma * trace * after
+        after = error + gamma * gae_lambda * after
         return after, after
 
     _, found = jax.lax.scan(add, jnp.zeros_like(errors[:, 0]), errors.T, reverse=True)

@@ -265,7 +265,7 @@ def test_generalized_advantages_are_sums_and_whitened_over_tokens():
         for t in range(length):
             deltas = [r[j] + 0.9 * v[j + 1] - v[j] for j in range(t, length)]
             expected[row, 1 + t] = sum((0.9 * 0.7) ** number * delta for number, delta in enumerate(deltas))
-    found = generalized_advantages(rewards, values, mask.astype(np.float32), gamma=0.9, trace=0.7)
+    found = generalized_advantages(rewards, values, mask.astype(np.float32), gamma=0.9, gae_lambda=0.7)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
     centered = np.where(mask, expected - expected[mask].mean(), 0)
     np.testing.assert_allclose(
@@ -275,7 +275,7 @@ def test_generalized_advantages_are_sums_and_whitened_over_tokens():
 
 @pytest.mark.full
 def test_ppo_rewards_each_token_with_the_divergence():
-    objective = PPO(ROLLOUTS, beta=0.5, gamma=1.0, trace=1.0)
+    objective = PPO(ROLLOUTS, beta=0.5, gamma=1.0, gae_lambda=1.0)
     params, batch, rows = case(objective)
     policy, mask = log_probabilities(params["model"], rows)
     frozen, _ = log_probabilities(params["objective"]["reference"], rows)
@@ -438,8 +438,7 @@ def test_an_unknown_eos_raises(tmp_path):
             lambda: GRPO(ROLLOUTS, normalization="mean"),
             "NORMALIZATION='mean': unknown. Give one of dapo, grpo, dr_grpo",
         ),
-        (lambda: Clipping(low=1.0), "EPSILON=1.0, EPSILON_HIGH=None: EPSILON is not in"),
-        (lambda: PPO(ROLLOUTS, trace=1.1), "GAE_LAMBDA=1.1, .*one of the first two is not in"),
+        (lambda: PPO(ROLLOUTS, gae_lambda=1.1), "GAE_LAMBDA=1.1, .*one of the first two is not in"),
     ],
 )
 def test_invalid_settings_raise(make, message):
