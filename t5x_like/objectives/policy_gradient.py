@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from t5x_like.data import conversation_specs, specs
 from t5x_like.errors import UserError
@@ -15,6 +15,7 @@ from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import reference
 from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
+from t5x_like.objectives.clipping import Clipping, finite_exp
 from t5x_like.objectives.completions import completion_weights, log_probabilities, with_completion
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction, Scalar
@@ -32,42 +33,6 @@ Normalization = Literal["dapo", "grpo", "dr_grpo"]
 # Added to the standard deviation of the rewards of a group, as in TRL.
 _EPSILON = 1e-4
 Rows = Float[Array, "rows positions"]
-
-
-@recorded
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Clipping:
-    """The limits 1 - low and 1 + high of the ratio ρ of the probabilities of policy and sampler.
-
-    The loss is -min(ρ A, clip(ρ) A) with the advantage A (Schulman et al. 2017, arXiv:1707.06347, equation 7); Yu et
-    al. 2025 (DAPO, arXiv:2503.14476, equation 10) give the upper limit a value of its own, such as 0.28.
-
-    Raises:
-      UserError: A limit is not positive, or the lower one is not below 1.
-    """
-
-    # Largest decrease of the ratio, ε of PPO.
-    low: float = 0.2
-    # Largest increase of the ratio; None: `low`.
-    high: float | None = None
-
-    def __post_init__(self):
-        if not 0 < self.low < 1 or (self.high is not None and not self.high > 0):
-            raise UserError(
-                f"EPSILON={self.low}, EPSILON_HIGH={self.high}: EPSILON is not in (0, 1), or EPSILON_HIGH is not "
-                "positive. Give such as EPSILON=0.2 and EPSILON_HIGH=0.28, or None for both equal."
-            )
-
-    def loss(self, ratios: Rows, advantages: Rows) -> tuple[Rows, Bool[Array, "rows positions"]]:
-        """Returns the loss of tokens or samples, and whether a limit has an effect.
-
-        Args:
-          ratios: ρ.
-          advantages: A.
-        """
-        high = self.low if self.high is None else self.high
-        clipped = jnp.clip(ratios, 1 - self.low, 1 + high) * advantages
-        return -jnp.minimum(ratios * advantages, clipped), clipped < ratios * advantages
 
 
 class PolicyGradient(Objective):
@@ -206,7 +171,7 @@ class PolicyGradient(Objective):
         change = (now - old) * completion_weights(samples)
         if self.ratio_of_samples:
             change = jnp.sum(change, axis=1, keepdims=True)
-        losses, clipped = self.clipping.loss(jnp.exp(change), rows[ADVANTAGES])
+        losses, clipped = self.clipping.loss(change, rows[ADVANTAGES])
         added, metrics = self.penalty(params, outputs, rows, now)
         loss = jnp.sum((losses + added) * weights)
         metrics |= self._metrics(rows, loss)
@@ -315,7 +280,7 @@ class GRPO(PolicyGradient):
         frozen = log_probabilities(reference.model_of(params), outputs.networks[reference.NAME], samples)
         is_token = completion_weights(samples)
         difference = (frozen - log_probability) * is_token  # the exponential of other tokens may be infinite
-        divergence = jnp.exp(difference) - difference - 1
+        divergence = finite_exp(difference) - difference - 1
         return self.beta * divergence, {
             "kl": (jnp.sum(jax.lax.stop_gradient(divergence) * is_token), jnp.sum(is_token))
         }

@@ -12,6 +12,7 @@ from t5x_like.errors import UserError
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import heads, reference
 from t5x_like.objectives.base import Batch, Params, Pass
+from t5x_like.objectives.clipping import Clipping
 from t5x_like.objectives.completions import completion_weights
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.policy_gradient import (
@@ -19,7 +20,6 @@ from t5x_like.objectives.policy_gradient import (
     DIVERGENCES,
     NAME,
     SAMPLE,
-    Clipping,
     PolicyGradient,
     Rows,
 )

@@ -27,8 +27,9 @@ from t5x_like.metrics import read_metrics
 from t5x_like.models import networks
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import gradients, passes, policy_gradient
+from t5x_like.objectives.clipping import Clipping
 from t5x_like.objectives.passes import flatten_choices
-from t5x_like.objectives.policy_gradient import ADVANTAGES, GRPO, OLD, REWARDS, RLOO, SAMPLE, Clipping
+from t5x_like.objectives.policy_gradient import ADVANTAGES, GRPO, OLD, REWARDS, RLOO, SAMPLE
 from t5x_like.objectives.ppo import PPO, RETURNS, VALUES, generalized_advantages, whitened
 from t5x_like.objectives.reused_batches import FIRST_USE
 from t5x_like.objectives.rewards import Rewards
@@ -252,6 +253,20 @@ def test_later_updates_have_limited_ratios_and_the_first_one_has_the_ratio_one(n
     (_, (clipped, _)), _ = run(logits, again)
     assert clipped[0] == 0
     np.testing.assert_allclose(gradient, by_hand(name, again, logits)[1], atol=1e-6 * np.abs(gradient).max())
+
+
+def test_updates_far_from_the_sampler_are_finite():
+    """Two updates at a high learning rate may change the log-probability of a sample by hundreds of nats."""
+    objective = REUSED["rloo"]
+    rows, logits = reused_rows(np.random.default_rng(3), objective)
+    rows[ADVANTAGES] = np.array([[1.0], [2.0], [-1.0], [1.0], [-2.0], [0.0]], np.float32)
+    rows[OLD] = rows[OLD] - np.float32(500)
+    params = {"model": types.SimpleNamespace(unembed=lambda hidden: hidden), "objective": {}}
+    compute = jax.jit(jax.value_and_grad(lambda x: objective.read(params, Outputs(hidden=x), rows).sums["policy"]))
+    loss, gradient = compute(logits)
+    assert np.isfinite(loss) and np.isfinite(gradient).all()
+    changed = np.abs(gradient).max(axis=(1, 2)) > 0
+    assert changed.tolist() == [False, False, True, False, True, False]
 
 
 def test_generalized_advantages_are_sums_and_whitened_over_tokens():
