@@ -49,6 +49,8 @@ class NetworkSpec:
         model itself, which an objective declares if it shares modules or reads some of the features alone.
       shares: Module of this network, such as `embeddings` -> the module in its place.
       features: Names of the features that the network reads, for its floating-point operations; None for all.
+      passes: Forward passes per training step that its floating-point operations equal: 3 with a backward pass, 1 for a
+        network that is never trained.
       targets: Name of the feature that holds the tokens to predict, for the floating-point operations of their logits;
         None for `decoder_target_tokens`, if the objective has it.
       objective: What the network predicts by itself, such as masked language modeling. Its heads are those of the same
@@ -59,13 +61,15 @@ class NetworkSpec:
     shares: Mapping[str, Shared] = dataclasses.field(default_factory=dict)
     features: tuple[str, ...] | None = None
     targets: str | None = None
+    passes: float = 3.0
     objective: "HasNetworks | None" = None
 
     def train_flops(self, shapes: Shapes) -> float:
         """Returns the floating-point operations of the network in a training step; see `ModelConfig.train_flops`."""
         names = shapes if self.features is None else [name for name in shapes if name in self.features]
         read = {name: shapes[name] for name in names}
-        return self.config.train_flops(read if self.targets is None else read | {_TARGETS: shapes[self.targets]})
+        read = read if self.targets is None else read | {_TARGETS: shapes[self.targets]}
+        return self.config.train_flops(read) * (self.passes / 3)
 
 
 class HasNetworks(Protocol):

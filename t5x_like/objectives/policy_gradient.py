@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from t5x_like.data import conversation_specs, specs
 from t5x_like.errors import UserError
 from t5x_like.models.base import ModelConfig
-from t5x_like.models.networks import NetworkSpec
+from t5x_like.models.networks import MODEL, NetworkSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import reference
 from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
@@ -90,6 +90,22 @@ class PolicyGradient(Objective):
     def networks(self, config: ModelConfig) -> Mapping[str, NetworkSpec]:
         """Returns the network of the reference, if there is one; see `Objective.networks`."""
         return reference.networks(config) if self.beta else {}
+
+    def with_estimate(self, found: Mapping[str, NetworkSpec]) -> dict[str, NetworkSpec]:
+        """Returns networks that `estimate` runs once per rollout, the reference in no update.
+
+        Args:
+          found: The reference, if there is one.
+        """
+        per_step = 1.0 / self.updates_per_batch
+        others = {name: dataclasses.replace(each, passes=per_step) for name, each in found.items()}
+        return {MODEL: NetworkSpec(passes=3.0 + per_step), **others}
+
+    def read_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of the samples behind their prompts; see `Objective.read_shapes`."""
+        rows, length = shapes["decoder_input_tokens"]
+        shape = (rows * self.rollouts.samples, length + self.rollouts.max_length)
+        return {each.name: shape for each in specs.PROMPTED.features}
 
     def frozen_names(self, config: ModelConfig) -> frozenset[str]:
         """Returns the parameters of the reference; see `Objective.frozen_names`."""
@@ -307,6 +323,11 @@ class RLOO(PolicyGradient):
 
     def __init__(self, rollouts: Rollouts, *, beta: float = 0.05, clipping: Clipping | None = None):
         super().__init__(rollouts, beta=beta, clipping=clipping)
+
+    def networks(self, config: ModelConfig) -> Mapping[str, NetworkSpec]:
+        """Returns the networks, which run before the updates if there is a reference; see `Objective.networks`."""
+        found = super().networks(config)
+        return self.with_estimate(found) if self.beta else found
 
     def estimate(self, params: Params, rollout: Rollout) -> dict[str, Array]:
         """Returns the differences from the mean of the others; see `PolicyGradient.estimate`."""

@@ -1,6 +1,7 @@
 """Proximal policy optimization with a value head and generalized advantages: PPO as InstructGPT uses it."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,6 +10,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.errors import UserError
+from t5x_like.models.base import ModelConfig
+from t5x_like.models.networks import NetworkSpec
 from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import heads, reference
 from t5x_like.objectives.base import Batch, Params, Pass
@@ -85,6 +88,10 @@ class PPO(PolicyGradient):
     def init(self, key: jax.Array, model: nnx.Module) -> dict[str, Any]:
         """Initializes the head `value`; see `PolicyGradient.init`."""
         return {**super().init(key, model), VALUE: self._head.make(model.config, 1, key=key)}
+
+    def networks(self, config: ModelConfig) -> Mapping[str, NetworkSpec]:
+        """Returns the networks, which also run before the updates; see `PolicyGradient.networks`."""
+        return self.with_estimate(super().networks(config))
 
     def _values(self, params: Params, outputs: Outputs) -> Rows:
         return params["objective"][VALUE](outputs.hidden)[..., 0]

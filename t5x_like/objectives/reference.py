@@ -60,7 +60,7 @@ class Reference(Protocol):
 
 def networks(config: ModelConfig) -> dict[str, NetworkSpec]:
     """Returns the network of the reference, or none if the model has adapters; see `Objective.networks`."""
-    return {} if config.adapters else {NAME: NetworkSpec(config=config)}
+    return {} if config.adapters else {NAME: NetworkSpec(config=config, passes=1.0)}
 
 
 def frozen_names(config: ModelConfig) -> frozenset[str]:

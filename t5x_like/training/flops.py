@@ -1,18 +1,20 @@
 """Floating-point operations of a training step: those of the families' formulas, less what frozen parameters save."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.extend.core
+import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
 from t5x_like import optimizers
 from t5x_like.models import construct, networks
 from t5x_like.models.base import ModelConfig
-from t5x_like.objectives import gradients
+from t5x_like.objectives import gradients, reused_batches
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.variables import Frozen, assemble
 from t5x_like.training.stages import RunStage, of_objective
@@ -26,7 +28,7 @@ def of_step(
     teachers: Mapping[str, Any],
     rows: Mapping[str, tuple[int, ...]],
 ) -> float:
-    """Counts the floating-point operations of a training step, without its teachers and without recomputation.
+    """Counts the floating-point operations of a training step, without teachers, recomputation and sampling.
 
     A run that trains all parameters takes `train_flops` of each network: a forward pass, and a backward pass with two
     products per product of the forward pass, the gradients of an activation and of a parameter. Frozen parameters have
@@ -41,7 +43,8 @@ def of_step(
       teachers: The shapes of the parameters of teachers.
       rows: Model feature -> shape in which models read it.
     """
-    formula = sum(each.train_flops(rows) for each in networks.specs(objective, config).values())
+    bare = construct.without_adapters(config)
+    formula = sum(each.train_flops(rows) for each in networks.specs(objective, bare).values())
     if not config.adapters and not any(group.freeze for group in optimizer.groups):
         return formula
     run = dataclasses.replace(config, remat="none")
@@ -62,18 +65,24 @@ def _traced(objective, optimizer, config, batch, teachers) -> float:
     for stage in of_objective(objective, optimizer).values():
         own, others = stage.split(params)
         fixed = Frozen(optimizers.merge(others, frozen), teachers)
-        count, handed_on = _gradient(stage, own, fixed, {**batch, **handed})
+        prepared = jax.eval_shape(functools.partial(_prepared, stage.objective), own, fixed, batch)
+        count, handed_on = _gradient(stage, own, fixed, {**prepared, **handed})
         total += count
         handed |= handed_on
     return total
+
+
+def _prepared(objective: Objective, params: Any, frozen: Frozen, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a batch as its first update reads it. The operations of sampling do not count."""
+    complete = assemble(params, frozen)
+    kept = reused_batches.initial(objective, complete, batch)
+    return reused_batches.prepare(objective, complete, batch, kept, key=jax.random.key(0), step=jnp.zeros((), jnp.int32))
 
 
 def _gradient(stage: RunStage, params: Any, frozen: Frozen, batch: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     """Returns the FLOPs of the gradient of a stage, and the shapes of what the stage hands on."""
 
     def compute(params, frozen, batch):
-        if stage.objective.prepare is not None:
-            batch = stage.objective.prepare(assemble(params, frozen), batch, key=None, step=0)
         keys = gradients.keys_of_step(stage.objective, jax.random.key(0), batch, dropout=False)
         factors = dict.fromkeys(stage.objective.coefficients, 1.0)
 

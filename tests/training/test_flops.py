@@ -14,7 +14,13 @@ from t5x_like.models.gpt import GPTConfig
 from t5x_like.models.lstm import LSTMConfig
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.masked_lm import MaskedLM
+from t5x_like.objectives.policy_gradient import GRPO, RLOO
+from t5x_like.objectives.ppo import PPO
+from t5x_like.objectives.preference_losses import DPO
+from t5x_like.objectives.preferences import Preferences
 from t5x_like.objectives.recurrent_lm import RecurrentLM
+from t5x_like.objectives.rewards import Rewards
+from t5x_like.objectives.rollouts import Rollouts
 from t5x_like.partitioning import Partitioner
 from t5x_like.training.program import make_program
 
@@ -64,6 +70,53 @@ def test_frozen_kernels_have_no_gradient(scan):
     # Nothing is below the final norm.
     trained = program(config, "^model/(?!decoder/norm)")
     assert trained.flops == forward + count["logits"]
+
+
+REWARDS = Rewards({"counting_rewards.count": 1.0})
+
+
+def policy_gradient(kind, samples=3, **settings):
+    rollouts = Rollouts(rewards=REWARDS, samples=samples, max_length=4, eos_id=1, updates=settings.pop("updates", 1))
+    return kind(rollouts, **settings)
+
+
+# An objective with three samples per prompt -> the forward passes over the samples that a step equals.
+POLICY_GRADIENTS = {
+    "grpo": (policy_gradient(GRPO), 3),
+    "grpo with a reference": (policy_gradient(GRPO, beta=0.5, updates=2), 3 + 1),
+    "rloo": (policy_gradient(RLOO, beta=0.0), 3),
+    "rloo with a reference": (policy_gradient(RLOO, beta=0.5), 3 + 1 + 1),
+    "ppo": (policy_gradient(PPO, beta=0.0, updates=4), 3 + 1 / 4),
+    "ppo with a reference": (policy_gradient(PPO, beta=0.5, updates=4), 3 + 1 / 4 + 1 / 4),
+}
+
+
+@pytest.mark.parametrize("name", POLICY_GRADIENTS)
+def test_policy_gradients_count_prompts_and_samples_but_not_sampling(name):
+    objective, passes = POLICY_GRADIENTS[name]
+    config, rows = dataclasses.replace(GPT, max_length=32), (3 * ROWS, LENGTH + 4)
+    forward = config.train_flops({"decoder_input_tokens": rows, "decoder_target_tokens": rows}) / 3
+    frozen = "^objective/reference/" if objective.beta else None
+    assert program(config, frozen, objective).flops == pytest.approx(passes * forward)
+
+
+def test_a_reference_counts_its_forward_pass():
+    """With LoRA, it is the model without the adapters."""
+
+    class Pairs:
+        def batch_shapes(self, spec):
+            shapes = spec.row_shapes(dict.fromkeys(("targets_0", "targets_1"), LENGTH))
+            return {name: (ROWS, *shape) for name, shape in shapes.items()}
+
+    rows = dict.fromkeys(("decoder_input_tokens", "decoder_target_tokens"), (2 * ROWS, LENGTH))
+    found = program(GPT, "^objective/reference/", Preferences(DPO()), Pairs()).flops
+    assert found == pytest.approx(GPT.train_flops(rows) * 4 / 3)
+    lora, base = dataclasses.replace(GPT, adapters=(LoRA(rank=4),)), "^model/(?!.*/adapter/)"
+    grpo = [policy_gradient(GRPO, beta=beta) for beta in (0.5, 0.0)]
+    with_reference, alone = (program(dataclasses.replace(lora, max_length=32), base, each).flops for each in grpo)
+    rows = (3 * ROWS, LENGTH + 4)
+    forward = GPT.train_flops({"decoder_input_tokens": rows, "decoder_target_tokens": rows}) / 3
+    assert with_reference - alone == pytest.approx(forward) and 2 * forward < alone < 3 * forward
 
 
 @pytest.mark.parametrize("remat", ["none", "full"])
