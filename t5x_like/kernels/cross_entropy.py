@@ -43,10 +43,12 @@ class TargetProbabilities:
     Attributes:
       log_probability: Log-probability of the target at each position, in nats, float32.
       most_probable: Whether the target is the most probable token, the first one of equal tokens.
+      entropy: Entropy of the distribution at each position, in nats, without gradient; None if it is not computed.
     """
 
     log_probability: Float[Array, "batch length"]
     most_probable: Bool[Array, "batch length"]
+    entropy: Float[Array, "batch length"] | None = None
 
 
 def from_logits(
@@ -109,6 +111,14 @@ def _at_targets(
     # As by argmax, the first of equal logits is predicted.
     earlier = (logits == largest[..., None]) & (_ids(logits) < targets[..., None])
     return log_z, target_logit, (target_logit == largest) & ~jnp.any(earlier, axis=-1)
+
+
+def _entropy(
+    logits: Float[Array, "batch length vocab"], log_z: Float[Array, "batch length"]
+) -> Float[Array, "batch length"]:
+    log_p = logits - log_z[..., None]
+    p = jnp.exp(log_p)
+    return -jnp.sum(jnp.where(p > 0, p * log_p, 0.0), axis=-1)
 
 
 def _ids(logits: Float[Array, "batch length vocab"]) -> Int[Array, " vocab"]:
@@ -240,6 +250,7 @@ def target_probabilities(
     unembed: Callable[[Float[Array, "batch length embed"]], Float[Array, "batch length vocab"]],
     targets: Int[Array, "batch length"],
     *,
+    entropy: bool = False,
     budget_bytes: int | None = None,
 ) -> TargetProbabilities:
     """Computes the probability of the target at each position, in chunks like `cross_entropy`.
@@ -248,6 +259,7 @@ def target_probabilities(
       hidden: Hidden states that `unembed` reads.
       unembed: Maps hidden states to logits.
       targets: Token ids.
+      entropy: Whether to compute the entropies.
       budget_bytes: Bytes of float32 logits to hold on a device at a time; None: see `chunks.Chunks.of`.
 
     Returns:
@@ -255,7 +267,9 @@ def target_probabilities(
     """
 
     def of_chunk(logits, targets):
-        log_z, target_logit, correct = _at_targets(logits.astype(jnp.float32), targets)
-        return TargetProbabilities(log_probability=target_logit - log_z, most_probable=correct)
+        logits = logits.astype(jnp.float32)
+        log_z, target_logit, correct = _at_targets(logits, targets)
+        found = _entropy(*jax.lax.stop_gradient((logits, log_z))) if entropy else None
+        return TargetProbabilities(log_probability=target_logit - log_z, most_probable=correct, entropy=found)
 
     return map_positions(Readout(hidden, unembed), of_chunk, targets, budget_bytes=budget_bytes)

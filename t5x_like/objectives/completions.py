@@ -5,14 +5,19 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from t5x_like.kernels.cross_entropy import target_probabilities
+from t5x_like.kernels.cross_entropy import TargetProbabilities, target_probabilities
 from t5x_like.models.base import Batch
 from t5x_like.models.outputs import Outputs
 
 
 def log_probabilities(model: Any, outputs: Outputs, rows: Batch) -> Float[Array, "rows length"]:
     """Returns the log-probability of the next token at each position, in nats."""
-    return target_probabilities(outputs.hidden, model.unembed, rows["decoder_target_tokens"]).log_probability
+    return probabilities(model, outputs, rows, entropy=False).log_probability
+
+
+def probabilities(model: Any, outputs: Outputs, rows: Batch, *, entropy: bool = True) -> TargetProbabilities:
+    """Returns the log-probability of the next token and the entropy at each position."""
+    return target_probabilities(outputs.hidden, model.unembed, rows["decoder_target_tokens"], entropy=entropy)
 
 
 def completion_weights(rows: Batch) -> Float[Array, "rows length"]:

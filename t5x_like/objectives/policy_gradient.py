@@ -16,7 +16,7 @@ from t5x_like.models.outputs import Outputs
 from t5x_like.objectives import reference
 from t5x_like.objectives.base import DEFAULT_OPTIONS, Batch, Objective, Params, Pass, RunOptions
 from t5x_like.objectives.clipping import Clipping, finite_exp
-from t5x_like.objectives.completions import completion_weights, log_probabilities, with_completion
+from t5x_like.objectives.completions import completion_weights, log_probabilities, probabilities, with_completion
 from t5x_like.objectives.keys import NO_KEYS, Keys
 from t5x_like.objectives.prediction import Prediction, Scalar
 from t5x_like.objectives.reused_batches import FIRST_USE
@@ -44,8 +44,9 @@ class PolicyGradient(Objective):
     reward the most probable completion of each prompt.
 
     The only term is `policy`. The metrics are `loss`, `reward`, `reward_std` within a group, `completion_length`,
-    `truncated` (the share of completions without EOS), with a reference `kl`, its mean over tokens in GRPO and over
-    completions in RLOO, and with several updates `clipped`, the share of ratios that a limit replaces.
+    `truncated` (the share of completions without EOS), `entropy` of the policy, a mean over tokens in nats, with a
+    reference `kl`, its mean over tokens in GRPO and over completions in RLOO, and with several updates `clipped`, the
+    share of ratios that a limit replaces.
 
     Args:
       rollouts: How completions are sampled and rewarded.
@@ -173,7 +174,8 @@ class PolicyGradient(Objective):
     def read(self, params: Params, outputs: Outputs, rows: Batch, *, keys: Keys = NO_KEYS) -> Pass:
         """Returns the distributions of the sampled tokens, and the loss; see `Objective.read`."""
         samples, weights = _samples(rows), self.weights(rows)[NAME]
-        now = log_probabilities(params["model"], outputs, samples)
+        found = probabilities(params["model"], outputs, samples)
+        now, is_token = found.log_probability, completion_weights(samples)
         old, kept = jax.lax.stop_gradient(now), {}
         if OLD in rows:
             if FIRST_USE not in rows:
@@ -184,13 +186,14 @@ class PolicyGradient(Objective):
             old = jnp.where(rows[FIRST_USE][0] > 0, old, rows[OLD])
             prompts = rows["decoder_segment_ids"].shape[0]
             kept[OLD] = old.reshape(prompts, -1, old.shape[-1])
-        change = (now - old) * completion_weights(samples)
+        change = (now - old) * is_token
         if self.ratio_of_samples:
             change = jnp.sum(change, axis=1, keepdims=True)
         losses, clipped = self.clipping.loss(change, rows[ADVANTAGES])
         added, metrics = self.penalty(params, outputs, rows, now)
         loss = jnp.sum((losses + added) * weights)
         metrics |= self._metrics(rows, loss)
+        metrics["entropy"] = (jnp.sum(found.entropy * is_token), jnp.sum(is_token))
         if kept:
             metrics["clipped"] = (jnp.sum(clipped * weights), jnp.sum(weights))
         targets = samples["decoder_target_tokens"]

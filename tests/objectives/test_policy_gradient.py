@@ -234,23 +234,26 @@ def test_later_updates_have_limited_ratios_and_the_first_one_has_the_ratio_one(n
             found = objective.read(params, Outputs(hidden=logits), rows)
             weights = {term: jnp.sum(x) for term, x in objective.target_weights(rows).items()}
             total = sum(objective.coefficients[term] * found.sums[term] / weights[term] for term in found.sums)
-            return total, (found.metrics["clipped"], found.next_stage_features[OLD])
+            return total, (*(found.metrics[name] for name in ("clipped", "entropy")), found.next_stage_features[OLD])
 
         return jax.value_and_grad(value, has_aux=True)(logits)
 
-    (found, (clipped, kept)), gradient = run(logits, rows)
+    (found, (clipped, entropy, kept)), gradient = run(logits, rows)
     expected, by_logit, share = by_hand(name, rows, logits)
     assert found == pytest.approx(expected, rel=1e-6)
     np.testing.assert_allclose(gradient, by_logit, atol=1e-6 * np.abs(by_logit).max())
     assert 0 < share < 1 and clipped[0] / clipped[1] == pytest.approx(share)
     np.testing.assert_array_equal(kept.reshape(6, -1), rows[OLD])
+    p = np.exp(logits.astype(np.float64)) / np.exp(logits.astype(np.float64)).sum(-1, keepdims=True)
+    mask = rows[f"{SAMPLE}decoder_loss_weights"]
+    assert entropy[0] / entropy[1] == pytest.approx((-(p * np.log(p)).sum(-1) * mask).sum() / mask.sum(), rel=1e-5)
 
-    (_, (clipped, kept)), gradient = run(logits, {**rows, FIRST_USE: np.ones(1, np.float32)})
+    (_, (clipped, _, kept)), gradient = run(logits, {**rows, FIRST_USE: np.ones(1, np.float32)})
     assert clipped[0] == 0
     # What is kept gives the ratio 1 again, to the bit.
     again = {**rows, OLD: np.asarray(kept).reshape(6, -1)}
     np.testing.assert_array_equal(run(logits, again)[1], gradient)
-    (_, (clipped, _)), _ = run(logits, again)
+    (_, (clipped, *_)), _ = run(logits, again)
     assert clipped[0] == 0
     np.testing.assert_allclose(gradient, by_hand(name, again, logits)[1], atol=1e-6 * np.abs(gradient).max())
 
