@@ -74,9 +74,9 @@ def _traced(objective, optimizer, config, batch, teachers) -> float:
 
 def _prepared(objective: Objective, params: Any, frozen: Frozen, batch: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a batch as its first update reads it. The operations of sampling do not count."""
-    complete = assemble(params, frozen)
+    complete, step = assemble(params, frozen), jnp.zeros((), jnp.int32)
     kept = reused_batches.initial(objective, complete, batch)
-    return reused_batches.prepare(objective, complete, batch, kept, key=jax.random.key(0), step=jnp.zeros((), jnp.int32))
+    return reused_batches.prepare(objective, complete, batch, kept, key=jax.random.key(0), step=step)
 
 
 def _gradient(stage: RunStage, params: Any, frozen: Frozen, batch: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
