@@ -38,8 +38,8 @@ def encode(template: ChatTemplate, prompt: Messages, completion: Messages, train
       trained: `"assistant"`, all turns of the assistant; `"completion"`, the completion; or `"all"`.
 
     Raises:
-      UserError: The template refuses the conversation, or renders its beginning differently when more follows; or no
-        token is trained.
+      UserError: The template refuses the conversation, or renders its beginning differently when more follows; no token
+        is trained; or a trained completion does not begin with an answer.
     """
     if trained not in get_args(TrainedTokens):
         raise UserError(f"trained={trained!r}: not one of {', '.join(get_args(TrainedTokens))}. Give one of them.")
@@ -48,6 +48,11 @@ def encode(template: ChatTemplate, prompt: Messages, completion: Messages, train
     if trained == "all":
         spans = [(0, len(text))]
     elif trained == "completion":
+        if (role := completion[0].get("role")) != ASSISTANT:
+            raise UserError(
+                f"the completion begins with a message of the role {role!r}, which would be trained. Begin it with a "
+                f"message of the role {ASSISTANT!r}, and give the messages before it in the prompt alone."
+            )
         spans = [_added(template, text, messages, len(prompt), len(messages))]
     elif template.marks_answers:
         marked, spans = template.render_marked(messages)
