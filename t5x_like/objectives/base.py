@@ -156,6 +156,11 @@ class Objective:
     updates_rows: bool = False
     stages: "Mapping[str, Any]" = types.MappingProxyType({})
 
+    @property
+    def token_features(self) -> tuple[str, ...]:
+        """Features of a prepared batch whose entries other than 0 are its tokens."""
+        return self.features.segment_features
+
     def networks(self, config: ModelConfig) -> Mapping[str, NetworkSpec]:
         """Declares the networks beside the model, such as ELECTRA's generator.
 

@@ -76,6 +76,11 @@ class PolicyGradient(Objective):
         self.rollouts, self.beta, self.clipping = rollouts, beta, clipping or Clipping()
         self.updates_per_batch = rollouts.updates
 
+    @property
+    def token_features(self) -> tuple[str, ...]:
+        """The segment ids of samples and of the prompts before them; see `Objective.token_features`."""
+        return (f"{SAMPLE}decoder_segment_ids",)
+
     def estimate(self, params: Params, rollout: Rollout) -> dict[str, Array]:
         """Returns the advantages of samples, `ADVANTAGES`, and perhaps further features for the updates.
 

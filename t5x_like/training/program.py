@@ -257,7 +257,7 @@ def _check_averages(recipe: Recipe) -> None:
 
 def _train_step(objective: Objective, optimizer: optimizers.Optimizer, update: Update, hooks: Lifecycle) -> Callable:
     """Returns the function of a training step."""
-    count_tokens = objective.features.segment_features
+    count_tokens = objective.token_features
     if objective.updates_rows:
         row_step.check(objective, optimizer, update)
         return row_step.make_train_step(objective, optimizer, count_tokens=count_tokens)

@@ -68,7 +68,11 @@ def log_probabilities(model, rows):
 
 
 def test_samples_follow_their_prompts_and_are_rewarded():
-    _, batch, _ = case(GRPO(ROLLOUTS))
+    objective = GRPO(ROLLOUTS)
+    _, batch, _ = case(objective)
+    (counted,) = objective.token_features
+    completions = batch[f"{SAMPLE}decoder_loss_weights"].sum()
+    assert np.count_nonzero(batch[counted]) == 3 * batch["decoder_segment_ids"].sum() + completions
     tokens, weights = batch[f"{SAMPLE}decoder_input_tokens"], batch[f"{SAMPLE}decoder_loss_weights"]
     assert tokens.shape == (4, 3, 6 + 4)
     for row, count in enumerate(batch["decoder_segment_ids"].sum(1)):
