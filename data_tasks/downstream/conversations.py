@@ -44,6 +44,8 @@ def split_record(record: Mapping[str, Any]) -> tuple[Sequence[Message], Sequence
         *prompt, last = messages(record, "messages", USER)
         return prompt, [last], "assistant"
     if "instruction" in record:
+        if "output" not in record:
+            raise UserError(f"field 'output' not found among {', '.join(map(repr, record))}. Add it.")
         texts = {name: record.get(name, "") for name in ("instruction", "input", "output")}
         if wrong := [
             name for name, text in texts.items() if not isinstance(text, str) or (name == "output" and not text)

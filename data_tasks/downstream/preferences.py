@@ -4,7 +4,8 @@
 
 `preferences` reads `prompt`, `chosen` and `rejected`, and perhaps `margin`, a number for reward models. `completions`
 reads `prompt`, `completion` and `label`, true if the completion is desirable. A prompt is a text of the user or a list
-of messages, and a completion a text of the assistant or a list of messages. Other fields are ignored.
+of messages, and a completion a text of the assistant or a list of messages. Without `prompt`, `chosen` and `rejected`
+are whole conversations, and the messages with which both begin are the prompt. Other fields are ignored.
 
 Features: `targets_0` and `targets_1`, the token ids of two conversations, with `loss_mask_0` and `loss_mask_1`, 1 for
 tokens of their completions. For `preferences`, the first is the chosen one, with `margin`, float32 `[1]`. For
@@ -45,7 +46,24 @@ def _two(
     return found
 
 
+def _with_prompt(record: Record) -> Record:
+    """Returns a pair with its prompt, which is the common beginning of two whole conversations if it is not given."""
+    if "prompt" in record or not all(isinstance(record.get(name), list) for name in ("chosen", "rejected")):
+        return record
+    chosen, rejected = (messages(record, name, ASSISTANT) for name in ("chosen", "rejected"))
+    pairs = zip(chosen, rejected, strict=False)
+    count = next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(chosen), len(rejected)))
+    if not 0 < count < min(len(chosen), len(rejected)):
+        raise UserError(
+            "fields 'chosen' and 'rejected': without 'prompt', both begin with the same messages and then differ, but "
+            f"of their {len(chosen)} and {len(rejected)} messages, the first {count} are equal. Correct them, or give "
+            "'prompt'."
+        )
+    return {**record, "prompt": chosen[:count], "chosen": chosen[count:], "rejected": rejected[count:]}
+
+
 def _pair(template: ChatTemplate, record: Record, following: Record, arguments: Record) -> dict[str, Any]:
+    record = _with_prompt(record)
     found = _two(template, record, (record, "chosen"), (record, "rejected"))
     try:
         margin = Number().parse(record.get("margin", 0.0))

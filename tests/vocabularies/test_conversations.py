@@ -59,7 +59,12 @@ def test_only_the_chosen_tokens_are_trained(template, trained, expected, tmp_pat
     ("template", "turns", "trained", "message"),
     [
         (FORGETFUL, TURNS, "assistant", "renders the first 2 messages differently when others follow, so that the ans"),
-        (CHATML, TURNS[:4], "completion", "the completion begins with a message of the role 'user', which would be tra"),
+        (
+            CHATML,
+            TURNS[:4],
+            "completion",
+            "the completion begins with a message of the role 'user', which would be tra",
+        ),
         (CHATML, TURNS[:2], "assistant", "no token is trained with trained='assistant'. Give an answer of the assista"),
         (CHATML, TURNS, "answers", "trained='answers': not one of assistant, completion, all. Give one of them"),
         (MARKED, [*TURNS, {"role": "assistant", "content": "\ufdd0"}], "assistant", r"have U\+FDD0 or U\+FDD1"),

@@ -90,6 +90,7 @@ def test_packed_rows_have_the_tokens_and_the_losses_of_unpacked_ones(arguments):
             "field 'messages': message 0, {'role': 'user'}, is not an object with 'role'",
         ),
         ({"messages": [USER]}, "no token is trained with trained='assistant'. Give an answer of the assistant"),
+        ({"instruction": "a"}, "field 'output' not found among 'instruction'. Add it"),
         ({"instruction": "a", "output": ""}, "field 'output': '' is not a text. Give the text of 'output'"),
     ],
 )

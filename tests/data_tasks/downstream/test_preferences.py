@@ -46,6 +46,16 @@ def test_pairs_have_a_prompt_two_completions_and_a_margin(examples):
     assert first["margin"].tolist() == [0.0] and second["margin"].tolist() == [2.0]
 
 
+def test_pairs_without_a_prompt_are_conversations_with_the_same_beginning(examples):
+    read, template = examples
+    user, first, second = (
+        {"role": role, "content": text} for role, text in (("user", "a"), *[("assistant", x) for x in "bc"])
+    )
+    (row,) = read("preferences", [{"chosen": [user, first], "rejected": [user, second]}])
+    check(row, 0, conversation(template, "a", "b"))
+    check(row, 1, conversation(template, "a", "c"))
+
+
 def test_completions_are_compared_with_those_of_the_next_line(examples):
     read, template = examples
     lines = [{"prompt": letter, "completion": 2 * letter, "label": letter == "x"} for letter in "xyz"]
@@ -60,6 +70,11 @@ def test_completions_are_compared_with_those_of_the_next_line(examples):
     ("task", "line", "message"),
     [
         ("preferences", {"prompt": "a", "chosen": "b"}, "field 'rejected' not found among 'prompt', 'chosen'. Add it"),
+        (
+            "preferences",
+            {"chosen": PAIR["rejected"], "rejected": PAIR["rejected"]},
+            "fields 'chosen' and 'rejected': with",
+        ),
         ("preferences", {**PAIR, "margin": "big"}, "field 'margin': 'big' is not a number. Give a finite number"),
         ("completions", {"prompt": "a", "completion": "b"}, "field 'label': None is not true or false. Give true"),
     ],
