@@ -70,6 +70,7 @@ SMALLER = {
     r"^cache ": ["NUM_SHARDS=1", "PROCESSES=1"],
     r"HF_PATH=distilgpt2 ": [f"BOS_ID={small_models.BOS_ID}"],
     r"text_table .*SAMPLE_LENGTH": ["SAMPLE_LENGTH=4"],
+    r"SAMPLE_LENGTH": ["SAMPLE_EOS_ID=1"],
     r"TEACHER_LENGTHS": ["TEACHER_LENGTHS={'inputs': 16, 'targets': 12}"],
 }
 
