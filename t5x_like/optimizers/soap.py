@@ -155,7 +155,7 @@ def _new_bases(moments: list, has_basis: Array, bases: list, nu: Array) -> tuple
 def _basis(has_basis: Array, iterated: Array, moment: Array) -> Array:
     """Returns `iterated`, or without a basis the eigenvectors of `moment` by falling eigenvalues.
 
-    A loop, which ends at once if all layers have a basis. Over several layers, `jax.lax.cond` would decompose each time.
+    A loop, which ends at once if all layers have a basis. With several layers, `jax.lax.cond` computes both branches.
     """
     return jax.lax.while_loop(
         lambda carry: ~carry[0], lambda _: (jnp.ones_like(has_basis), _eigenvectors(moment)), (has_basis, iterated)
