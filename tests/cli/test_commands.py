@@ -242,7 +242,7 @@ PARTS = (
 )
 _FOLDERS_OF_PARTS = (
     "analyses/",  # commands/analyze.gin includes them
-    *(f"studies/{name}/" for name in ("encoders", "bert_ablations", "long_documents", "words")),
+    *(f"studies/{name}/" for name in ("encoders", "bert_ablations", "long_documents", "optimizers", "words")),
 )
 
 
