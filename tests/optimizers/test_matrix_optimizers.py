@@ -3,6 +3,8 @@
 Each is computed per layer: a stack of layers and unrolled layers give the same result.
 """
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -241,3 +243,16 @@ def test_decay_of_the_peak():
         soap(precondition_every=0)
     with pytest.raises(UserError, match="b1=1.0 of schedule_free_adamw is not between 0 and 1"):
         schedule_free_adamw(learning_rate=0.1, b1=1.0)
+
+
+def test_soap_decomposes_one_layer_at_a_time_on_cpu():
+    """Decompositions of several layers at once may wait for each other's threads forever."""
+    transform = soap()
+    gradient = {"kernel": jnp.zeros((3, 16, 8))}
+
+    def update(gradient, state):
+        return jax.vmap(lambda gradient, state: transform.update(gradient, state, step=jnp.int32(0)))(gradient, state)
+
+    text = jax.jit(update).lower(gradient, jax.vmap(transform.init)(gradient)).as_text()
+    found = re.findall(r"@lapack_(sgeqrf|ssyevd)_ffi\(.*?: \(tensor<(\w+)xf32>", text)
+    assert sorted(found) == [("sgeqrf", "16x16"), ("sgeqrf", "8x8"), ("ssyevd", "16x16"), ("ssyevd", "8x8")]
