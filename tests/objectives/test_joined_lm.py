@@ -34,6 +34,8 @@ ROWS = {
     "decoder_positions": [[0, 1, 0, 1, 2, 0]],
 }
 ROWS = {name: np.array(rows, np.int32) for name, rows in ROWS.items()}
+# The same examples, if the encoder reads BOS in place of EOS, which are 13 and 21.
+WITH_BOS = {**ROWS, "encoder_input_tokens": np.array([[2, 11, 12, 2, 0]], np.int32)}
 
 
 def test_operations_of_the_joined_rows_are_counted():
@@ -56,11 +58,28 @@ def test_joined_rows_by_hand():
     assert found["decoder_prefix"].tolist() == [[1] * 5 + [1, 0, 1, 0, 0, 1]]
 
 
+def test_joined_rows_after_bos_by_hand():
+    found = JoinedLM(bos_id=2, encoder_bos=True).join(WITH_BOS)
+    assert found["decoder_input_tokens"].tolist() == [[2, 11, 12, 2, 0, 12, 14, 2, 22, 23, 0]]
+    assert found["decoder_segment_ids"].tolist() == [[1, 1, 0, 0, 0, 1, 1, 2, 2, 2, 0]]
+    assert found["decoder_positions"][0, [0, 1, 5, 6, 7, 8, 9]].tolist() == [0, 1, 2, 3, 0, 1, 2]
+
+
+TEXTS = {
+    False: (([2, 11, 12, 13, 14], 3, slice(0, 2)), ([2, 21, 22, 23], 1, slice(2, 5))),
+    True: (([2, 11, 12, 14], 2, slice(0, 2)), ([2, 22, 23], 0, slice(2, 5))),
+}
+"""Whether the encoder reads BOS -> each text, the number of its inputs, and the places of its targets."""
+
+
+@pytest.mark.parametrize("encoder_bos", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
-def test_packed_examples_are_texts_of_their_own(causal):
-    model, objective = random_model(DECODER), JoinedLM(bos_id=2, causal_inputs=causal)
-    hidden = objective.run({"model": model, "objective": {}}, ROWS).hidden[0]
-    for text, inputs, places in (([2, 11, 12, 13, 14], 3, slice(0, 2)), ([2, 21, 22, 23], 1, slice(2, 5))):
+def test_packed_examples_are_texts_of_their_own(causal, encoder_bos):
+    model = random_model(DECODER)
+    objective = JoinedLM(bos_id=2, encoder_bos=encoder_bos, causal_inputs=causal)
+    rows = WITH_BOS if encoder_bos else ROWS
+    hidden = objective.run({"model": model, "objective": {}}, rows).hidden[0]
+    for text, inputs, places in TEXTS[encoder_bos]:
         batch = {"decoder_input_tokens": np.array([text])}
         if not causal:
             batch["decoder_prefix"] = (np.arange(len(text)) <= inputs)[None].astype(np.int32)
@@ -81,13 +100,19 @@ class Teacher:
 
 
 BOTH = RotaryEncoderDecoderConfig(encoder=DECODER, decoder=DECODER)
-TEACHERS = {"decoder": Teacher(DECODER, JoinedLM(bos_id=2)), "adapted": Teacher(BOTH, SequenceToSequence(bos_id=2))}
+TEACHERS = {
+    "decoder": Teacher(DECODER, JoinedLM(bos_id=2)),
+    "decoder, BOS": Teacher(DECODER, JoinedLM(bos_id=2, encoder_bos=True)),
+    "adapted": Teacher(BOTH, SequenceToSequence(bos_id=2)),
+}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", TEACHERS)
 def test_an_adapted_model_with_lora_learns_from_a_decoder_and_from_an_adapted_model(name):
-    teacher, own = TEACHERS[name], SequenceToSequence(bos_id=2)
+    teacher = TEACHERS[name]
+    rows = WITH_BOS if name == "decoder, BOS" else ROWS
+    own = SequenceToSequence(bos_id=2, encoder_bos=rows is WITH_BOS)
     objective = Distillation(own, {"kl": ForwardKL()}, coefficients={"task": 0.0}, teachers={name: teacher})
     config = dataclasses.replace(BOTH, adapters=(LoRA(pattern="cross_attention/(query|value)$", rank=2),))
     student = randomized(config)
@@ -95,12 +120,12 @@ def test_an_adapted_model_with_lora_learns_from_a_decoder_and_from_an_adapted_mo
 
     def loss(model):
         params = {"model": model, "objective": {}, "teachers": {name: other}}
-        return passes.loss(passes.forward(objective, params, ROWS), {"targets": 0.0, "kl": 1.0})[0]
+        return passes.loss(passes.forward(objective, params, rows), {"targets": 0.0, "kl": 1.0})[0]
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(student)
 
     def log_probabilities(objective, params):
-        found = passes.forward(objective, params, ROWS).predictions["targets"]
+        found = passes.forward(objective, params, rows).predictions["targets"]
         return jax.nn.log_softmax(found.logits(found.hidden))
 
     log_p = log_probabilities(teacher.objective, other)
