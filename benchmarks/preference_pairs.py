@@ -3,8 +3,9 @@
 python benchmarks/preference_pairs.py 'books/*.txt' pairs
 
 The prompt is the first half of a sentence, and the chosen completion its other half. The rejected one has as many
-words: those of the chosen one in another order (`order`), or the end of another sentence (`topic`). For fine-tuning,
-`prompts` has the prompts and the chosen completions alone. Files: `KIND.train.jsonl` and `KIND.validation.jsonl`.
+words: those of the chosen one with two neighbours swapped (`order`), or the end of another sentence (`topic`). For
+fine-tuning, `prompts` has the prompts and the chosen completions alone. Files: `KIND.train.jsonl` and
+`KIND.validation.jsonl`.
 """
 
 import argparse
@@ -54,8 +55,9 @@ def make_pairs(found: Sequence[list[str]], rng: random.Random) -> Iterator[Mappi
         half = len(words) // 2
         end, other = words[half:], found[place - 1]
         prompt, chosen = " ".join(words[:half]), _text(end)
-        # The sentence before it ends it as well as any, but not with this beginning.
-        rejected = {"order": _text(rng.sample(end, len(end))), "topic": _text(other[-len(end) :])}
+        first = rng.choice([i for i in range(len(end) - 2) if end[i] != end[i + 1]])
+        swapped = [*end[:first], end[first + 1], end[first], *end[first + 2 :]]
+        rejected = {"order": _text(swapped), "topic": _text(other[-len(end) :])}
         yield {
             "prompts": {"prompt": prompt, "completion": chosen},
             **{kind: {"prompt": prompt, "chosen": chosen, "rejected": text} for kind, text in rejected.items()},

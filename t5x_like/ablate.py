@@ -6,6 +6,7 @@ import difflib
 import fnmatch
 import json
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -261,7 +262,7 @@ def _read(row: str, column: str, seed: int | None, directory: str, metric: str, 
             f"{directory}: no evaluation with the metric {metric!r}. Set EVAL_PERIOD, or another metric "
             f"({', '.join(sorted(evaluations[-1])) if evaluations else 'the run was never evaluated'})."
         )
-    trained = max((r for r in rows if r["split"] == "train"), key=lambda r: r["step"])
+    seconds = [r["seconds_per_step"] for r in rows if r["split"] == "train" and r.get("seconds_per_step") is not None]
     return Cell(
         row=row,
         column=column,
@@ -271,7 +272,7 @@ def _read(row: str, column: str, seed: int | None, directory: str, metric: str, 
         trained=measured.trained,
         curve=tuple((r["step"], best.find(r, metric)) for r in evaluations),
         values={name: value for name, value in evaluations[-1].items() if name not in ("step", "split")},
-        seconds_per_step=trained["seconds_per_step"],
+        seconds_per_step=statistics.median(seconds) if seconds else None,
         flops=measured.flops,
     )
 

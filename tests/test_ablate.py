@@ -88,6 +88,7 @@ def test_table_of_frozen_rows_has_the_share_of_trained_parameters():
 
 def test_plots_are_pngs(tmp_path):
     cells = [*CELLS, cell("a", "left", 3.0, seed=1), cell("c", "right", 3.0)]
+    cells.append(dataclasses.replace(CELLS[0], row="of one step", seconds_per_step=None))
     plot(cells, str(tmp_path / "curves.png"))
     plot_scores(cells, "left", str(tmp_path / "scores.png"))
     plot_trained([CELLS[0], dataclasses.replace(CELLS[2], trained=5)], str(tmp_path / "trained.png"))
@@ -120,10 +121,12 @@ def test_ablation_trains_and_compares_cells_and_resumes(monkeypatch, tmp_path):
     grid = {
         "language model": {"LM": ("models/t5_study/decoder.gin", "studies/language_model_lm.gin")},
         "half the layers": {"LM": ("models/t5_study/six_layers.gin", "studies/encoder_decoder_lm.gin")},
+        "one step": {"LM": (*SHARED_LM, "TRAIN_STEPS=1", "EVAL_PERIOD=1", "WARMUP_STEPS=0")},
     }
     arguments = {"grid": grid, "output_dir": str(tmp_path), "gin_files": ["studies/small.gin"], "settings": TINY}
     cells = ablate.ablate(**arguments)
-    assert [(cell.row, cell.curve[-1][0]) for cell in cells] == [("language model", 2), ("half the layers", 2)]
+    assert [(cell.row, cell.curve[-1][0]) for cell in cells] == [*((row, 2) for row in list(grid)[:2]), ("one step", 1)]
+    assert cells[1].seconds_per_step > 0 and cells[2].seconds_per_step is None
     assert cells[1].parameters > cells[0].parameters
     assert {"language_model-lm", "half_the_layers-lm", "table.md", "results.json"} <= {
         path.name for path in tmp_path.iterdir()
@@ -135,7 +138,7 @@ def test_ablation_trains_and_compares_cells_and_resumes(monkeypatch, tmp_path):
     assert again == cells
     assert (tmp_path / "language_model-lm/metrics.jsonl").read_text() == written
     results = json.loads((tmp_path / "results.json").read_text())
-    assert [entry["row"] for entry in results] == ["language model", "half the layers"]
+    assert [entry["row"] for entry in results] == list(grid)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ class Cell:
       trained: Number of these parameters that are trained.
       curve: (step, value) pairs of the compared metric on the evaluation data.
       values: All metrics of the last evaluation.
-      seconds_per_step: Seconds per step in the last logged interval.
+      seconds_per_step: Seconds per step, the median over logged intervals; None for a run of one step.
       flops: Floating-point operations of the model in the whole run.
     """
 
@@ -36,7 +36,7 @@ class Cell:
     trained: int
     curve: tuple[tuple[int, float], ...]
     values: Mapping[str, float]
-    seconds_per_step: float
+    seconds_per_step: float | None
     flops: float
 
     @property
@@ -104,7 +104,8 @@ def table(cells: Sequence[Cell], initial_column: str | None = None, title: str =
         values = [*numbers, *(shown(row, column) for column in columns)]
         if initial_column is not None:
             initial = grid.get((row, initial_column))
-            values.append(f"{1000 * initial[0].seconds_per_step:.0f}" if initial else "")
+            seconds = initial[0].seconds_per_step if initial else None
+            values.append("" if seconds is None else f"{1000 * seconds:.0f}")
         lines.append(f"| {row if same else f'{row}, {steps[row]} steps'} | " + " | ".join(values) + " |")
     return "\n".join(lines) + "\n"
 
@@ -134,10 +135,11 @@ def plot(cells: Sequence[Cell], path: str, title: str = "Ablation") -> None:
         curves = [dict(cell.curve) for cell in runs]
         steps = [step for step in curves[0] if all(step in curve for curve in curves)]
         means = [statistics.mean(curve[step] for curve in curves) for step in steps]
-        seconds_per_step = statistics.mean(cell.seconds_per_step for cell in runs)
         index = columns.index(column)
         over_steps[index].plot(steps, means, marker=".", label=row)
-        over_seconds[index].plot([step * seconds_per_step for step in steps], means, marker=".", label=row)
+        if None not in (seconds := [cell.seconds_per_step for cell in runs]):
+            times = [step * statistics.mean(seconds) for step in steps]
+            over_seconds[index].plot(times, means, marker=".", label=row)
         over_steps[index].set(title=column, xlabel="step", ylabel=f"held-out {_short(runs[0].metric)}")
         over_seconds[index].set(xlabel="seconds of training", ylabel=f"held-out {_short(runs[0].metric)}")
     for panel in figure.axes:
