@@ -119,6 +119,13 @@ def constrained(name: str) -> dict[str, list[str]]:
     return lines
 
 
+def test_installation_page_lists_every_extra():
+    rows = re.findall(
+        r"^\| (`.*?`) \|", (ROOT / "launch/README.md").read_text().partition("| extra |")[2], re.MULTILINE
+    )
+    assert sorted(re.findall(r"`([\w-]+)`", " ".join(rows))) == sorted(assigned("EXTRAS"))
+
+
 def test_only_reference_implementations_have_exact_versions():
     extras = assigned("EXTRAS")
     lines = [
