@@ -52,6 +52,7 @@ def _with_words(path: Callable[[], str | None]) -> LateVocabulary:
 
 for _name, _add in (
     ("text_files_causal_lm", add_causal_lm_task),
+    ("text_files_prefix_lm", add_prefix_lm_task),
     ("text_files_sequence_autoencoder", add_sequence_autoencoder_task),
     ("text_files_gap_sentences", add_gap_sentences_task),
 ):

@@ -105,7 +105,7 @@ def vocabulary_of(tmp_path):
     task_arguments.reset()
 
 
-@pytest.mark.parametrize("task", ["text_files_causal_lm", "text_files_sequence_autoencoder"])
+@pytest.mark.parametrize("task", ["text_files_causal_lm", "text_files_prefix_lm", "text_files_sequence_autoencoder"])
 def test_tasks_read_words_and_their_counts(task, vocabulary_of):
     assert vocabulary_of(task).encode("of the") == [4, 3]
 
