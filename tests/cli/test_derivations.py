@@ -141,6 +141,33 @@ def test_fine_tuning_a_decoder_without_bos_needs_its_id(directory):
 
 
 @pytest.mark.notf
+def test_weights_of_another_vocabulary_do_not_name_special_tokens(directory):
+    """The ids of config.json belong to the old vocabulary: an export has those of its tokenizer."""
+    path, t5 = (f"--gin.HF_PATH={directory(name)}" for name in ("llama", "t5"))
+    words = ["train", "--gin_file=runs/llama.gin", TASK]
+    (model,) = built(resolve(*words, path), "model")
+    assert dict(model.special_tokens.config)["bos_token_id"] == 1
+    other = "--gin.INITIAL_OTHER_VOCABULARY=True"
+    with pytest.raises(UserError, match=r"BOS_ID=1: of the vocabulary of the pretrained weights.* Give --gin\.BOS_ID="):
+        resolve(*words, path, other)
+    model, objective = built(resolve(*words, path, other, "--gin.BOS_ID=None"), "model", "objective")
+    assert model.special_tokens is None and objective.features.first_id is None
+    (objective,) = built(
+        resolve("train", "--gin_file=runs/finetune.gin", t5, TASK, other, "--gin.TRAIN_STEPS=1"), "objective"
+    )
+    assert objective.features.bos_id == 0  # padding
+    resolve(
+        "train",
+        "--gin_file=runs/finetune_classification.gin",
+        path,
+        TASK,
+        other,
+        "--gin.LABELS=('a', 'b')",
+        "--gin.TRAIN_STEPS=1",
+    )
+
+
+@pytest.mark.notf
 def test_macros_of_the_family_replace_published_values(directory):
     path = directory("bert", hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3)
     words = ["train", "--gin_file=runs/pretrain.gin", f"--gin.HF_PATH={path}", TASK, "--gin.TRAIN_STEPS=1"]

@@ -54,8 +54,8 @@ def from_directory(settings: KnownSettings) -> Derived | None:
     if settings.is_used("MODEL"):
         from t5x_like import interop
 
-        config = with_new_tokens(interop.config_from_huggingface(directory), settings)
-        model, of_model = describe_model(config, settings)
+        config = interop.config_from_huggingface(directory)
+        model, of_model = describe_model(for_vocabulary_of_data(config, settings), settings)
         objective, of_objective = describe_objective(config, settings, directory)
         values |= of_model | of_objective
         lines += [model, objective, describe_head(settings, lambda name: interop.head_form(directory, name))]
@@ -73,8 +73,14 @@ def assignments(values: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def with_new_tokens(config: ModelConfig, settings: KnownSettings) -> ModelConfig:
-    """Returns the configuration with the ids of INITIAL_NEW_TOKENS."""
+def for_vocabulary_of_data(config: ModelConfig, settings: KnownSettings) -> ModelConfig:
+    """Returns the configuration for the token ids of the data.
+
+    INITIAL_NEW_TOKENS are added to its vocabulary. With INITIAL_OTHER_VOCABULARY, its special tokens are ids of another
+    vocabulary: without them, `convert` writes those of the tokenizer.
+    """
+    if settings.value("INITIAL_OTHER_VOCABULARY") is True:
+        config = dataclasses.replace(config, special_tokens=None)
     new = settings.value("INITIAL_NEW_TOKENS")
     return dataclasses.replace(config, vocab_size=config.vocab_size + new) if type(new) is int and new > 0 else config
 
@@ -161,6 +167,9 @@ def describe_objective(
       directory: The Hugging Face directory, which may have a head.
       bos_id: The first token of the rows of a decoder; None for BOS of the special tokens of the model.
       encoder_bos: Whether the encoder reads BOS first; the tokenizer of a directory says it, too.
+
+    Raises:
+      UserError: BOS is an id of another vocabulary than the data's, and BOS_ID is not given.
     """
     from t5x_like import interop
     from t5x_like.config import description
@@ -171,6 +180,7 @@ def describe_objective(
         parameters = {**parameters, "bos_id": bos_id}
     if encoder_bos:
         parameters = {**parameters, "encoder_bos": True}
+    _check_bos(parameters.get("bos_id"), settings)
     values = {name.upper(): value for name, value in parameters.items()}
     if "bos_id" in parameters:
         values["VOCABULARY_BOS_ID"] = parameters["bos_id"]
@@ -183,6 +193,16 @@ def describe_objective(
     if isinstance(chosen := settings.value("DECODER_OBJECTIVE"), Reference) and usual.__name__ == "CausalLM":
         return f"import {chosen.selector.rpartition('.')[0]}\nOBJECTIVE = {chosen!r}\n", values
     return description.describe_objective(usual, {name: f"%{name.upper()}" for name in parameters}), values
+
+
+def _check_bos(bos_id: int | None, settings: KnownSettings) -> None:
+    """Checks that BOS of pretrained weights is a token of the data's vocabulary. 0 is padding in both."""
+    if bos_id and settings.value("INITIAL_OTHER_VOCABULARY") is True:
+        if settings.is_used("BOS_ID") and not settings.is_given("BOS_ID"):
+            raise UserError(
+                f"BOS_ID={bos_id}: of the vocabulary of the pretrained weights, but INITIAL_OTHER_VOCABULARY=True. "
+                "Give --gin.BOS_ID=…, the first input of the decoder in the vocabulary of the data."
+            )
 
 
 def describe_head(settings: KnownSettings, form: Callable[[str], HeadForm]) -> str:

@@ -51,7 +51,7 @@ def _model(run: str, settings: KnownSettings, values: dict[str, object]) -> list
     found = RunModel.read(run)
     network = settings.value("INITIAL_NETWORK")
     found = found if network is None else found.network(network, run)
-    config = huggingface.with_new_tokens(found.model, settings)
+    config = huggingface.for_vocabulary_of_data(found.model, settings)
     model, of_model = huggingface.describe_model(config, settings)
     features = getattr(found.objective, "features", None)
     of_run = {} if features is None else {"bos_id": features.first_id}
