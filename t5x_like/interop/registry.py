@@ -55,7 +55,10 @@ def family_of(config: ModelConfig) -> tensor_mapping.Family:
     """
     if (family := find_family(config)) is not None:
         return family
-    raise UserError(f"{type(config).__name__}: not supported by transformers")
+    raise UserError(
+        f"{type(config).__name__}: not supported by transformers. Read the run with t5x_like. The table of families in "
+        "README.md shows which ones are exported (HF out)."
+    )
 
 
 def family_of_type(model_type: Any, file: str) -> tensor_mapping.Family:

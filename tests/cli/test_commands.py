@@ -65,6 +65,8 @@ MODELS = {
     "gpt2": {"n_embd": 4, "n_head": 2, "n_layer": 1},
     **{name: {"n_embd": 4, "n_head": 2, "n_layer": 1, "model_type": "gpt2"} for name in ("assistant", "distilgpt2")},
     "openai-gpt": {"n_embd": 4, "n_head": 2, "n_layer": 1},
+    "ModernBERT-base": {"hidden_size": 4, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2}
+    | {"model_type": "modernbert"},
 }
 
 

@@ -11,13 +11,14 @@ from t5x_like.config.derived import derive
 from t5x_like.conversion.settings import Source, Target
 from t5x_like.convert import convert
 from t5x_like.errors import UserError
-from t5x_like.interop import exports
+from t5x_like.interop import exports, registry
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.bigbird import BigBirdConfig
 from t5x_like.models.deberta import DebertaConfig
 from t5x_like.models.electra import ElectraConfig
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.models.longformer import FirstToken, LongformerConfig
+from t5x_like.models.lstm import LSTMConfig
 from t5x_like.models.t5 import T5Config
 from t5x_like.models.unilm import UnilmConfig
 from t5x_like.models.xlnet import XLNetConfig
@@ -165,6 +166,11 @@ def test_directory_becomes_a_run_that_is_exported_again(config, objective, tmp_p
         assert code == 0, text
     assert json.loads((tmp_path / "again/config.json").read_text()) == stored
     assert type(RunModel.read(str(tmp_path / "back")).objective) is type(objective)
+
+
+def test_family_without_a_class_of_transformers_raises():
+    with pytest.raises(UserError, match=r"LSTMConfig: not supported by transformers\. Read the run with t5x_like\."):
+        registry.family_of(LSTMConfig(vocab_size=31))
 
 
 def test_bare_unilm_is_read_as_a_run(tmp_path):
