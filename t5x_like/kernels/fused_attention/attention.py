@@ -14,7 +14,15 @@ from t5x_like.kernels.fused_attention.backward import backward
 from t5x_like.kernels.fused_attention.forward import forward
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.layout import Layout
-from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, Operands, joined, pad, separated
+from t5x_like.kernels.fused_attention.operands import (
+    NO_SEGMENT,
+    Inputs,
+    Operands,
+    inner_products,
+    joined,
+    pad,
+    separated,
+)
 from t5x_like.kernels.fused_attention.problem import arrays
 from t5x_like.kernels.fused_outputs import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.score_bias import ScoreTerms, bias_key
@@ -205,8 +213,7 @@ def _backward(static: Static, residuals, gradient, of_lse=None):
 
     def local(inputs, output, lse, gradient, *of_lse):
         operands, g = _operands(inputs, layout, static)
-        product = output.astype(jnp.float32) * gradient.astype(jnp.float32)
-        delta = jnp.moveaxis(jnp.sum(product, axis=-1), 1, 2)[:, :, None]
+        delta = inner_products(output, gradient)[:, :, None]
         for each in of_lse:  # the derivative of the log-sum-exp by a score is its weight, which also multiplies -delta
             delta = delta - each
         statistics = (pad(x, 3, g.padded_q) for x in (lse, delta))

@@ -18,7 +18,7 @@ from t5x_like.kernels.fused_attention import block_list_kernels, blocks
 from t5x_like.kernels.fused_attention.block_list_kernels import ListOperands
 from t5x_like.kernels.fused_attention.geometry import ListGeometry
 from t5x_like.kernels.fused_attention.layout import Layout
-from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, joined, pad, separated
+from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs, inner_products, joined, pad, separated
 from t5x_like.kernels.fused_attention.problem import segments
 from t5x_like.kernels.fused_outputs import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.scoring import Scoring
@@ -140,8 +140,7 @@ def _backward(static: Static, residuals, gradient):
 
     def local(inputs, output, lse, gradient):
         operands, g = _operands(inputs, layout, static)
-        product = output.astype(jnp.float32) * gradient.astype(jnp.float32)
-        delta = jnp.moveaxis(jnp.sum(product, axis=-1), 1, 2)[:, :, None]
+        delta = inner_products(output, gradient)[:, :, None]
         statistics = (pad(x, 3, g.padded) for x in (lse, delta))
         options = {"vmem_bytes": static.vmem_bytes, "interpret": static.interpret}
         found = block_list_kernels.backward(operands, *statistics, joined(gradient, g.padded), g, **options)

@@ -13,10 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
 from t5x_like.kernels.fused_attention import tiles
-from t5x_like.kernels.fused_attention.geometry import LANES
-
-_SUBLANES = 8
-_BITS = (1, 2, 4)
+from t5x_like.kernels.fused_attention.geometry import LANES, SUBLANES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,16 +107,16 @@ def _unshift(x: Float[Array, "128 columns"], *, strided: bool) -> Float[Array, "
     # Later rows are rotated by less. With the rows of a register reversed, they are rotated by more.
     reversed_rows = _reverse_registers(x)
     registers = [
-        pltpu.roll(reversed_rows[start : start + _SUBLANES], LANES - _SUBLANES - start, 1, stride=1, stride_axis=0)
-        for start in range(0, LANES, _SUBLANES)
+        pltpu.roll(reversed_rows[start : start + SUBLANES], LANES - SUBLANES - start, 1, stride=1, stride_axis=0)
+        for start in range(0, LANES, SUBLANES)
     ]
     return _reverse_registers(jnp.concatenate(registers, axis=0))
 
 
 def _reverse_registers(x: Float[Array, "128 range"]) -> Float[Array, "128 range"]:
     """Reverses the order of the rows in each group of eight, the rows of a vector register."""
-    groups = x.reshape(-1, _SUBLANES, x.shape[1])
-    rows = _SUBLANES - 1 - lax.broadcasted_iota(jnp.int32, groups.shape, 1)
+    groups = x.reshape(-1, SUBLANES, x.shape[1])
+    rows = SUBLANES - 1 - lax.broadcasted_iota(jnp.int32, groups.shape, 1)
     return jnp.take_along_axis(groups, rows, axis=1, mode="promise_in_bounds").reshape(x.shape)
 
 
@@ -130,10 +127,9 @@ def _roll_rows(x: Float[Array, "128 range"], first: int, step: int) -> Float[Arr
     """
     size = x.shape[1]
     row = lax.broadcasted_iota(jnp.int32, x.shape, 0)
-    for bit in _BITS:
+    for bit in tiles.BITS:
         x = jnp.where(row & bit != 0, pltpu.roll(x, step * bit % size, 1), x)
     groups = [
-        pltpu.roll(x[start : start + _SUBLANES], (first + step * start) % size, 1)
-        for start in range(0, LANES, _SUBLANES)
+        pltpu.roll(x[start : start + SUBLANES], (first + step * start) % size, 1) for start in range(0, LANES, SUBLANES)
     ]
     return jnp.concatenate(groups, axis=0)

@@ -8,6 +8,8 @@ from jax.experimental import pallas as pl
 
 # Lanes of a TPU's vector registers. Blocks of positions are multiples of it.
 LANES = 128
+# Their rows.
+SUBLANES = 8
 
 
 @dataclasses.dataclass(frozen=True)

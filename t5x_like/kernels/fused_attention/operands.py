@@ -180,6 +180,14 @@ class Blocks:
         return Operands(*(None if x is None else spec for x, spec in zip(operands, specs, strict=True)))
 
 
+def inner_products(
+    output: Float[Array, "batch q_len heads kv"], gradient: Float[Array, "batch q_len heads kv"]
+) -> Float[Array, "batch heads q_len"]:
+    """Returns the inner product of the output of each query and its gradient, D of Dao et al. 2022, in float32."""
+    product = output.astype(jnp.float32) * gradient.astype(jnp.float32)
+    return jnp.moveaxis(jnp.sum(product, axis=-1), 1, 2)
+
+
 def pad(x: jax.Array, axis: int, size: int, value=0) -> jax.Array:
     """Pads a dimension at its end to `size`."""
     if x.shape[axis] == size:

@@ -2,7 +2,7 @@
 
 The kernels read the first and the last block of keys of each block of queries, and of queries of each block of keys.
 Segments grow along a row, except for padding, which has segment 0, so nearly all blocks in between have a common
-segment. For any other order, no block with one is left out.
+segment. In any other order, more blocks in between may have none, but no block with one is left out.
 """
 
 import contextlib

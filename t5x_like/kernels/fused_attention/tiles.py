@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from t5x_like.kernels.fused_attention.geometry import LANES, Geometry
+from t5x_like.kernels.fused_attention.geometry import LANES, SUBLANES, Geometry
 
 _dot = functools.partial(lax.dot_general, preferred_element_type=jnp.float32)
 
@@ -84,15 +84,14 @@ def bias_gradient(gradient: Float[Array, "keys queries"], geometry: Geometry) ->
 
 # A row of a block starts one entry earlier than the row before. Rows are rotated in groups of 1, 2, 4 … 64, so that
 # each of the 128 rows is rotated once.
-_SUBLANES = 8
-_BITS, _GROUPS = (1, 2, 4), (8, 16, 32, 64)
+BITS, _GROUPS = (1, 2, 4), (8, 16, 32, 64)
 
 
 def _expand(values: Float[Array, "1 256"]) -> Float[Array, "128 128"]:
     """Returns the block whose row b consists of the entries from `127 - b` on."""
-    block = jnp.broadcast_to(pltpu.roll(values, LANES + 1, 1), (_SUBLANES, 2 * LANES))
+    block = jnp.broadcast_to(pltpu.roll(values, LANES + 1, 1), (SUBLANES, 2 * LANES))
     row = lax.broadcasted_iota(jnp.int32, block.shape, 0)
-    for bit in _BITS:
+    for bit in BITS:
         block = jnp.where(row & bit != 0, pltpu.roll(block, bit, 1), block)
     for size in _GROUPS:
         block = jnp.concatenate([block, pltpu.roll(block, size, 1)], axis=0)
@@ -105,6 +104,6 @@ def _contract(block: Float[Array, "128 128"]) -> Float[Array, "1 256"]:
     for size in reversed(_GROUPS):
         block = block[:size] + pltpu.roll(block[size:], 2 * LANES - size, 1)
     row = lax.broadcasted_iota(jnp.int32, block.shape, 0)
-    for bit in _BITS:
+    for bit in BITS:
         block = jnp.where(row & bit != 0, pltpu.roll(block, 2 * LANES - bit, 1), block)
     return pltpu.roll(jnp.sum(block, axis=0, keepdims=True), LANES - 1, 1)

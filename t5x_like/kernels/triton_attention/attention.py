@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from t5x_like import partitioning
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.layout import Layout
-from t5x_like.kernels.fused_attention.operands import Inputs
+from t5x_like.kernels.fused_attention.operands import Inputs, inner_products
 from t5x_like.kernels.fused_attention.problem import arrays
 from t5x_like.kernels.fused_outputs import FUSED_LOG_SUM_EXP, FUSED_OUTPUT
 from t5x_like.kernels.score_bias import ScoreTerms
@@ -137,8 +137,7 @@ def _backward(static: Static, residuals, gradient):
     layout = Layout.of(inputs)
 
     def local(inputs, output, lse, gradient):
-        product = output.astype(jnp.float32) * gradient.astype(jnp.float32)
-        delta = jnp.moveaxis(jnp.sum(product, axis=-1), 1, 2)
+        delta = inner_products(output, gradient)
         upstream = backward.Upstream(gradient, lse[:, :, 0], delta)
 
         def of(function, sizes):
