@@ -8,7 +8,7 @@ import optax
 from flax import nnx
 
 from t5x_like import parameters
-from t5x_like.optimizers.base import Optimizer, as_schedule
+from t5x_like.optimizers.base import Optimizer, as_schedule, check_rates
 from t5x_like.optimizers.groups import ParameterGroup, is_vector, trainable_leaves
 from t5x_like.optimizers.schedules import Schedule
 from t5x_like.recorded import recorded
@@ -44,7 +44,11 @@ def adamw(
 
     Returns:
       The optimizer. Its state is optax's `ScaleByAdamState`, with moments by parameter name.
+
+    Raises:
+      UserError: `weight_decay` is negative, or `b1` or `b2` is not in [0, 1).
     """
+    check_rates("adamw", weight_decay=weight_decay, b1=b1, b2=b2)
     schedule = as_schedule(learning_rate)
     groups = tuple(groups)
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps) if bias_correction else scale_by_raw_moments(b1, b2, eps)

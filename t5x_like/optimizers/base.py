@@ -51,6 +51,26 @@ def as_schedule(learning_rate: float | Schedule) -> Schedule:
     return lambda step: jnp.asarray(learning_rate, jnp.float32)
 
 
+def check_rates(name: str, *, weight_decay: float = 0.0, **decay_rates: float) -> None:
+    """Checks the weight decay and the decay rates of the moments of an optimizer.
+
+    Args:
+      name: Name of the optimizer.
+      weight_decay: The weight decay.
+      **decay_rates: Decay rates by the name of their argument.
+
+    Raises:
+      UserError: `weight_decay` is negative, or a decay rate is not in [0, 1).
+    """
+    if not weight_decay >= 0:
+        raise UserError(
+            f"weight_decay={weight_decay} of {name} is negative or NaN. Give a positive number, or 0."
+        )
+    for argument, rate in decay_rates.items():
+        if not 0 <= rate < 1:
+            raise UserError(f"{argument}={rate} of {name} is not in [0, 1). Give a decay rate such as 0.9.")
+
+
 def global_norm(tree: Tree) -> Float[Array, ""]:
     """Computes the Euclidean norm of all leaves together in float32; 0 for a tree without leaves."""
     return jnp.asarray(optax.tree.norm(optax.tree.cast(tree, jnp.float32)), jnp.float32)

@@ -14,7 +14,7 @@ from optax.contrib import MuonDimensionNumbers
 from t5x_like import parameters
 from t5x_like.axis_rules import JOINED_HEADS
 from t5x_like.errors import UserError
-from t5x_like.optimizers.base import Optimizer, as_schedule
+from t5x_like.optimizers.base import Optimizer, as_schedule, check_rates
 from t5x_like.optimizers.groups import Leaf, ParameterGroup, is_vector, trainable_leaves
 from t5x_like.optimizers.schedules import Schedule, Step
 from t5x_like.recorded import recorded
@@ -55,8 +55,9 @@ def from_optax(
       The optimizer. Its state has one entry per array of the transform's state and parameter.
 
     Raises:
-      UserError: A group scales the weight decay, but `weight_decay` is 0.
+      UserError: `weight_decay` is negative, or it is 0 and a group scales it.
     """
+    check_rates("from_optax", weight_decay=weight_decay)
     schedule, groups = as_schedule(learning_rate), tuple(groups)
     transform = optax.with_extra_args_support(transform)
     if not weight_decay and (group := next((group for group in groups if group.weight_decay_factor != 1.0), None)):

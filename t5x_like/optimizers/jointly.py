@@ -8,7 +8,7 @@ import optax
 from flax import nnx
 
 from t5x_like import parameters
-from t5x_like.optimizers.base import Optimizer, as_schedule
+from t5x_like.optimizers.base import Optimizer, as_schedule, check_rates
 from t5x_like.optimizers.groups import ParameterGroup, is_vector, trainable_leaves
 from t5x_like.optimizers.schedules import Schedule
 from t5x_like.recorded import recorded
@@ -36,7 +36,14 @@ def jointly(
       weight_decay: Decoupled weight decay, in addition to the transform's.
       decay_vectors: Whether `weight_decay` also applies to vectors (scales of norms, biases).
       groups: Parameter groups; the first one that matches a parameter applies.
+
+    Returns:
+      The optimizer. Its state is the transform's.
+
+    Raises:
+      UserError: `weight_decay` is negative.
     """
+    check_rates("jointly", weight_decay=weight_decay)
     schedule, groups = as_schedule(learning_rate), tuple(groups)
     transform = optax.with_extra_args_support(transform)
 

@@ -8,6 +8,7 @@ import optax
 from jaxtyping import Array
 from optax import contrib
 
+from t5x_like.optimizers.base import check_rates
 from t5x_like.optimizers.from_optax import hidden_matrices
 
 
@@ -35,7 +36,11 @@ def normuon(
       adam_b2: Decay rate of Adam's second moment.
       adam_eps: Added to the root of Adam's second moment.
       select: Returns the parameters that are matrices of hidden layers: name -> something for them, None for others.
+
+    Raises:
+      UserError: A decay rate is not in [0, 1).
     """
+    check_rates("normuon", beta=beta, b2=b2, adam_b1=adam_b1, adam_b2=adam_b2)
 
     def labels(params):
         return {name: "adam" if found is None else "muon" for name, found in select(params).items()}

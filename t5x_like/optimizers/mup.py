@@ -8,7 +8,7 @@ LOGITS, HIDDEN = r"(^|/)logits/kernel$", r"/kernel$"
 
 
 def mup_groups(*, width: int, base_width: int, constant_range: bool = True) -> list[ParameterGroup]:
-    """Returns the groups of muP for Adam (Yang et al. 2021, arXiv:2203.03466, table 8).
+    """Returns the groups of muP for Adam (Yang et al. 2021, arXiv:2203.03466, table 3).
 
     With m = width / base_width, hidden matrices and logits have 1 / m of the learning rate; hidden matrices an initial
     variance of 1 / fan-in, and logits of 1 / fan-in². Embeddings, biases and norms keep theirs. Models of the base

@@ -31,9 +31,11 @@ class ProgressiveLayers:
     def __post_init__(self):
         for name in ("num_layers", "steps_per_layer"):
             if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)} of progressive training must be a positive integer")
+                raise UserError(
+                    f"{name}={getattr(self, name)} of progressive training is not positive. Give a positive integer."
+                )
         if not 0 <= self.after <= 1:
-            raise UserError(f"after={self.after} of progressive training must lie between 0 and 1")
+            raise UserError(f"after={self.after} of progressive training is not between 0 and 1. Give such as 0.1.")
 
     def __call__(self, distance: Distance, step: Step) -> Float[Array, "*layers"]:
         """Returns the factors of parameters at the given distances from the head."""

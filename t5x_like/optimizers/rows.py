@@ -45,6 +45,9 @@ def row_sgd(learning_rate: float | Schedule) -> RowOptimizer:
 
     Args:
       learning_rate: A number, or a schedule.
+
+    Returns:
+      The optimizer, without state.
     """
 
     def apply(table, state, ids, gradients, rate):
@@ -62,6 +65,9 @@ def row_adagrad(learning_rate: float | Schedule, *, initial_accumulator: float =
     Args:
       learning_rate: A number, or a schedule.
       initial_accumulator: Initial value of a.
+
+    Returns:
+      The optimizer. Its state has the a of each entry.
 
     Raises:
       UserError: The accumulator is not positive.

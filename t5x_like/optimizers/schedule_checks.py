@@ -12,7 +12,7 @@ def check_learning_rate(value: float) -> None:
       UserError: It is negative or not finite.
     """
     if not (math.isfinite(value) and value >= 0):
-        raise UserError(f"LEARNING_RATE={value} is not a positive number. Give a positive number, or 0.")
+        raise UserError(f"LEARNING_RATE={value}: negative or not finite. Give a positive number, or 0.")
 
 
 def check_bounds(peak: float, floor: float) -> None:
@@ -23,7 +23,19 @@ def check_bounds(peak: float, floor: float) -> None:
     """
     check_learning_rate(peak)
     if not 0.0 <= floor <= peak:
-        raise UserError(f"floor={floor} is not between 0 and the learning rate {peak}. Give 0, or a smaller floor.")
+        raise UserError(
+            f"FINAL_LEARNING_RATE={floor} is not between 0 and LEARNING_RATE={peak}. Give 0, or a smaller one."
+        )
+
+
+def check_warmup(name: str, warmup_steps: int) -> None:
+    """Checks the warmup of a schedule that divides by its number of steps.
+
+    Raises:
+      UserError: `warmup_steps` is not positive.
+    """
+    if warmup_steps < 1:
+        raise UserError(f"WARMUP_STEPS={warmup_steps} of {name} is not positive. Give a positive integer.")
 
 
 def check_span(warmup_steps: int, total_steps: int) -> None:

@@ -8,7 +8,7 @@ from flax import nnx
 
 from t5x_like import parameters
 from t5x_like.errors import UserError
-from t5x_like.optimizers.base import Optimizer, as_schedule
+from t5x_like.optimizers.base import Optimizer, as_schedule, check_rates
 from t5x_like.optimizers.groups import ParameterGroup, is_vector, trainable_leaves
 from t5x_like.optimizers.schedules import Schedule
 from t5x_like.parameters import Tree
@@ -61,9 +61,13 @@ def schedule_free_adamw(
       weight_power: Power of the learning rate in the weights of the average.
       groups: Parameter groups; the first one that matches a parameter applies.
 
+    Returns:
+      The optimizer, with `averages`.
+
     Raises:
-      UserError: `b1` is not between 0 and 1.
+      UserError: `b1` is not between 0 and 1, `b2` is not in [0, 1), or `weight_decay` is negative.
     """
+    check_rates("schedule_free_adamw", weight_decay=weight_decay, b2=b2)
     if not 0 < b1 < 1:
         raise UserError(f"b1={b1} of schedule_free_adamw is not between 0 and 1. Give such as 0.9.")
     schedule, groups = as_schedule(learning_rate), tuple(groups)

@@ -6,6 +6,7 @@ BERT's released fine-tuning code.
 """
 
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
-from t5x_like.optimizers.schedule_checks import check_bounds, check_learning_rate, check_span
+from t5x_like.optimizers.schedule_checks import check_bounds, check_learning_rate, check_span, check_warmup
 from t5x_like.optimizers.schedule_steps import Warmup, in_steps
 from t5x_like.recorded import recorded
 
@@ -27,7 +28,7 @@ def constant(
 ) -> Schedule:
     """Creates a constant schedule with a linear warmup.
 
-    The default is the learning rate of T5's fine-tuning (Raffel et al., 2020, section 3.1).
+    The default is the learning rate of T5's fine-tuning (Raffel et al., 2020, section 3.1.2).
 
     Args:
       value: The learning rate.
@@ -41,7 +42,7 @@ def constant(
     Raises:
       UserError: An argument is negative, `floor` exceeds `value`, or `warmup_steps` is not a number of steps.
     """
-    warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
+    warmup_steps = in_steps("WARMUP_STEPS", warmup_steps, total_steps)
     check_bounds(value, floor)
     return _bounded(_after_warmup(optax.constant_schedule(value), value, warmup_steps), floor)
 
@@ -68,10 +69,9 @@ def rsqrt(
     Raises:
       UserError: `warmup_steps` is not positive, or another argument is negative.
     """
-    warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
+    warmup_steps = in_steps("WARMUP_STEPS", warmup_steps, total_steps)
     check_bounds(base, floor)
-    if warmup_steps < 1:
-        raise UserError(f"warmup_steps={warmup_steps} of rsqrt is not positive. Give a positive integer.")
+    check_warmup("rsqrt", warmup_steps)
     return _bounded(lambda step: base / jnp.sqrt(jnp.maximum(step, warmup_steps)), floor)
 
 
@@ -91,7 +91,7 @@ def linear(peak: float, *, total_steps: int, warmup_steps: Warmup = 0, floor: fl
     Raises:
       UserError: An argument is negative, `floor` exceeds `peak`, or the warmup lasts until `total_steps`.
     """
-    warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
+    warmup_steps = in_steps("WARMUP_STEPS", warmup_steps, total_steps)
     return wsd(
         peak, total_steps=total_steps, decay_steps=total_steps - warmup_steps, warmup_steps=warmup_steps, floor=floor
     )
@@ -103,7 +103,7 @@ def polynomial(
 ) -> Schedule:
     """Creates a schedule that rises linearly to `peak`, then falls as a power of the remaining steps.
 
-    Longformer's pretraining has power 3 (Beltagy et al., 2020, appendix C).
+    Longformer's pretraining has power 3 (Beltagy et al., 2020, section 5).
 
     Args:
       peak: The maximum learning rate.
@@ -118,7 +118,7 @@ def polynomial(
     Raises:
       UserError: An argument is negative, `floor` exceeds `peak`, or the warmup lasts until `total_steps`.
     """
-    warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
+    warmup_steps = in_steps("WARMUP_STEPS", warmup_steps, total_steps)
     check_bounds(peak, floor)
     check_span(warmup_steps, total_steps)
     if power <= 0:
@@ -145,7 +145,7 @@ def cosine(peak: float, *, total_steps: int, warmup_steps: Warmup = 0, floor: fl
     Raises:
       UserError: An argument is negative, `floor` exceeds `peak`, or the warmup lasts until `total_steps`.
     """
-    warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
+    warmup_steps = in_steps("WARMUP_STEPS", warmup_steps, total_steps)
     check_bounds(peak, floor)
     check_span(warmup_steps, total_steps)
     decay = optax.cosine_decay_schedule(peak, total_steps - warmup_steps, alpha=floor / peak if peak else 0.0)
@@ -208,7 +208,7 @@ def exponential(
     Raises:
       UserError: `decay_rate` or `decay_steps` is out of range, another argument is negative, or `floor` exceeds `peak`.
     """
-    warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
+    warmup_steps = in_steps("WARMUP_STEPS", warmup_steps, total_steps)
     check_bounds(peak, floor)
     if not 0 < decay_rate <= 1:
         raise UserError(f"decay_rate={decay_rate} of the schedule is out of range. Give a number in (0, 1].")
@@ -248,14 +248,15 @@ def wsd(
       UserError: An argument is negative, `floor` exceeds `peak`, `decay_power` is not positive, or warmup and decay do
         not fit into `total_steps`.
     """
-    warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
+    warmup_steps = in_steps("WARMUP_STEPS", warmup_steps, total_steps)
     check_bounds(peak, floor)
     decay_steps = max(1, total_steps // 10) if decay_steps is None else decay_steps
     check_span(warmup_steps, total_steps)
     if not 0 <= decay_steps <= total_steps - warmup_steps:
         raise UserError(
-            f"decay_steps={decay_steps} must lie between 0 and total_steps - warmup_steps = "
-            f"{total_steps} - {warmup_steps} = {total_steps - warmup_steps}"
+            f"DECAY_STEPS={decay_steps} is not between 0 and TRAIN_STEPS - WARMUP_STEPS = "
+            f"{total_steps} - {warmup_steps} = {total_steps - warmup_steps}. "
+            "Give fewer steps, or None for a tenth of the run."
         )
     if not decay_power > 0:
         raise UserError(f"decay_power={decay_power} is not positive. 1 is a linear decay, 0.5 a 1-sqrt decay.")
@@ -305,13 +306,7 @@ def product(schedules: Sequence[Schedule]) -> Schedule:
     if not schedules:
         raise UserError("product.schedules is empty. Give at least one schedule.")
 
-    def schedule(step):
-        found = jnp.ones((), jnp.float32)
-        for each in schedules:
-            found = found * each(step)
-        return found
-
-    return schedule
+    return lambda step: math.prod((each(step) for each in schedules), start=jnp.ones((), jnp.float32))
 
 
 @recorded
@@ -355,9 +350,9 @@ def factors(
       The schedule.
 
     Raises:
-      UserError: A factor is unknown, or `warmup_steps` is not a number of steps.
+      UserError: A factor is unknown, or `warmup_steps` is not a number of steps, or 0 for a factor that divides by it.
     """
-    warmup_steps = in_steps("warmup_steps", warmup_steps, total_steps)
+    warmup_steps = in_steps("WARMUP_STEPS", warmup_steps, total_steps)
     check_learning_rate(base_learning_rate)
     known = {
         "constant": lambda s: base_learning_rate,
@@ -378,13 +373,12 @@ def factors(
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the factors are {', '.join(known)}"
             raise UserError(f"unknown factor {name!r} in the schedule {factors!r}; {hint}")
+        if name in ("linear_warmup", "linear_decay", "rsqrt_decay", "rsqrt_normalized_decay"):
+            check_warmup(name, warmup_steps)
 
     def learning_rate(step):
         since = jnp.maximum(0, step - step_offset)
-        product = 1.0
-        for name in names:
-            product = product * known[name](since)
-        return product
+        return math.prod(known[name](since) for name in names)
 
     return _bounded(learning_rate, min_learning_rate)
 

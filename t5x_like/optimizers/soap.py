@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
+from t5x_like.optimizers.base import check_rates
 
 
 class Side(NamedTuple):
@@ -51,10 +52,9 @@ def soap(
     """Returns SOAP for matrices and Adam for vectors, for `from_optax`.
 
     With a gradient G, L and R are moving averages of G Gᵀ and Gᵀ G, and Q_L and Q_R their eigenvectors. Adam's second
-    moment is that of Q_Lᵀ G Q_R, Adam's direction is computed in this basis and rotated back. The first update is zero:
+    moment is the one of Q_Lᵀ G Q_R; its direction is computed in this basis and rotated back. The first update is zero:
     it computes the eigenvectors, in step 0 or, if that is skipped, when the next ones are due. Every
-    `precondition_every` steps, one step of power iteration and a QR decomposition
-    update them, after the parameters.
+    `precondition_every` steps, one step of power iteration and a QR decomposition update them, after the parameters.
 
     Args:
       b1: Decay rate of the first moment.
@@ -64,8 +64,9 @@ def soap(
       max_size: Largest size of a dimension with a preconditioner. Others, such as a vocabulary, keep their basis.
 
     Raises:
-      UserError: `precondition_every` is not positive.
+      UserError: `precondition_every` is not positive, or `b1` or `b2` is not in [0, 1).
     """
+    check_rates("soap", b1=b1, b2=b2)
     if precondition_every < 1:
         raise UserError(f"precondition_every={precondition_every} of soap is not positive. Give such as 10.")
 

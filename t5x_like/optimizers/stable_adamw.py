@@ -1,4 +1,4 @@
-"""AdamW whose steps are limited per matrix: StableAdamW, and Adam scaled by the size of parameters."""
+"""AdamW with parts of Adafactor: StableAdamW clips updates; scaled Adam multiplies them by the RMS of parameters."""
 
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from t5x_like.errors import UserError
+from t5x_like.optimizers.base import check_rates
 from t5x_like.optimizers.from_optax import matrices
 
 
@@ -32,16 +33,20 @@ def stable_adamw(
 
     Moments are averages with the weights of a bias-corrected Adam: with c(b) = (bᵗ - b) / (bᵗ - 1) in update t,
     m = c(b1) m + (1 - c(b1)) g and v = c(b2) v + (1 - c(b2)) g². The update is -(m / (√v + eps) + weight_decay · p),
-    divided by max(1, r) with r² = mean(g² / max(v, eps²)) over a parameter of a layer, so that a matrix whose gradients
-    have grown moves less.
+    divided by max(1, r) with r² = mean(g² / max(v, eps²)) over a parameter of a layer ("update clipping"), so that
+    a matrix whose gradients have grown moves less.
 
     Args:
       b1: Decay rate of the first moment.
       b2: Decay rate of the second moment.
       eps: Added to the root of the second moment.
-      weight_decay: The weight decay of matrices, a part of the limited update. Give `decay_of_peak` for one that is
+      weight_decay: The weight decay of matrices, a part of the clipped update. Give `decay_of_peak` for one that is
         multiplied by the learning rate divided by its peak (ModernBERT).
+
+    Raises:
+      UserError: `weight_decay` is negative, or `b1` or `b2` is not in [0, 1).
     """
+    check_rates("stable_adamw", weight_decay=weight_decay, b1=b1, b2=b2)
 
     def init(params):
         zeros = optax.tree.zeros_like(params)
@@ -53,13 +58,13 @@ def stable_adamw(
         mu = jax.tree.map(lambda m, g: mean * m + (1 - mean) * g, state.mu, updates)
         nu = jax.tree.map(lambda v, g: square * v + (1 - square) * g * g, state.nu, updates)
         is_matrix = matrices(params)
-        found = {}
+        clipped = {}
         for name, gradient in updates.items():
             v = nu[name]
-            limit = jnp.maximum(1.0, jnp.sqrt(jnp.mean(gradient**2 / jnp.maximum(v, eps**2))))
+            scale = jnp.maximum(1.0, jnp.sqrt(jnp.mean(gradient**2 / jnp.maximum(v, eps**2))))
             decay = weight_decay * params[name] if is_matrix[name] else 0.0
-            found[name] = -(mu[name] / (jnp.sqrt(v) + eps) + decay) / limit
-        return found, Moments(count, mu, nu)
+            clipped[name] = -(mu[name] / (jnp.sqrt(v) + eps) + decay) / scale
+        return clipped, Moments(count, mu, nu)
 
     return optax.GradientTransformation(init, update)
 
@@ -76,8 +81,12 @@ def scaled_adam(
       b1: Decay rate of the first moment.
       b2: Decay rate of the second moment.
       eps: Added to the root of the second moment.
-      min_scale: Smallest scale, that of new biases.
+      min_scale: Smallest scale, which new biases have.
+
+    Raises:
+      UserError: `b1` or `b2` is not in [0, 1).
     """
+    check_rates("scaled_adam", b1=b1, b2=b2)
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
     return optax.chain(adam, optax.scale_by_param_block_rms(min_scale), optax.scale(-1.0))
 

@@ -9,6 +9,7 @@ import bisect
 import dataclasses
 import itertools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Protocol
@@ -107,8 +108,8 @@ class LinearRamp:
     steps: Warmup = 1.0
 
     def __post_init__(self):
-        if not 0 < self.start <= 1:
-            raise UserError(f"BATCH_RAMP_START={self.start}: not in (0, 1]. Give a fraction of BATCH_SIZE.")
+        if not _is_positive(self.start, 1):
+            raise UserError(f"BATCH_RAMP_START={self.start!r}: not in (0, 1]. Give a fraction of BATCH_SIZE.")
 
     def sizes(self, shape: BatchShape) -> Sizes:
         """Returns the number of microbatches of each step."""
@@ -137,15 +138,15 @@ class TokenRamp:
       start: Number of microbatches of the first batch.
 
     Raises:
-      UserError: `tokens` is not positive.
+      UserError: `tokens` is not a positive number.
     """
 
     tokens: float
     start: int = 1
 
     def __post_init__(self):
-        if not self.tokens > 0:
-            raise UserError(f"BATCH_RAMP_TOKENS={self.tokens}: not positive. Give a number of tokens.")
+        if not _is_positive(self.tokens):
+            raise UserError(f"BATCH_RAMP_TOKENS={self.tokens!r}: not a positive number. Give a number of tokens.")
 
     def sizes(self, shape: BatchShape) -> Sizes:
         """Returns the number of microbatches of each step."""
@@ -182,11 +183,13 @@ class TimeRamp:
     ramp: float = 0.6
 
     def __post_init__(self):
-        seconds = self.seconds_per_microbatch
-        for setting, value in (("BUDGET_HOURS", self.hours), ("SECONDS_PER_MICROBATCH", seconds)):
-            if type(value) not in (int, float) or not 0 < value < math.inf:
-                raise UserError(f"{setting}={value!r}: not a positive number. Give the time of the run.")
-        if type(self.ramp) not in (int, float) or not 0 < self.ramp <= 1:
+        for setting, value, wanted in (
+            ("BUDGET_HOURS", self.hours, "the hours of the run"),
+            ("SECONDS_PER_MICROBATCH", self.seconds_per_microbatch, "the seconds that `t5x_like bench` measures"),
+        ):
+            if not _is_positive(value):
+                raise UserError(f"{setting}={value!r}: not a positive number. Give {wanted}.")
+        if not _is_positive(self.ramp, 1):
             raise UserError(f"BATCH_RAMP_TIME={self.ramp!r}: not in (0, 1]. Give a fraction of BUDGET_HOURS.")
 
     @property
@@ -233,6 +236,11 @@ def by_time(schedule: Schedule, *, ramp: TimeRamp, microbatches: int, total_step
     steps = np.unique([0, *sizes.changes, end])
     spent = np.array([float(sizes.before(int(step)) / ramp.budget) for step in steps], np.float32)
     return lambda step: schedule(jnp.interp(step, steps.astype(np.float32), spent) * total_steps)
+
+
+def _is_positive(value: float, largest: float = sys.float_info.max) -> bool:
+    """Returns whether a setting is a number above 0, and at most `largest`."""
+    return type(value) in (int, float) and 0 < value <= largest
 
 
 def _decimal(value: float) -> Fraction:

@@ -31,7 +31,7 @@ def directory(tmp_path, monkeypatch):
             ["inspect", "a", "--gin.TASK_ARGUMENTS={data_dir: 'x'}"],
             "--gin.TASK_ARGUMENTS={data_dir: 'x'} is not a gin value: text within it needs quotes: 'data_dir'",
         ),
-        (["train", "--gin.LEARNING_RATE=-0.1"], "LEARNING_RATE=-0.1 is not a positive number. Give a positive number"),
+        (["train", "--gin.LEARNING_RATE=-0.1"], "LEARNING_RATE=-0.1: negative or not finite. Give a positive number"),
         (
             [*FINETUNE, "--gin_file=models/t5_1_1/small.gin", "--gin.MIXTURE_OR_TASK_NAME=a"],
             "INITIAL_CHECKPOINT_PATH is required (gin_configs/runs/pretrain.gin:* uses it): the pretrained weights, "

@@ -11,7 +11,9 @@ import pytest
 from flax import nnx
 
 from t5x_like import optimizers, parameters
+from t5x_like.errors import UserError
 from t5x_like.optimizers import ParameterGroup
+from t5x_like.optimizers.lamb import albert_lamb, gpt_bert_lamb
 
 GIN = Path(__file__).resolve().parents[2] / "gin_configs"
 LAYERS, EMBED, MLP, VOCAB = 3, 4, 6, 5
@@ -242,6 +244,32 @@ def test_reported_learning_rate_is_applied(maker):
         if step == 0:  # later, a fresh second moment is not the gradient's
             assert_close(updates["w"].get_value(), np.full(3, -rate))
     assert float(make(learning_rate=0.25).learning_rate(7)) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("make", "rates"),
+    [
+        (optimizers.adamw, ("b1", "b2", "weight_decay")),
+        (optimizers.schedule_free_adamw, ("b2", "weight_decay")),
+        (
+            lambda learning_rate, **values: optimizers.from_optax(optax.sgd(1.0), learning_rate=0.1, **values),
+            ("weight_decay",),
+        ),
+        (lambda learning_rate, **values: optimizers.jointly(optax.sgd(1.0), **values), ("weight_decay",)),
+        (lambda learning_rate, **values: optimizers.stable_adamw(**values), ("b1", "b2", "weight_decay")),
+        (lambda learning_rate, **values: albert_lamb(**values), ("b1", "b2", "weight_decay")),
+        (lambda learning_rate, **values: gpt_bert_lamb(**values), ("b1", "b2", "weight_decay")),
+        (lambda learning_rate, **values: optimizers.scaled_adam(**values), ("b1", "b2")),
+        (lambda learning_rate, **values: optimizers.soap(**values), ("b1", "b2")),
+        (lambda learning_rate, **values: optimizers.normuon(**values), ("beta", "b2", "adam_b1", "adam_b2")),
+    ],
+)
+def test_invalid_decay_rates_raise(make, rates):
+    for name in rates:
+        for value in (-0.1, float("nan")) if name == "weight_decay" else (-0.1, 1.0, float("nan")):
+            wanted = "is negative" if name == "weight_decay" else r"is not in \[0, 1\)"
+            with pytest.raises(UserError, match=f"{name}={value} of .* {wanted}"):
+                make(learning_rate=0.1, **{name: value})
 
 
 def test_clip_by_global_norm():

@@ -224,8 +224,9 @@ def test_ramps_that_do_not_fit_raise(changes, message):
 def test_settings_out_of_range_raise():
     with pytest.raises(UserError, match=r"BATCH_RAMP_START=0: not in \(0, 1\]"):
         LinearRamp(0)
-    with pytest.raises(UserError, match="BATCH_RAMP_TOKENS=0: not positive"):
-        TokenRamp(0)
+    for tokens in (0, float("inf"), "50B"):
+        with pytest.raises(UserError, match=f"BATCH_RAMP_TOKENS={tokens!r}: not a positive number"):
+            TokenRamp(tokens)
     for setting, arguments in (
         ("BUDGET_HOURS=-1", (-1, 0.1)), ("SECONDS_PER_MICROBATCH='x'", (24, "x")), ("BATCH_RAMP_TIME=0", (24, 0.1, 0)),
     ):  # fmt: skip

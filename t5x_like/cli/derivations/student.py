@@ -16,7 +16,7 @@ def require_recipe(settings: KnownSettings) -> None:
     """Derives nothing.
 
     Raises:
-      UserError: no gin file configures the training run of the student. Settings of the run would then be reported as
+      UserError: No gin file configures the training run of the student. Settings of the run would then be reported as
         not used.
     """
     if settings.is_set(_DISTILL, "student") and not settings.is_set(_RECIPE, "model"):
