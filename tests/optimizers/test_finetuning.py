@@ -213,7 +213,7 @@ def test_unknown_number_of_layers_raises():
         updates_of(optimizer, trainable)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_finetune", "adafactor", "lamb"])
+@pytest.mark.parametrize("optimizer", ["adamw_finetune", "adafactor", "lamb", "prodigy", "schedule_free"])
 def test_gin_files_combine_with_any_optimizer(optimizer):
     names = (optimizer, "frozen", "layer_decay", "gradual_unfreezing")
     resolved = config.load(
