@@ -63,9 +63,7 @@ def check_rates(name: str, *, weight_decay: float = 0.0, **decay_rates: float) -
       UserError: `weight_decay` is negative, or a decay rate is not in [0, 1).
     """
     if not weight_decay >= 0:
-        raise UserError(
-            f"weight_decay={weight_decay} of {name} is negative or NaN. Give a positive number, or 0."
-        )
+        raise UserError(f"weight_decay={weight_decay} of {name} is negative or NaN. Give a positive number, or 0.")
     for argument, rate in decay_rates.items():
         if not 0 <= rate < 1:
             raise UserError(f"{argument}={rate} of {name} is not in [0, 1). Give a decay rate such as 0.9.")
