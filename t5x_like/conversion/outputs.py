@@ -13,6 +13,7 @@ from t5x_like.config import description
 from t5x_like.conversion import prompt_format, tokenizers
 from t5x_like.conversion.settings import Source, Target
 from t5x_like.conversion.sources import Weights
+from t5x_like.data.conversation_specs import SCORED_PAIR
 from t5x_like.data.prompts import encoder_bos
 from t5x_like.errors import UserError
 from t5x_like.inference.predictors import predicts_text
@@ -157,7 +158,9 @@ def write_huggingface(
     lengths = run.settings.value("data.task_feature_lengths")
     length = tokenizers.max_length(model, lengths, bos_id, continues=continues)
     reads_tasks = objective.head_form is not None
-    files = tokenizers.exported_files(tokenizer, model, bos_id, length, reads_tasks=reads_tasks)
+    last_id = tokenizers.last_id(tokenizer, model) if objective.features == SCORED_PAIR else None
+    model = tokenizers.without_padding(model, last_id)
+    files = tokenizers.exported_files(tokenizer, model, bos_id, length, reads_tasks=reads_tasks, last_id=last_id)
     files = prompt_format.with_prompts(files, tokenizer, prompts)
     if generates and description.architecture_kind(model) == "encoder_decoder":
         before = encoder_bos(objective.text_features or objective.features)
@@ -170,7 +173,7 @@ def write_huggingface(
             labels=target.labels or objective.labels,
             predicts=objective.predicts,
             dropout_rate=getattr(target.head or objective.head_form, "dropout_rate", None),
-            padding_id=tokenizers.padding_id(tokenizer, model),
+            padding_id=tokenizers.padding_id(tokenizer, model, last_id),
             generation_settings=tokenizers.generation_settings(path, lengths if generates else None),
             integers=integers,
         )

@@ -17,9 +17,10 @@ from t5x_like.models.base import ModelConfig
 from t5x_like.runtime import run_files
 from t5x_like.stored import run_tokenizer
 from t5x_like.vocabularies import tokenizer_classes, tokenizer_files, tokenizer_folder, vocabulary_digest
+from t5x_like.vocabularies.chat_template import ChatTemplate
 from t5x_like.vocabularies.vocabulary_digest import TextVocabulary
 
-_START, _NEW_TOKENS = "decoder_start_token_id", "max_new_tokens"
+_START, _NEW_TOKENS, _PADDING = "decoder_start_token_id", "max_new_tokens", "pad_token_id"
 
 
 def read_source(source: str, model: ModelConfig) -> dict[str, bytes]:
@@ -108,11 +109,46 @@ def max_length(model: ModelConfig, lengths: Any, bos_id: int | None = None, *, c
     return min((n for n in (of_text, getattr(model, "max_length", None)) if n is not None), default=None)
 
 
-def padding_id(tokenizer: str | None, model: ModelConfig) -> int | None:
-    """Returns the id that pads rows in transformers: the tokenizer's padding, or else the end of a text."""
+def padding_id(tokenizer: str | None, model: ModelConfig, last_id: int | None = None) -> int | None:
+    """Returns the id that pads rows in transformers: the tokenizer's padding, or else the end of a text.
+
+    Args:
+      tokenizer: The tokenizer of the run, if it has one.
+      model: Configuration of the model.
+      last_id: The last token of each text, if it is known. It is not padding, because a head on the last token would
+        skip it: transformers finds the last token that is not padding. BOS or the unknown token then is.
+    """
     ids = tokenizer_folder.special_ids(tokenizer) if tokenizer is not None else {}
     candidates = [ids.get("pad"), ids.get("eos"), model_tokens.eos_id(model)]
-    return next((index for index in candidates if index is not None and 0 <= index < model.vocab_size), None)
+    if last_id is not None:
+        candidates += [ids.get("bos"), ids.get("unk")]
+    possible = (index for index in candidates if index is not None and index != last_id)
+    return next((index for index in possible if 0 <= index < model.vocab_size), None)
+
+
+def last_id(tokenizer: str | None, model: ModelConfig) -> int | None:
+    """Returns the last token of a conversation that the chat template of a tokenizer renders.
+
+    Args:
+      tokenizer: The tokenizer of the run, if it has one.
+      model: Configuration of the model, whose EOS is returned if the template cannot be rendered.
+    """
+    if tokenizer is None:
+        return None
+    try:
+        template = ChatTemplate(tokenizer)
+        return template.encode(template.render([{"role": role, "content": "."} for role in ("user", "assistant")]))[-1]
+    except UserError:
+        return model_tokens.eos_id(model)
+
+
+def without_padding(model: ModelConfig, number: int | None) -> ModelConfig:
+    """Returns a model without a padding id among its special tokens, if it is this one."""
+    tokens = model.special_tokens
+    if tokens is None or number is None or dict(tokens.config).get(_PADDING) != number:
+        return model
+    kept = {key: value for key, value in tokens.config if key != _PADDING}
+    return dataclasses.replace(model, special_tokens=dataclasses.replace(tokens, config=kept))
 
 
 def generation_settings(checkpoint_path: str, lengths: Any) -> dict[str, Any]:
@@ -130,7 +166,13 @@ def generation_settings(checkpoint_path: str, lengths: Any) -> dict[str, Any]:
 
 
 def exported_files(
-    tokenizer: str | None, model: ModelConfig, bos_id: int | None, length: int | None, *, reads_tasks: bool = False
+    tokenizer: str | None,
+    model: ModelConfig,
+    bos_id: int | None,
+    length: int | None,
+    *,
+    reads_tasks: bool = False,
+    last_id: int | None = None,
 ) -> dict[str, bytes]:
     """Returns the files of the tokenizer of an exported run.
 
@@ -142,6 +184,7 @@ def exported_files(
       bos_id: See `with_special_tokens`.
       length: The number of tokens to which it truncates a text.
       reads_tasks: See `tokenizer_export.Reader`.
+      last_id: See `padding_id`.
     """
     if tokenizer is None:
         return {}
@@ -158,9 +201,8 @@ def exported_files(
         has_token_types="token_types" in model.reads,
     )
     files = tokenizer_export.files(tokenizer, reader)
-    if tokenizer_classes.CONFIG not in files or "pad" in tokenizer_folder.special_ids(tokenizer):
-        return files
-    if (number := padding_id(tokenizer, model)) is None:
+    known, number = tokenizer_folder.special_ids(tokenizer).get("pad"), padding_id(tokenizer, model, last_id)
+    if tokenizer_classes.CONFIG not in files or number is None or known not in (None, last_id):
         return files
     config = json.loads(files[tokenizer_classes.CONFIG]) | {"pad_token": tokenizer_folder.token(tokenizer, number)}
     return files | {tokenizer_classes.CONFIG: (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()}

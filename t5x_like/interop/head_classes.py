@@ -185,7 +185,9 @@ def padding_to_json(head_class: HeadClass, hf_config: Mapping[str, Any], padding
         return {}
     if padding_id is None:
         logging.warning(
-            "%s is not known: %s accepts one row at a time. Set it in config.json.", PADDING, head_class.name
+            "no token can be %s: %s accepts one row at a time. Add a token for it to the tokenizer, and its id to "
+            "config.json",
+            *(PADDING, head_class.name),
         )
         return {}
     logging.info("%s = %d, by which %s finds the last token of each row", PADDING, padding_id, head_class.name)
