@@ -81,7 +81,7 @@ def bench(
             update.gather_parameters,
         )
         measured = {**parts.compile_parts(running, program, loss), **measured}
-        for name in (parts.FORWARD, parts.FORWARD_BACKWARD):
+        for name in measured.keys() - {parts.STEP}:
             for _ in range(warmup_steps):
                 timing.time_call(measured[name])
 
@@ -102,6 +102,7 @@ def bench(
         rows=next(iter(program.batch_shapes.values()))[0],
         tokens=tokens,
         microbatches=update.microbatches,
+        updates_per_batch=objective.updates_per_batch,
         times=times,
         model_flops=program.flops,
         peak_flops=rate.flops_per_second if rate else peak and peak * partitioner.mesh.size,

@@ -1,20 +1,29 @@
 """`t5x_like bench` of training runs and distillations."""
 
+import dataclasses
 import json
 
 import copying_run
 import jax
 import numpy as np
 import pytest
+from families import FAMILIES
+from preference_rows import PreferenceRows
+from prompt_rows import PromptRows
 
-from t5x_like import cli
+from t5x_like import cli, optimizers
 from t5x_like.bench import bench
 from t5x_like.benchmarking import matrix_products, parts
+from t5x_like.data import conversation_specs
 from t5x_like.distill import distill
 from t5x_like.distillation.losses.logits import ForwardKL
 from t5x_like.distillation.teachers import Teacher
 from t5x_like.errors import UserError
 from t5x_like.models.t5 import T5Config
+from t5x_like.objectives.kto import KTO
+from t5x_like.objectives.policy_gradient import GRPO
+from t5x_like.objectives.rewards import Rewards
+from t5x_like.objectives.rollouts import Rollouts
 from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 from t5x_like.training import flops
 from t5x_like.training.program import make_program
@@ -89,6 +98,33 @@ def test_parts_compute_the_loss_and_the_gradient_of_the_step():
     norm, _ = made[parts.FORWARD_BACKWARD]()
     _, metrics = running()
     np.testing.assert_allclose(np.sum(losses), metrics["objective"][0], rtol=1e-5)
+    np.testing.assert_allclose(norm, metrics["grad_norm"][0], rtol=1e-5)
+
+
+ROLLOUTS = Rollouts(rewards=Rewards({"counting_rewards.count": 1.0}), samples=3, max_length=4, eos_id=1)
+PREPARING = {
+    "samples": (GRPO(ROLLOUTS), PromptRows()),
+    "samples of two updates": (GRPO(dataclasses.replace(ROLLOUTS, updates=2)), PromptRows()),
+    "divergence": (KTO(), PreferenceRows(features=conversation_specs.LABELED_COMPLETION)),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PREPARING)
+def test_parts_read_a_batch_as_the_objective_prepares_it(name):
+    objective, data = PREPARING[name]
+    frozen = optimizers.ParameterGroup("^objective/reference/", freeze=True)
+    optimizer = optimizers.adamw(learning_rate=0.01, groups=(frozen,) if name == "divergence" else ())
+    settings = {"objective": objective, "data": data, "optimizer": optimizer, "evaluations": None}
+    given = copying_run.recipe("unused", model=FAMILIES["llama"].config, **settings)
+    program = make_program(given)
+    running = parts.RunningStep(program, 0, program.partitioner.put_batch(data.make(0)))
+    made = parts.compile_parts(running, program, parts.LossOfRun(objective, 1, "NUM_REAL_TARGET_TOKENS"))
+    assert list(made) == [parts.PREPARE, parts.FORWARD, parts.FORWARD_BACKWARD]
+    loss, _ = made[parts.FORWARD]()
+    norm, _ = made[parts.FORWARD_BACKWARD]()
+    _, metrics = running()
+    np.testing.assert_allclose(loss, metrics["objective"][0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(norm, metrics["grad_norm"][0], rtol=1e-5)
 
 

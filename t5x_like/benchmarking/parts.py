@@ -1,4 +1,4 @@
-"""The parts of a training step as functions of their own: forward, forward and backward, and the whole step."""
+"""The parts of a training step as functions: `prepare`, forward, forward and backward, and the whole step."""
 
 import dataclasses
 import time
@@ -10,14 +10,16 @@ import jax.numpy as jnp
 from absl import logging
 
 from t5x_like import optimizers
-from t5x_like.objectives import gradients
+from t5x_like.axis_rules import CARRY
+from t5x_like.objectives import gradients, reused_batches
 from t5x_like.objectives.base import Objective
 from t5x_like.objectives.gathering import Gathering
 from t5x_like.objectives.keys import Keys
 from t5x_like.objectives.variables import assemble
 from t5x_like.training.program import Program
+from t5x_like.training.step import PREPARE_KEY
 
-STEP, FORWARD, FORWARD_BACKWARD = "step", "forward", "forward_backward"
+STEP, PREPARE, FORWARD, FORWARD_BACKWARD = "step", "prepare", "forward", "forward_backward"
 
 
 class RunningStep:
@@ -87,7 +89,7 @@ class LossOfRun:
 def compile_parts(running: RunningStep, program: Program, loss: LossOfRun) -> dict[str, Callable[[], Any]]:
     """Compiles the forward pass, and the forward and backward pass, of a step.
 
-    Both use the batch as it is: an objective that generates the targets of a batch does so in the whole step alone.
+    If the objective has `prepare`, which may sample the targets, it is a part as well, and the others read its result.
 
     Args:
       running: The step, whose state and batch they read.
@@ -95,25 +97,46 @@ def compile_parts(running: RunningStep, program: Program, loss: LossOfRun) -> di
       loss: Its loss.
 
     Returns:
-      `forward` and `forward_backward` -> function without arguments that returns arrays.
+      `prepare`, `forward` and `forward_backward` -> function without arguments that returns arrays.
     """
-    functions = {FORWARD: _forward, FORWARD_BACKWARD: _forward_backward}
-    return {name: _compiled(name, function, running, program, loss) for name, function in functions.items()}
+    found, batch = {}, running.batch
+    if loss.objective.prepare is not None:
+        found[PREPARE] = _compiled(PREPARE, _prepare, running, batch, program, loss)
+        batch = found[PREPARE]()
+    for name, function in ((FORWARD, _forward), (FORWARD_BACKWARD, _forward_backward)):
+        found[name] = _compiled(name, _with_keys(function), running, batch, program, loss)
+    return found
 
 
 def _compiled(
-    name: str, function: Callable, running: RunningStep, program: Program, loss: LossOfRun
+    name: str, function: Callable, running: RunningStep, batch: Any, program: Program, loss: LossOfRun
 ) -> Callable[[], Any]:
     def compute(state, frozen, batch):
         key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
-        batch = {**batch, **{name: x[...] for name, x in state.carry.items()}}
+        return function(loss, state, frozen, batch, key)
+
+    logging.info("compiling %s", name.replace("_", " and "))
+    compiled = program.partitioner.jit(compute).lower(running.state, running.frozen, batch).compile()
+    return lambda: compiled(running.state, running.frozen, batch)
+
+
+def _prepare(loss: LossOfRun, state, frozen, batch, key) -> Any:
+    """Returns the batch as the first update that reads it."""
+    params = assemble(state.params, frozen)
+    kept = reused_batches.initial(loss.objective, params, batch)
+    key, first = jax.random.fold_in(key, PREPARE_KEY), jnp.zeros((), jnp.int32)
+    return reused_batches.prepare(loss.objective, params, batch, kept, key=key, step=first)
+
+
+def _with_keys(function: Callable) -> Callable:
+    """Returns a function of the key of a step for a function of its keys and normalizers."""
+
+    def compute(loss, state, frozen, batch, key):
+        batch = {**batch, **{name: x[...] for name, x in state.carry.items() if name.startswith(CARRY)}}
         normalize = gradients.normalizers(loss.objective, batch, loss.normalization)
         return function(loss, state, frozen, batch, gradients.keys_of_step(loss.objective, key, batch), normalize)
 
-    logging.info("compiling %s", name.replace("_", " and "))
-    jitted = program.partitioner.jit(compute)
-    compiled = jitted.lower(running.state, running.frozen, running.batch).compile()
-    return lambda: compiled(running.state, running.frozen, running.batch)
+    return compute
 
 
 def _forward(loss: LossOfRun, state, frozen, batch, keys, normalize) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5x_like.benchmarking.matrix_products import MatrixRate
-from t5x_like.benchmarking.parts import FORWARD, FORWARD_BACKWARD, STEP
+from t5x_like.benchmarking.parts import FORWARD, FORWARD_BACKWARD, PREPARE, STEP
 from t5x_like.benchmarking.timing import Times
 from t5x_like.partitioning import Partitioner
 from t5x_like.planning.report import mesh_text
@@ -28,7 +28,8 @@ class Benchmark:
       rows: Rows of the global batch.
       tokens: Real tokens of the global batch.
       microbatches: Microbatches per batch.
-      times: `step`, and optionally `forward` and `forward_backward` -> durations after the warm-up.
+      updates_per_batch: Updates that read one batch; `prepare` is a part of the first of them.
+      times: `step`, and optionally `prepare`, `forward` and `forward_backward` -> durations after the warm-up.
       model_flops: FLOPs of the forward and backward pass of a step, without recomputation, and of the forward pass of
         the teachers.
       peak_flops: FLOP/s of all devices that the MFU refers to: their bfloat16 peak, or on CPU the rate at which this
@@ -51,6 +52,7 @@ class Benchmark:
     rows: int
     tokens: float
     microbatches: int
+    updates_per_batch: int
     times: Mapping[str, Times]
     model_flops: float
     peak_flops: float | None
@@ -76,8 +78,14 @@ class Benchmark:
 
     @property
     def optimizer_seconds(self) -> float | None:
-        """Median seconds of the step minus the median of forward and backward; None if they were not measured."""
-        return self._difference(STEP, FORWARD_BACKWARD)
+        """Median seconds of the step minus the medians of its other parts.
+
+        None if they were not measured, or if steps differ, because several read one batch.
+        """
+        found = self._difference(STEP, FORWARD_BACKWARD)
+        if found is None or PREPARE not in self.times:
+            return found
+        return found - self.times[PREPARE].median if self.updates_per_batch == 1 else None
 
     @property
     def tokens_per_second(self) -> float:
@@ -147,10 +155,12 @@ def text(found: Benchmark) -> str:
         ),
     ]
     if found.backward_seconds is not None:
-        lines += [
-            f"  {'backward':<24}{_time(found.backward_seconds):>12}   forward and backward - forward",
-            f"  {'optimizer':<24}{_time(found.optimizer_seconds):>12}   step - forward and backward",
-        ]
+        lines.append(f"  {'backward':<24}{_time(found.backward_seconds):>12}   forward and backward - forward")
+    if found.optimizer_seconds is not None:
+        others = "forward and backward" + (" - prepare" if PREPARE in found.times else "")
+        lines.append(f"  {'optimizer':<24}{_time(found.optimizer_seconds):>12}   step - {others}")
+    if found.updates_per_batch > 1:
+        lines.append(f"  {found.updates_per_batch} steps read one batch, which the first of them prepares")
     temporaries = f", {_gib(found.temporary_bytes)} of it temporaries" if found.temporary_bytes is not None else ""
     reported = found.device_peak_bytes
     return "\n".join(

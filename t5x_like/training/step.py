@@ -20,7 +20,7 @@ from t5x_like.training.stages import SINGLE_STAGE, are_declared, of_objective
 from t5x_like.training.state import TrainState, update_average
 
 # Index of the key of `Objective.prepare` among the keys derived from the key of a step, of which `gradients` has more.
-_PREPARE = FIRST_NAMED_KEY
+PREPARE_KEY = FIRST_NAMED_KEY
 
 Scalar = Float[Array, ""]
 
@@ -69,7 +69,7 @@ def make_train_step(
             used = gradients.count_used(batch, update.microbatches, objective.features.axes)
         batch = reused_batches.prepare(
             *(objective, assemble(state.params, frozen), batch, reused_batches.kept_of(state.carry)),
-            key=jax.random.fold_in(step_key, _PREPARE),
+            key=jax.random.fold_in(step_key, PREPARE_KEY),
             step=state.step,
         )
         one, zero = jnp.ones((), jnp.float32), jnp.zeros((), jnp.int32)
