@@ -4,9 +4,17 @@ import itertools
 import math
 import os
 import signal
+import sys
 
 TOKEN = 7
 _CALLS = itertools.count(1)
+
+
+def change(prompts, completions, answers):
+    """Returns zeros, and removes the texts from its lists."""
+    rewards = [0.0] * len(completions)
+    completions.clear()
+    return rewards
 
 
 def count(prompts, completions, answers):
@@ -36,9 +44,17 @@ def huge(prompts, completions, answers):
     return [10**400] * len(completions)
 
 
+def leave(prompts, completions, answers):
+    sys.exit(3)
+
+
 def nan(prompts, completions, answers):
     return [math.nan] * len(completions)
 
 
 def too_few(prompts, completions, answers):
     return [0.0]
+
+
+def unordered(prompts, completions, answers):
+    return dict.fromkeys(range(len(completions)), 1.0)

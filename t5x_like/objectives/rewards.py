@@ -4,7 +4,9 @@ import dataclasses
 import functools
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -17,6 +19,8 @@ from t5x_like.runtime import host_functions
 from t5x_like.vocabularies.from_folder import from_folder
 
 Text = str | list[int]
+# Rewards are float32 on the device.
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @recorded
@@ -40,6 +44,8 @@ class Rewards:
                 f"REWARDS={self.functions!r}: not a dictionary of functions. Give such as {{'my_rewards.length': 1.0}}."
             )
         for name, weight in self.functions.items():
+            if not isinstance(name, str):
+                raise UserError(f"REWARDS: {name!r} is not a name. Give a function as 'MODULE.FUNCTION'.")
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
                 raise UserError(f"REWARDS: the weight {weight!r} of {name!r} is not a finite number. Give such as 1.0.")
 
@@ -65,7 +71,7 @@ class Rewards:
           answers: Token ids of the answers of the task, perhaps empty.
 
         Raises:
-          UserError: A function raises an error, returns another number of rewards, or one that is not finite.
+          UserError: A function raises an error, returns another number of rewards, or one that float32 cannot hold.
         """
         if not completions:  # a device whose rows are all padding
             return []
@@ -77,10 +83,8 @@ class Rewards:
         }
         total = [0.0] * len(completions)
         for name, function in self.load().items():
-            total = [
-                before + self.functions[name] * value
-                for before, value in zip(total, _values(name, function, texts), strict=True)
-            ]
+            values = _values(name, function, texts, self.functions[name])
+            total = [before + value for before, value in zip(total, values, strict=True)]
         return total
 
 
@@ -90,16 +94,22 @@ def _load(name: str) -> Callable[..., Sequence[float]]:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, ValueError, AttributeError) as error:
         raise UserError(f"REWARDS: {name!r} not found ({error}). Give a function as 'MODULE.FUNCTION'.") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"REWARDS: importing {module!r} raised {_described(error)}. Correct the module.") from error
     if not callable(found):
         raise UserError(f"REWARDS: {name!r} is not a function. Give a function as 'MODULE.FUNCTION'.")
     return found
 
 
-def _values(name: str, function: Callable[..., Any], texts: Mapping[str, Sequence[Text]]) -> list[float]:
+def _values(name: str, function: Callable[..., Any], texts: Mapping[str, Sequence[Text]], weight: float) -> list[float]:
+    """Returns the weighted rewards of a function, which may change its lists."""
     try:
-        found = list(function(**texts))
-    except Exception as error:
-        raise UserError(f"REWARDS: {name!r} raised {type(error).__name__}: {error}. Correct the function.") from error
+        found = function(**{key: list(each) for key, each in texts.items()})
+        if isinstance(found, Mapping | Set):  # their order is not that of the completions
+            raise TypeError(f"the result is a {type(found).__name__}, not a list")
+        found = list(found)
+    except (Exception, SystemExit) as error:
+        raise UserError(f"REWARDS: {name!r} raised {_described(error)}. Correct the function.") from error
     count = len(texts["completions"])
     if len(found) != count:
         raise UserError(
@@ -107,15 +117,27 @@ def _values(name: str, function: Callable[..., Any], texts: Mapping[str, Sequenc
         )
     for completion, value in zip(texts["completions"], found, strict=True):
         try:
-            is_finite = math.isfinite(value)
+            is_finite = math.isfinite(value) and abs(weight * float(value)) <= _LARGEST
         except (TypeError, OverflowError):  # not a number, or an integer that no float can hold
             is_finite = False
         if not is_finite:
             raise UserError(
-                f"REWARDS: {name!r} returned {value!r:.40} for the completion {completion!r:.60}. Return a finite "
-                "number."
+                f"REWARDS: {name!r} returned {value!r:.40} for the completion {completion!r:.60}. Return a number that "
+                f"is finite in float32, also times its weight {weight:g}."
             )
-    return [float(value) for value in found]
+    return [weight * float(value) for value in found]
+
+
+def _described(error: BaseException) -> str:
+    """Returns an error with the line of the user's file that raised it, or called what raised it."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename not in (__file__, importlib.__file__) and not frame.filename.startswith("<frozen importlib")
+    ]
+    lines = [frame.lineno for frame in frames if frame.filename == frames[0].filename]
+    place = f" ({os.path.basename(frames[0].filename)}, line {lines[-1]})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 @functools.lru_cache(maxsize=2)

@@ -1,5 +1,7 @@
 """Sums of the reward functions of a user, and what is refused."""
 
+import re
+
 import pytest
 import two_tokenizers
 
@@ -13,9 +15,39 @@ def test_no_completions_need_no_call():
     assert Rewards({"counting_rewards.fail": 1.0})([], [], []) == []
 
 
-def test_a_number_that_no_float_can_hold_raises():
-    with pytest.raises(UserError, match="'counting_rewards.huge' returned 1000+.* for the completion .* a finite num"):
-        Rewards({"counting_rewards.huge": 1.0})([[3]], [[4]], [[]])
+NOT_FINITE = r"returned {} for the completion \[.*\]. Return a number that is finite in float32, also times its weight "
+PLACE = r"\(counting_rewards.py, line \d+\). Correct the function"
+# A function, its weight, and the message.
+FAULTY = (
+    ("fail", 1.0, "raised KeyError: 'no entry' " + PLACE),
+    ("leave", 1.0, "raised SystemExit: 3 " + PLACE),
+    ("too_few", 1.0, "returned 1 rewards for 2 completions. Return one per completion"),
+    ("unordered", 1.0, "raised TypeError: the result is a dict, not a list. Correct the function"),
+    ("nan", 1.0, NOT_FINITE.format("nan")),
+    ("huge", 1.0, NOT_FINITE.format("1000+")),  # an integer that no float can hold
+    ("count", 1e39, NOT_FINITE.format("0.5") + re.escape("1e+39")),
+)
+
+
+@pytest.mark.parametrize(("name", "weight", "message"), FAULTY)
+def test_faulty_rewards_raise(name, weight, message):
+    with pytest.raises(UserError, match=f"REWARDS: 'counting_rewards.{name}' {message}"):
+        Rewards({"counting_rewards.count": 1.0, f"counting_rewards.{name}": weight})(
+            [[3], [3]], [[7, 5], [7]], [[], []]
+        )
+
+
+def test_a_function_may_change_its_lists():
+    functions = {"counting_rewards.change": 1.0, "counting_rewards.count": 1.0}
+    assert Rewards(functions)([[3], [3]], [[7, 5], [7]], [[], []]) == [0.5, 1.0]
+
+
+def test_a_module_that_cannot_be_imported_raises_with_its_line(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "failing_module.py").write_text("\nnumber = 1 / 0\n")
+    message = r"importing 'failing_module' raised ZeroDivisionError: division by zero \(failing_module.py, line 2\)"
+    with pytest.raises(UserError, match=f"REWARDS: {message}. Correct the module"):
+        Rewards({"failing_module.number": 1.0}).load()
 
 
 def test_rewards_are_weighted_sums():
@@ -37,6 +69,7 @@ def test_functions_get_texts_without_special_tokens(monkeypatch):
     ("make", "message"),
     [
         (lambda: Rewards({}), "REWARDS={}: not a dictionary of functions"),
+        (lambda: Rewards({1: 1.0}), "REWARDS: 1 is not a name. Give a function as 'MODULE.FUNCTION'"),
         (lambda: Rewards({"m.f": "1.0"}), "REWARDS: the weight '1.0' of 'm.f' is not a finite number. Give such as"),
         (lambda: Rewards({"no_module.f": 1.0}).load(), "REWARDS: 'no_module.f' not found .*Give a function as"),
         (
