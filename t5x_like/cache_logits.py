@@ -260,9 +260,10 @@ def _missing(plan: LogitsPlan) -> list[str]:
 def _finish(plan: LogitsPlan) -> None:
     manifest = plan.finish()
     size = sum(shard.size for shard in manifest.shards)
+    each = ", ".join(f"{name} {stored.bytes_per_position:,}" for name, stored in manifest.predictions.items())
     logging.info(
-        "%s: %s rows, %s bytes per row, %.1f MB in %d files",
-        *(plan.directory, f"{plan.rows:,}", f"{size / plan.rows:,.0f}", size / 1e6, len(manifest.shards)),
+        "%s: %s rows, bytes per position: %s, %.1f MB in %d files",
+        *(plan.directory, f"{plan.rows:,}", each, size / 1e6, len(manifest.shards)),
     )
 
 

@@ -60,7 +60,7 @@ class PolicyGradient(Objective):
     coefficients = {NAME: 1.0}
     # Least number of completions per prompt.
     min_samples = 2
-    # Whether a ratio is that of the probabilities of a whole sample, rather than of each of its tokens.
+    # Whether ratios compare the probabilities of whole samples, rather than of single tokens.
     ratio_of_samples = False
     features = conversation_specs.PROMPT
     text_features = conversation_specs.CONVERSATION
@@ -166,7 +166,7 @@ class PolicyGradient(Objective):
     def penalty(
         self, params: Params, outputs: Outputs, rows: Batch, log_probability: Rows
     ) -> tuple[Rows | float, dict[str, tuple[Scalar, Scalar]]]:
-        """Returns what is added to the loss of tokens, and further metrics.
+        """Returns a term that is added to the loss of each token, and further metrics.
 
         Args:
           params: The model and the heads.
@@ -237,7 +237,7 @@ class GRPO(PolicyGradient):
     """Group relative policy optimization (Shao et al. 2024, arXiv:2402.03300, equation 3).
 
     The advantage of a sample is (reward - mean) / (std + 1e-4) over the samples of its prompt, with the unbiased
-    standard deviation. The loss of a token is that of `Clipping`, and β (exp(d) - d - 1) with d = log π_ref - log π.
+    standard deviation. The loss of a token is `Clipping.loss` + β (exp(d) - d - 1) with d = log π_ref - log π.
     The sum over the tokens is divided by
 
     * `"dapo"` (Yu et al. 2025): the number of tokens of the global batch;
@@ -315,7 +315,7 @@ class RLOO(PolicyGradient):
     """REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024, arXiv:2402.14740, equation 9).
 
     The reward of a sample is reduced by β · log(π / π_ref), and its advantage is the difference from the mean of the
-    other samples of its prompt. The loss is the mean over the samples of that of `Clipping`, with the ratio of the
+    other samples of its prompt. The loss is the mean of `Clipping.loss` over the samples, with the ratio of the
     probabilities of the whole sample.
 
     Args:

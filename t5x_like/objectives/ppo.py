@@ -42,7 +42,7 @@ class PPO(PolicyGradient):
 
     A token of a sample has the reward -β · log(π / π_ref), and the last one the reward of the sample as well. A linear
     head of the model, `value`, predicts the sum of the later rewards before each token. The advantages are those of
-    `generalized_advantages`, whitened over all tokens of the global batch; the loss of a token is that of `Clipping`.
+    `generalized_advantages`, whitened over all tokens of the global batch; the loss of a token is `Clipping.loss`.
 
     The terms are `policy` and `value`, 0.5 · max((V - R)², (V' - R)²) with R = advantage + V of the sampler, and V'
     limited to the V of the sampler ± `value_limit`. Both are means over the tokens of the global batch. The metrics are
@@ -156,7 +156,7 @@ def generalized_advantages(rewards: Rows, values: Rows, is_token: Rows, *, gamma
 
 
 def whitened(x: Rows, is_token: Rows) -> Rows:
-    """Returns (x - mean) / √(variance + 1e-8) over all tokens, and 0 elsewhere. The variance is that of the batch.
+    """Returns (x - mean) / √(variance + 1e-8) over all tokens, and 0 elsewhere.
 
     Args:
       x: A number per position.

@@ -15,7 +15,7 @@ Pairs = Float[Array, " pairs"]
 
 @struct.dataclass
 class Completions:
-    """What a policy and its reference think of one completion per pair.
+    """The log-probabilities of one completion per pair under a policy and its reference.
 
     Attributes:
       log_probability: Log-probability of the completion under the policy, summed over its tokens, in nats.
@@ -121,9 +121,9 @@ class IPO(_WithReference):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RobustDPO(_WithReference):
-    """DPO whose mean over pairs, some of them flipped, is that over clean pairs (Chowdhury et al. 2024, equation 12).
+    """DPO for pairs of which some are flipped (Chowdhury et al. 2024, arXiv:2403.00409, equation 12).
 
-    arXiv:2403.00409.
+    Its mean over them is an unbiased estimate of the mean of DPO over clean pairs.
     """
 
     # Probability that a pair is flipped, in [0, 0.5).

@@ -105,7 +105,7 @@ def test_repeating_rows_warns_once(cache_dir, caplog, monkeypatch):
     assert not caplog.records
     take(iterator, 4)
     assert len(caplog.records) == 1
-    assert "read in 6 batches. They now repeat" in caplog.records[0]
+    assert "the rows of the cache repeat from batch 7 on" in caplog.records[0]
 
 
 def test_position_after_the_last_pass_warns(cache_dir, caplog, monkeypatch):

@@ -125,9 +125,9 @@ class CachedIterator:
         if self._batches > self._without_repeating and not self._warned:
             self._warned = True
             logging.warning(
-                "all rows of the cache have been read in %d batches. They now repeat with the same corruption "
-                "(masking). `t5x_like cache --passes=N` writes N passes with different corruption",
-                self._without_repeating,
+                "the rows of the cache repeat from batch %d on. If the task corrupts them at random, such as by "
+                "masking, `t5x_like cache --passes=N` writes N passes with different corruption",
+                self._without_repeating + 1,
             )
         return batch
 
