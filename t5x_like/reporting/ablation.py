@@ -136,10 +136,10 @@ def plot(cells: Sequence[Cell], path: str, title: str = "Ablation") -> None:
         steps = [step for step in curves[0] if all(step in curve for curve in curves)]
         means = [statistics.mean(curve[step] for curve in curves) for step in steps]
         index = columns.index(column)
-        over_steps[index].plot(steps, means, marker=".", label=row)
+        (line,) = over_steps[index].plot(steps, means, marker=".", label=row)
         if None not in (seconds := [cell.seconds_per_step for cell in runs]):
             times = [step * statistics.mean(seconds) for step in steps]
-            over_seconds[index].plot(times, means, marker=".", label=row)
+            over_seconds[index].plot(times, means, marker=".", label=row, color=line.get_color())
         over_steps[index].set(title=column, xlabel="step", ylabel=f"held-out {_short(runs[0].metric)}")
         over_seconds[index].set(xlabel="seconds of training", ylabel=f"held-out {_short(runs[0].metric)}")
     for panel in figure.axes:
