@@ -171,6 +171,23 @@ def check_fixed(hf_config: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
             raise UserError(f"{name} {_shown(hf_config[name])}: not supported. The only supported value is {only!r}.")
 
 
+def check_padding_id(hf_config: Mapping[str, Any]) -> None:
+    """Checks that `pad_token_id` has an embedding, as `torch.nn.Embedding` requires of its `padding_idx`.
+
+    Args:
+      hf_config: Contents of config.json with defaults.
+
+    Raises:
+      UserError: it has none.
+    """
+    padding, vocab_size = hf_config.get("pad_token_id"), size(hf_config, "vocab_size")
+    if type(padding) is int and padding >= vocab_size:
+        raise UserError(
+            f"pad_token_id {padding}: not a token of the model, which has vocab_size {vocab_size}. Give the id of the "
+            "tokenizer's padding token in config.json."
+        )
+
+
 def head_dim(hf_config: Mapping[str, Any], width: str, heads: str) -> int:
     """Returns the size of an attention head.
 
@@ -183,7 +200,10 @@ def head_dim(hf_config: Mapping[str, Any], width: str, heads: str) -> int:
       UserError: the number of heads does not divide the width.
     """
     if size(hf_config, width) % size(hf_config, heads):
-        raise UserError(f"{width} {hf_config[width]}: not divisible by {heads} {hf_config[heads]}")
+        raise UserError(
+            f"{width} {hf_config[width]}: not divisible by {heads} {hf_config[heads]}, the number in config.json or, "
+            "if it has none, the default of transformers"
+        )
     return hf_config[width] // hf_config[heads]
 
 

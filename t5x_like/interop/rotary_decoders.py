@@ -147,9 +147,10 @@ class Windows:
     def from_json(self, hf_config: Mapping[str, Any]) -> tuple[int | None, ...]:
         """Returns the pattern of windows; only `sliding_window` of config.json has no default, as it may be null."""
         window = hf_config.get("sliding_window", self.default)
-        if window is None or (self.switch and not fields.boolean({self.switch: False, **hf_config}, self.switch)):
-            return (None,)
-        window = fields.size({"sliding_window": window}, "sliding_window")
+        if self.switch and not fields.boolean({self.switch: False, **hf_config}, self.switch):
+            window = None
+        if window is not None:
+            window = fields.size({"sliding_window": window}, "sliding_window")
         if self.types is None:
             return (window,)
         types = fields.strings(hf_config, "layer_types") or self.types(hf_config)
@@ -234,7 +235,9 @@ class DecoderFiles:
         for field, (key, default) in self.optional.items():
             value = given.get(key, default)
             found[field] = None if value is None else fields.number({key: value}, key)
-        return self.entries.read(hf_config) | found
+        found = self.entries.read(hf_config) | found
+        fields.check_padding_id(hf_config)
+        return found
 
     def config_to_json(self, config: Any, heads: Iterable[str] = ()) -> dict[str, Any]:
         """Converts a configuration to the contents of config.json; see `tensor_mapping.Family.config_to_json`."""
