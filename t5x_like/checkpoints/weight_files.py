@@ -134,6 +134,11 @@ def explain_missing(path: str) -> str:
             f"{path}: published weights, which only convert reads. Run `t5x_like convert --input={path} "
             "--output=RUN`, and give RUN"
         )
+    if not paths.is_file(path) and is_adapter(path):  # a file of safetensors may have a whole model
+        return (
+            f"{path}: adapters of another library, which only convert reads. Run `t5x_like convert --input={path} "
+            "--output=RUN`, and give RUN"
+        )
     if path.endswith(_PICKLES) and paths.is_file(path):
         return (
             f"{path}: a pickled file, which is not read because pickles can execute code. If it has updates of "

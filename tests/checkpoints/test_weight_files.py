@@ -39,3 +39,9 @@ def test_missing_file_next_to_safetensors_is_named(tmp_path):
 def test_directory_without_weights_is_explained(tmp_path):
     for path in (str(tmp_path), f"{tmp_path}/none"):
         assert weight_files.explain_missing(path).startswith(f"{path}: no checkpoint found. Give a run directory, one")
+
+
+def test_directory_of_an_adapter_is_explained(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    message = weight_files.explain_missing(str(tmp_path))
+    assert f"only convert reads. Run `t5x_like convert --input={tmp_path} --output=RUN`" in message

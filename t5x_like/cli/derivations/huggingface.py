@@ -108,6 +108,8 @@ def _directory(path: str, settings: KnownSettings) -> str:
     wanted = "a local or mounted directory as `save_pretrained` writes it"
     if not paths.exists(path):
         raise weight_files.not_found("HF_PATH", path, wanted)
+    if not paths.is_file(path) and weight_files.is_adapter(path):
+        raise UserError(f"HF_PATH={weight_files.explain_missing(path)} as MODEL_DIR.")
     raise UserError(f"HF_PATH={path}: config.json not found. Give {wanted}.")
 
 
