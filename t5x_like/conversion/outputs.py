@@ -158,7 +158,8 @@ def write_huggingface(
     lengths = run.settings.value("data.task_feature_lengths")
     length = tokenizers.max_length(model, lengths, bos_id, continues=continues)
     reads_tasks = objective.head_form is not None
-    last_id = tokenizers.last_id(tokenizer, model) if objective.features == SCORED_PAIR else None
+    is_reward_model = weights.objective is not None and objective.features == SCORED_PAIR
+    last_id = tokenizers.last_id(tokenizer, model) if is_reward_model else None
     model = tokenizers.without_padding(model, last_id)
     files = tokenizers.exported_files(tokenizer, model, bos_id, length, reads_tasks=reads_tasks, last_id=last_id)
     files = prompt_format.with_prompts(files, tokenizer, prompts)
