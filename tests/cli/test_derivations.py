@@ -332,6 +332,15 @@ def test_missing_directory_raises(tmp_path):
 
 
 @pytest.mark.notf
+def test_directory_as_a_run_needs_a_model(directory):
+    words = ["train", "--gin_file=runs/finetune.gin", TASK, "--gin.TRAIN_STEPS=1"]
+    given = f"--gin.INITIAL_CHECKPOINT_PATH={directory('gpt2')}"
+    with pytest.raises(UserError, match="a Hugging Face directory, and no file .* Give --gin.HF_PATH="):
+        resolve(*words, given)
+    assert resolve(words[0], "--gin_file=models/gpt2/tiny.gin", *words[1:], given)
+
+
+@pytest.mark.notf
 def test_run_and_directory_exclude_each_other(directory, tmp_path):
     words = ["--gin_file=runs/pretrain.gin", f"--gin.HF_PATH={directory('gpt2')}", TASK, "--gin.TRAIN_STEPS=1"]
     (tmp_path / "config.gin").write_text(resolve("train", *words).text)

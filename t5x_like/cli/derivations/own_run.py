@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from t5x_like import paths
 from t5x_like.checkpoints import weight_files
 from t5x_like.cli.derivations import huggingface
+from t5x_like.errors import UserError
 from t5x_like.runtime import run_files
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ def from_run(settings: KnownSettings) -> Derived | None:
     Settings of the recipe, such as its dropout rate, replace the run's.
 
     Raises:
-      UserError: The configuration of the run is invalid, or it does not have the network INITIAL_NETWORK.
+      UserError: The configuration of the run is invalid, it does not have the network INITIAL_NETWORK, or the path is a
+        Hugging Face directory, whose model HF_PATH derives.
     """
     from t5x_like.config import Derived
     from t5x_like.vocabularies import tokenizer_files
@@ -29,9 +31,14 @@ def from_run(settings: KnownSettings) -> Derived | None:
     path = settings.value(_NAME)
     if not isinstance(path, str) or settings.is_stored("MODEL_DIR") or settings.value("HF_PATH") is not None:
         return None
-    if weight_files.is_huggingface(path) or (run := run_files.find_run(path)) is None:
-        return None
     if settings.value("MODEL") is not None or not settings.is_used("MODEL"):
+        return None
+    if weight_files.is_huggingface(path):
+        raise UserError(
+            f"{_NAME}={path!r}: a Hugging Face directory, and no file describes the model. Give --gin.HF_PATH={path}, "
+            "which reads the model and its tokenizer as well, or the file of the model, such as models/gpt2/small.gin."
+        )
+    if (run := run_files.find_run(path)) is None:
         return None
     values: dict[str, object] = {}
     lines = ["from __gin__ import dynamic_registration", *_model(run, settings, values)]
