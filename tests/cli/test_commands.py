@@ -66,7 +66,7 @@ MODELS = {
     **{name: {"n_embd": 4, "n_head": 2, "n_layer": 1, "model_type": "gpt2"} for name in ("assistant", "distilgpt2")},
     "openai-gpt": {"n_embd": 4, "n_head": 2, "n_layer": 1},
     "ModernBERT-base": {"hidden_size": 4, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2}
-    | {"model_type": "modernbert"},
+    | {"model_type": "modernbert", "pad_token_id": 0},
 }
 
 
@@ -84,8 +84,8 @@ def huggingface(tmp_path_factory):
 OWN_RUNS = {
     "--gin_file=runs/finetune.gin": "t5",
     "--gin_file=runs/finetune_classification.gin": "bert",
-    **{f"--gin_file=runs/{name}.gin": "gpt2" for name in ("preferences", "reward_model", "grpo")},
-    "--gin_file=studies/rewards_policy.gin": "gpt2",
+    **{f"--gin_file=runs/{name}.gin": "gpt2" for name in ("preferences", "reward_model", "grpo", "sft")},
+    **{f"--gin_file=studies/{name}.gin": "gpt2" for name in ("rewards_policy", "preferences_run")},
 }
 # The start of the names of gin files that may follow such a recipe.
 ADDED = ("--gin_file=preferences/", "--gin_file=data/cached.gin")
