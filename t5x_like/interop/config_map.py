@@ -77,7 +77,8 @@ class ConfigMap:
         if "head_dim" not in found:
             found["head_dim"] = fields.head_dim(hf_config, self.names[self.width], self.names["num_heads"])
         if "pad_token_id" in self.defaults:
-            fields.check_padding_id(hf_config)
+            if hf_config["pad_token_id"] != self.defaults["pad_token_id"]:
+                fields.check_padding_id(hf_config)
             found["padding_id"] = hf_config["pad_token_id"]
         activation = fields.choice(hf_config, self.activation_key, self.activations)
         return found | {"activations": activation if isinstance(activation, tuple) else (activation,)}
