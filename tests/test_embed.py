@@ -57,8 +57,9 @@ def hidden_states(loaded, text):
 
 def test_vectors_of_texts_in_all_formats(bert, texts, tmp_path):
     expected = np.stack([hidden_states(bert, text)[-1].mean(axis=0) for text in TEXTS])
-    found = np.load(run(bert, texts, tmp_path, "out.npz", batch_size=2))["vectors"]
+    found = np.load(run(bert, texts, tmp_path, "out.npz"))["vectors"]
     assert_vectors(found, expected)
+    assert_vectors(np.load(run(bert, texts, tmp_path, "batches.npz", batch_size=2))["vectors"], expected)
     lines = [json.loads(line) for line in open(run(bert, texts, tmp_path, "out.jsonl"))]
     assert [line["inputs"] for line in lines] == TEXTS
     np.testing.assert_array_equal(np.float32([line["vector"] for line in lines]), found)
