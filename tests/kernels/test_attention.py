@@ -119,6 +119,13 @@ def test_backend_is_the_fused_kernel_on_tpus_alone():
     assert backend_for(tpu_mesh(), *shapes(), mask=Mask(causal=True, window=9), bias=bias) == "fused"
 
 
+def test_fused_kernel_limits_scores_but_not_those_of_global_keys():
+    assert backend_for(tpu_mesh(), *shapes(), mask=Mask(causal=True, window=9), softcap=50.0) == "fused"
+    mask = Mask(window=9, global_keys=jnp.ones((2, 128), bool), max_global_keys=4)
+    assert backend_for(tpu_mesh(), *shapes(), mask=mask) == "fused"
+    assert backend_for(tpu_mesh(), *shapes(), mask=mask, softcap=50.0) != "fused"
+
+
 def test_partitioner_may_require_a_backend():
     assert set(ATTENTION) == {"auto", "xla", *attention_module.BACKENDS}
     for setting, expected in (("auto", "fused"), ("xla", "xla"), ("fused", "fused"), ("gathered", "xla")):

@@ -108,6 +108,7 @@ def _problem(q, k, v, terms: ScoreTerms, scoring: Scoring, *, interpret, sizes) 
         window=mask.window,
         window_after=mask.window_after,
         scale=scoring.scale,
+        softcap=scoring.softcap,
         dropout_rate=dropout_rate,
         sizes=blocks.within(sizes or blocks.sizes(partitioning.bound_mesh()), mask.window),
         interpret=interpret,
@@ -121,7 +122,7 @@ class Static:
 
     Attributes:
       causal, window, window_after: See `Mask`.
-      scale: Factor of the scores.
+      scale, softcap: See `Scoring`.
       dropout_rate: Rate of the dropout of each attention weight.
       sizes: Blocks and memory.
       interpret: Whether to interpret the kernels.
@@ -131,6 +132,7 @@ class Static:
     window: int | None
     window_after: int | None
     scale: float
+    softcap: float | None
     dropout_rate: float
     sizes: blocks.Sizes
     interpret: bool
@@ -163,6 +165,7 @@ class Static:
             ranks=inputs.key_ranks is not None,
             strided=self.sizes.strided,
             scale=self.scale,
+            softcap=self.softcap,
             dropout_rate=self.dropout_rate,
         )
         return dataclasses.replace(geometry, q_chunks=blocks.q_chunks(geometry, q.dtype.itemsize, self.sizes))

@@ -31,8 +31,8 @@ def unsupported_reason(
     mask, bias, dropout, head_dim = scoring.mask, scoring.bias, scoring.dropout, q.shape[-1]
     if head_dim % 16:
         return f"the size of its heads, {head_dim}, is not a multiple of 16"
-    if scoring.softcap is not None:
-        return "the kernel does not limit scores"
+    if scoring.softcap is not None and (mask.blocks is not None or mask.global_keys is not None):
+        return "the kernel does not limit scores of lists of blocks and of global keys"
     if mask.blocks is not None:
         return _unsupported_lists(mesh, q, k, scoring)
     if others := mask.conditions - MASKS:

@@ -187,13 +187,15 @@ def _kernel(inputs, ranges, lse_ref, delta_ref, gradient_ref, dq_ref, dk_ref, dv
             features = slice(head * g.head_dim, (head + 1) * g.head_dim)
             kv_features = slice(head // g.group * g.head_dim, (head // g.group + 1) * g.head_dim)
             query, key, do = scores.query(head), scores.key(head), scores.query(head, gradient_ref)
-            weights = scores.weights(head, lse_ref[0, head])
+            weights, derivative = scores.weights(head, lse_ref[0, head])
             kept = scores.dropped(head, weights).astype(do.dtype)
             dv_sum[kv_features, :] += tiles.dot_nt(do, kept)
             dweights = scores.dropped(head, tiles.dot_tn(scores.value(head), do))
             if g.dropout_rate:
                 dweights = dweights / (1.0 - g.dropout_rate)
             dscores = weights * (dweights - delta_ref[0, head])
+            if derivative is not None:
+                dscores = dscores * derivative
             if g.biased:
                 relative = pl.ds(scores.bias_start, g.block_q + g.block_k)
                 dbias_ref[0, head, :, relative] += tiles.bias_gradient(dscores, g)

@@ -13,6 +13,9 @@ from t5x_like.kernels.fused_attention.segment_blocks import expected_pairs
 # Elementwise work of a bias and of dropout as a fraction of the work of an exponential, in the forward and in the
 # backward pass: from the compiler's schedules for v5p and v6e.
 BIAS_WORK, DROPOUT_WORK = (0.4, 1.1), (0.5, 0.9)
+# The same of a softcap, whose hyperbolic tangents mostly fit beside the products of heads of 128 and 256: from the
+# schedules for v5e, v5p and v6e.
+SOFTCAP_WORK = (0.1, 0.35)
 # The same of a table of distances, whose products are rotated by one column per row, and for queries also transposed:
 # from the schedules for v5e.
 QUERY_TABLE_WORK, KEY_TABLE_WORK = (1.2, 2.2), (0.6, 1.0)
@@ -64,6 +67,7 @@ def backward(geometry: Geometry, itemsize: int) -> pl.CostEstimate:
 def _estimate(g: Geometry, backward: int, products: int, bytes_accessed: float) -> pl.CostEstimate:
     scores = g.batch * g.heads * expected_pairs(g) * g.block_q * g.block_k
     others = g.biased * BIAS_WORK[backward] + (g.dropout_rate > 0) * DROPOUT_WORK[backward]
+    others += (g.softcap is not None) * SOFTCAP_WORK[backward]
     others += g.query_table * QUERY_TABLE_WORK[backward] + g.key_table * KEY_TABLE_WORK[backward]
     # A block of 128 queries or keys is also multiplied with the vectors of 128 distances to other positions.
     ranges = g.query_table * (1 + LANES / g.block_k) + g.key_table * (1 + LANES / g.block_q)

@@ -41,7 +41,7 @@ class Geometry:
       ranks: Whether queries and keys have ranks.
       strided: See `blocks.Sizes`.
       scale: Factor of the scores.
-      softcap: See `Scoring`; the kernels of TPUs do not read it.
+      softcap: See `Scoring`.
       dropout_rate: Rate of the dropout of each attention weight.
       q_chunks: Parts of the queries of a row whose gradients are held on the core one after another.
       by_segments: Whether blocks without a common segment are skipped; see `segment_blocks`.

@@ -85,7 +85,8 @@ class Scores:
         """Returns the vectors of the distances of this tile in the table of keys, or in its gradient."""
         return distances.Vectors(ref, self.direction, self._features(head), self.bias_start)
 
-    def _unmasked(self, head: int) -> Tile:
+    def _unmasked(self, head: int) -> tuple[Tile, Tile | None]:
+        """Returns the scores before the mask, and their derivative by the scaled products; None for 1."""
         g, refs = self.geometry, self.refs
         score = tiles.dot_tn(self.key(head), self.biased_query(head, refs.content_bias))
         if g.query_table:
@@ -100,27 +101,31 @@ class Scores:
             score = score + jnp.where(self.same_type, self.refs.same_type[0, head], 0.0)
         if g.scale != 1.0:
             score = score * g.scale
+        if g.softcap is not None:
+            limited = jnp.tanh(score * (1.0 / g.softcap))
+            return g.softcap * limited, 1.0 - limited * limited
         if g.biased:
             values = self.refs.bias[head, :, pl.ds(self.bias_start, g.block_q + g.block_k)]
             score = score + tiles.bias_tile(values, g)
-        return score
+        return score, None
 
     def of(self, head: int) -> Tile:
         """Returns the scores of a head, `MASK_VALUE` for masked keys."""
-        score = self._unmasked(head)
+        score, _ = self._unmasked(head)
         return score if self.visible is None else jnp.where(self.visible, score, MASK_VALUE)
 
-    def weights(self, head: int, lse: Float[Array, "1 queries"]) -> Tile:
-        """Returns the attention weights of a head.
+    def weights(self, head: int, lse: Float[Array, "1 queries"]) -> tuple[Tile, Tile | None]:
+        """Returns the attention weights of a head, and the derivative of its scores by scaled products; None for 1.
 
         Args:
           head: Query head of the step.
           lse: Log-sum-exp of the scores of each query.
         """
-        logarithm = self._unmasked(head) - lse
+        score, derivative = self._unmasked(head)
+        logarithm = score - lse
         if self.visible is not None:
             logarithm = jnp.where(self.visible, logarithm, masking.hidden_logarithm(lse, self.geometry))
-        return self.without_padding(jnp.exp(logarithm))
+        return self.without_padding(jnp.exp(logarithm)), derivative
 
     def without_padding(self, weights: Tile) -> Tile:
         """Removes the keys that only fill a block from the average of a query that sees no key."""

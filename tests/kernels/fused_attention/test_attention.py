@@ -54,6 +54,12 @@ CASES = {
     "packed window and global keys": Case(390, 390, heads=3, kv_heads=3, window=130, shared=2, segments=True),
     "window and global keys in bfloat16": Case(256, 256, window=60, shared=9, dtype="bfloat16"),
     "bfloat16": Case(128, 256, heads=4, head_dim=128, valid=True, bias=True, dtype="bfloat16"),
+    "softcap, packing, window and grouped queries": Case(
+        300, 300, heads=4, causal=True, window=150, segments=True, softcap=2.0
+    ),
+    "softcap, cross-attention and large heads in bfloat16": Case(
+        140, 200, valid=True, head_dim=256, softcap=5.0, dtype="bfloat16"
+    ),
 }
 
 
