@@ -212,6 +212,7 @@ def _check_source(source: "SeqIOSource", sample: int, found: Inspection) -> None
 
 
 def _print_lengths(source: "SeqIOSource", spec: FeatureSpec, sample: int, found: Inspection, console: Console) -> None:
+    from t5x_like.data.seqio_feed import cut_examples
     from t5x_like.data.seqio_feed.class_counts import ClassCounts, label_names
 
     vocabularies = _text_vocabularies(source)
@@ -225,7 +226,7 @@ def _print_lengths(source: "SeqIOSource", spec: FeatureSpec, sample: int, found:
             classes.add(example)
             for name in lengths:
                 if name in example:
-                    real = _without_padding(example[name], padding_ids.get(name, 0))
+                    real = cut_examples.without_padding(example[name], padding_ids.get(name, 0))
                     lengths[name].append(len(real))
                     tokens[name] += len(real)
                     unknown[name] += int(np.sum(real == vocabularies[name].unk_id)) if name in vocabularies else 0
@@ -247,10 +248,7 @@ def _print_lengths(source: "SeqIOSource", spec: FeatureSpec, sample: int, found:
         percentiles = (f"{value:.0f}" for value in np.percentile(counted, PERCENTILES))
         table.add_row(name, *percentiles, str(limit), str(found.trimmed[name]), f"{found.unknown[name]:.2%}")
         if found.trimmed[name]:
-            found.problems.append(
-                f"{found.trimmed[name]:,} of {len(counted):,} examples have more than {limit} tokens in {name!r} "
-                f"and are truncated, including EOS. Increase {key} in TASK_FEATURE_LENGTHS (up to {counted.max()})."
-            )
+            found.problems.append(cut_examples.describe(counted, name, limit, key))
         if found.unknown[name] > UNKNOWN_FRACTION:
             found.problems.append(
                 f"{found.unknown[name]:.1%} of the tokens of {name!r} are unknown to the vocabulary. Use "
@@ -288,12 +286,6 @@ def _print_classes(examples: int, found: Inspection, console: Console) -> None:
                 f"all {total:,} labels of {name!r} in the first {examples:,} examples are {common!r}. Check the label "
                 "column, and shuffle the examples of a file that is sorted by label."
             )
-
-
-def _without_padding(values: np.ndarray, padding_id: int | None) -> np.ndarray:
-    is_real = (values != padding_id).any(axis=tuple(range(1, values.ndim)))
-    real = np.flatnonzero(is_real) if padding_id is not None else np.arange(len(values))
-    return values[: real[-1] + 1 if len(real) else 0]
 
 
 def _print_rows(

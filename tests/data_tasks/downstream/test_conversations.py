@@ -1,5 +1,6 @@
 """The task `conversations`: three layouts of JSON lines, packed rows, errors by line, and a run that converses."""
 
+import dataclasses
 import json
 
 import chat_templates
@@ -74,6 +75,18 @@ def test_packed_rows_have_the_tokens_and_the_losses_of_unpacked_ones(arguments):
         ]
         assert len(batches) == (2 if pack else 5)
     assert rows[True] == rows[False] and sum(weight for _, weight, _ in rows[True]) > 0
+
+
+def test_conversations_that_lose_their_end_are_counted(arguments):
+    options = {"mixture_or_task_name": "conversations", "split": "train", "task_arguments": arguments(LINES)}
+    lengths = sorted(len(each["targets"]) for each in examples(arguments(LINES)))
+    source = SeqIOSource(**options, task_feature_lengths={"targets": lengths[-1]}, batch_size=1)
+    assert source.text_problems(CONVERSATION) == []
+    (cut,) = dataclasses.replace(source, task_feature_lengths={"targets": lengths[0]}).text_problems(CONVERSATION)
+    assert cut.startswith(f"conversations: 1 of 5 examples have more than {lengths[0]} tokens in 'targets'")
+    assert f"Increase targets in TASK_FEATURE_LENGTHS (up to {lengths[-1]})" in cut
+    _, silent = dataclasses.replace(source, task_feature_lengths={"targets": 4}).text_problems(CONVERSATION)
+    assert silent.startswith("conversations: 5 of the first 5 examples have their first token with a loss after the 4")
 
 
 @pytest.mark.parametrize(
