@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from t5x_like import parameters
 from t5x_like.axis_rules import JOINED_HEADS
+from t5x_like.errors import UserError
 from t5x_like.optimizers.base import Optimizer, as_schedule
 from t5x_like.optimizers.groups import Leaf, ParameterGroup, trainable_leaves
 from t5x_like.optimizers.schedules import Schedule
@@ -75,9 +76,18 @@ def adafactor(
 
     Returns:
       The optimizer.
+
+    Raises:
+      UserError: A group multiplies initial values, such as muP's, while updates are relative to the parameter's scale.
     """
     schedule = as_schedule(learning_rate)
     groups = tuple(groups)
+    if multiply_by_parameter_scale and (group := next((each for each in groups if each.initial_factor != 1.0), None)):
+        raise UserError(
+            f"initial_factor={group.initial_factor} of the parameter group {group} would also multiply the updates of "
+            "Adafactor, which are relative to the parameter's scale. Give an optimizer of Adam's family, such as "
+            "optimizers/adamw.gin, after the recipe, or remove the groups (optimizers/mup.gin)."
+        )
     momentum_dtype = jnp.dtype(momentum_dtype)
 
     def factored_dims(leaf, shape):

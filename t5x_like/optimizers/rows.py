@@ -1,7 +1,7 @@
 """Optimizers that update the rows of tables that a step has read, and no others."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from t5x_like import parameters
 from t5x_like.errors import UserError
 from t5x_like.optimizers.base import Optimizer, as_schedule
+from t5x_like.optimizers.groups import ParameterGroup
 from t5x_like.optimizers.schedules import Schedule
 from t5x_like.recorded import recorded
 
@@ -40,11 +41,12 @@ def _refuse(*_, **__):
 
 
 @recorded
-def row_sgd(learning_rate: float | Schedule) -> RowOptimizer:
+def row_sgd(learning_rate: float | Schedule, *, groups: Sequence[ParameterGroup] = ()) -> RowOptimizer:
     """Creates stochastic gradient descent on rows: each occurrence of a row adds -rate · gradient.
 
     Args:
       learning_rate: A number, or a schedule.
+      groups: Parameter groups, which the training step of rows refuses; see `training.row_step.check`.
 
     Returns:
       The optimizer, without state.
@@ -53,11 +55,13 @@ def row_sgd(learning_rate: float | Schedule) -> RowOptimizer:
     def apply(table, state, ids, gradients, rate):
         return table.at[ids].add(-rate * gradients), state
 
-    return RowOptimizer(lambda params: None, _refuse, as_schedule(learning_rate), apply=apply)
+    return RowOptimizer(lambda params: None, _refuse, as_schedule(learning_rate), tuple(groups), apply=apply)
 
 
 @recorded
-def row_adagrad(learning_rate: float | Schedule, *, initial_accumulator: float = 1.0) -> RowOptimizer:
+def row_adagrad(
+    learning_rate: float | Schedule, *, initial_accumulator: float = 1.0, groups: Sequence[ParameterGroup] = ()
+) -> RowOptimizer:
     """Creates AdaGrad on rows (Duchi et al. 2011): row -= rate · g / √a, then a += g².
 
     All occurrences of a row in one update read the same a.
@@ -65,6 +69,7 @@ def row_adagrad(learning_rate: float | Schedule, *, initial_accumulator: float =
     Args:
       learning_rate: A number, or a schedule.
       initial_accumulator: Initial value of a.
+      groups: See `row_sgd`.
 
     Returns:
       The optimizer. Its state has the a of each entry.
@@ -82,4 +87,4 @@ def row_adagrad(learning_rate: float | Schedule, *, initial_accumulator: float =
         steps = gradients / jnp.sqrt(state[ids])
         return table.at[ids].add(-rate * steps), state.at[ids].add(jnp.square(gradients))
 
-    return RowOptimizer(init, _refuse, as_schedule(learning_rate), apply=apply)
+    return RowOptimizer(init, _refuse, as_schedule(learning_rate), tuple(groups), apply=apply)

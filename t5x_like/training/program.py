@@ -158,7 +158,10 @@ def make_program(recipe: Recipe) -> Program:
       UserError: The mesh does not divide the batch or a parameter, or objective or data do not fit the model.
     """
     objective, optimizer, update = recipe.objective, recipe.optimizer, recipe.update
+    if objective.updates_rows:
+        row_step.check(objective, optimizer, update)
     _check_averages(recipe)
+    _check_clipping(recipe)
     partitioner = recipe.partitioner or partitioning.Partitioner()
     teachers = {name: each.on(partitioner) for name, each in recipe.teachers.items() if each.runs}
     if update.compiler_options is None:
@@ -255,11 +258,22 @@ def _check_averages(recipe: Recipe) -> None:
         )
 
 
+def _check_clipping(recipe: Recipe) -> None:
+    """Checks that gradients are clipped if a parameter group is excluded from it."""
+    for stage in of_objective(recipe.objective, recipe.optimizer, recipe.update.max_grad_norm).values():
+        group = next((group for group in stage.optimizer.groups if not group.clip), None)
+        if group is not None and stage.max_grad_norm is None:
+            raise UserError(
+                f"MAX_GRAD_NORM=None: clip=False of the parameter group {group} has no effect, because no gradient is "
+                "clipped. Set MAX_GRAD_NORM, or remove the file that sets the group, such as "
+                "optimizers/unclipped_embeddings.gin."
+            )
+
+
 def _train_step(objective: Objective, optimizer: optimizers.Optimizer, update: Update, hooks: Lifecycle) -> Callable:
     """Returns the function of a training step."""
     count_tokens = objective.token_features
     if objective.updates_rows:
-        row_step.check(objective, optimizer, update)
         return row_step.make_train_step(objective, optimizer, count_tokens=count_tokens)
     return step.make_train_step(objective, optimizer, update, count_tokens=count_tokens, hooks=hooks)
 

@@ -29,7 +29,11 @@ def check(objective: Objective, optimizer: optimizers.Optimizer, update: Update)
             f"OPTIMIZER: {name} updates rows of tables. Give --gin_file=optimizers/row_sgd.gin or another RowOptimizer."
         )
     if optimizer.groups:
-        raise UserError(f"OPTIMIZER: {name} trains all of its tables. Give an optimizer without parameter groups.")
+        named = ", ".join(map(str, optimizer.groups))
+        raise UserError(
+            f"PARAMETER_GROUPS: {name} trains all rows that it reads alike, without the groups {named}. Remove the "
+            "file that sets them, such as optimizers/layer_decay.gin."
+        )
     for field, setting in (
         ("microbatches", "MICROBATCHES"),
         ("batch_ramp", "BATCH_RAMP"),

@@ -1,5 +1,8 @@
 """Layer-wise learning-rate decay, gradual unfreezing and freezing of fine-tuning runs."""
 
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +16,7 @@ from t5x_like.errors import UserError
 from t5x_like.optimizers import GradualUnfreezing, LayerDecay, ParameterGroup, finetuning_groups
 from t5x_like.optimizers.depths import distances, stacked_layers
 
+CONFIGS = Path(__file__).parents[2] / "gin_configs/optimizers"
 EMBED = 4
 MAKERS = {
     "adamw": lambda groups: optimizers.adamw(learning_rate=0.1, weight_decay=0.5, groups=groups),
@@ -213,22 +217,48 @@ def test_unknown_number_of_layers_raises():
         updates_of(optimizer, trainable)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_finetune", "adafactor", "lamb", "prodigy", "schedule_free"])
+def configured_optimizer(*names, **macros):
+    """Returns the optimizer of a T5 with files of optimizers/ after the recipe."""
+    files = ["commands/train.gin", "runs/pretrain.gin", "models/t5_1_1/tiny.gin"]
+    files += [f"optimizers/{name}.gin" for name in names]
+    bindings = [("MIXTURE_OR_TASK_NAME", "a_task"), ("TRAIN_STEPS", "20000"), *macros.items()]
+    resolved = config.load("t5x_like.train.train", files=files, bindings=bindings, given=("run_config",))
+    return config.arguments(resolved.configured())["recipe"].optimizer
+
+
+# One file of each optimizer that the files of optimizers/ configure.
+OPTIMIZERS = ("adamw_finetune", "adafactor", "lamb", "prodigy", "schedule_free", "row_sgd", "row_adagrad")
+
+
+def test_every_optimizer_of_a_gin_file_is_tested():
+    def configured(file):
+        return re.findall(r"^OPTIMIZER = .*$", file.read_text(), re.MULTILINE)
+
+    tested = {line for name in OPTIMIZERS for line in configured(CONFIGS / f"{name}.gin")}
+    assert tested == {line for file in CONFIGS.glob("*.gin") for line in configured(file)}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_gin_files_combine_with_any_optimizer(optimizer):
-    names = (optimizer, "frozen", "layer_decay", "gradual_unfreezing")
-    resolved = config.load(
-        "t5x_like.train.train",
-        files=[
-            "commands/train.gin",
-            "runs/pretrain.gin",
-            "models/t5_1_1/tiny.gin",
-            *(f"optimizers/{name}.gin" for name in names),
-        ],
-        bindings=[("MIXTURE_OR_TASK_NAME", "a_task"), ("TRAIN_STEPS", "20000"), ("FROZEN", "^model/logits")],
-        given=("run_config",),
-    )
-    configured = config.arguments(resolved.configured())["recipe"].optimizer
-    assert configured.groups == (
+    made = configured_optimizer(optimizer, "frozen", "layer_decay", "gradual_unfreezing", FROZEN="^model/logits")
+    assert made.groups == (
         ParameterGroup("^model/logits", freeze=True),
         ParameterGroup(learning_rate_factor=LayerDecay(0.9), update_factor=GradualUnfreezing(2000)),
     )
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_other_groups_reach_any_optimizer(optimizer):
+    (group,) = configured_optimizer(optimizer, "unclipped_embeddings").groups
+    assert (group.pattern, group.clip) == ("^model/token_embedder/", False)
+    if optimizer != "adafactor":
+        made = configured_optimizer(optimizer, "mup", WIDTH="64", BASE_WIDTH="16")
+        assert made.groups == tuple(optimizers.mup_groups(width=64, base_width=16))
+
+
+def test_mup_needs_updates_that_are_not_relative_to_the_scale():
+    with pytest.raises(UserError, match="initial_factor=0.25 of the parameter group .*logits.* of Adafactor"):
+        configured_optimizer("adafactor", "mup", WIDTH="64", BASE_WIDTH="16")
+    groups = optimizers.mup_groups(width=64, base_width=16)
+    made = optimizers.adafactor(learning_rate=0.1, multiply_by_parameter_scale=False, groups=groups)
+    assert made.groups == tuple(groups)

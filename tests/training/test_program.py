@@ -8,6 +8,7 @@ import recipes
 
 from t5x_like import optimizers
 from t5x_like.adapters.prompt import Prompt
+from t5x_like.errors import UserError
 from t5x_like.models.bert import BertConfig
 from t5x_like.models.gpt import GPTConfig
 from t5x_like.models.t5 import T5Config
@@ -32,8 +33,8 @@ class ShapesOnly:
         return {name: (8, length) for name, length in lengths.items()}
 
 
-def program(model, objective, data=None, **settings):
-    optimizer = optimizers.adamw(learning_rate=1e-3)
+def program(model, objective, data=None, groups=(), **settings):
+    optimizer = optimizers.adamw(learning_rate=1e-3, groups=groups)
     return make_program(
         recipes.make(model=model, objective=objective, optimizer=optimizer, data=data or ShapesOnly(), **settings)
     )
@@ -101,3 +102,10 @@ def test_indivisible_parameter_raises_with_its_name_in_model_info():
         ValueError, match=r"^model/\S+: vocab=33 is not divisible by the 2 shards of mesh axes tensor=2"
     ):
         program(model, SequenceToSequence(), partitioner=partitioner)
+
+
+def test_group_without_clipping_needs_a_limit():
+    groups = [optimizers.ParameterGroup("/token_embedder/", clip=False)]
+    with pytest.raises(UserError, match="MAX_GRAD_NORM=None: clip=False of the parameter group .*token_embedder"):
+        program(BERT, MaskedLM(), groups=groups)
+    assert program(BERT, MaskedLM(), groups=groups, max_grad_norm=1.0)

@@ -17,7 +17,7 @@ from t5x_like.objectives.word_vectors.interface import TABLE
 from t5x_like.objectives.word_vectors.word2vec import ContinuousBagOfWords, SkipGram, shuffled
 from t5x_like.objectives.word_vectors.word_contexts import contexts, offsets
 from t5x_like.objectives.word_vectors.word_outputs import HierarchicalSoftmax, NegativeSampling
-from t5x_like.optimizers import adamw
+from t5x_like.optimizers import adamw, finetuning_groups
 from t5x_like.optimizers.rows import row_sgd
 from t5x_like.partitioning import Partitioner
 from t5x_like.training.program import make_program
@@ -188,6 +188,9 @@ def program(path, **changes):
 def test_invalid_settings_raise(path):
     with pytest.raises(UserError, match="SkipGram updates rows of tables. Give --gin_file=optimizers/row_sgd.gin"):
         program(path, optimizer=adamw(learning_rate=0.1))
+    groups = finetuning_groups(layer_decay=0.9)
+    with pytest.raises(UserError, match="PARAMETER_GROUPS: SkipGram trains all rows.*without the groups '[.][*]'"):
+        program(path, optimizer=row_sgd(0.1, groups=groups))
     with pytest.raises(UserError, match="MICROBATCHES=2: SkipGram updates rows of tables, without a gradient"):
         program(path, microbatches=2)
     with pytest.raises(UserError, match="WINDOW=0 is not positive"):
