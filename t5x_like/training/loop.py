@@ -59,9 +59,9 @@ def run_steps(
 ) -> LoopResult:
     """Trains from the step of `start` to the last one, and logs, evaluates and saves on the way.
 
-    A step's metrics are fetched while the next step runs, so that the device does not wait for the host. A state is
-    saved only if its last update and its parameters are finite. If the best checkpoints are kept, each evaluation is
-    followed by a checkpoint.
+    A step's metrics are fetched while the next step runs, so that the device does not wait for the host; on CPU, before
+    the next step (see `StepLog`). A state is saved only if its last update and its parameters are finite. If the best
+    checkpoints are kept, each evaluation is followed by a checkpoint.
 
     Args:
       program: Its `train_step` is called once per batch.
@@ -86,7 +86,8 @@ def run_steps(
     periods, stop, goodput, status = recipe.periods, run.stop, run.goodput, run.status
     state, frozen, step = start.state, start.frozen, start.step
     clock = metrics.Throughput(flops_per_step=program.flops, devices=program.partitioner.mesh.devices)
-    log = StepLog(periods, reports, clock, feed, checkpointer, start=start.step)
+    platform = program.partitioner.platform
+    log = StepLog(periods, reports, clock, feed, checkpointer, start=start.step, platform=platform)
     timer = SaveTimer(periods.save_seconds, decides=jax.process_index() == 0)
     policy = SavePolicy(
         periods,

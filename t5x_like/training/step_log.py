@@ -25,7 +25,10 @@ class TrainingFailed(RunFailed):
 
 
 class StepLog:
-    """Logs the metrics of each step while the next one runs.
+    """Logs the metrics of each step while the next one runs, so that the device does not wait for the host.
+
+    A CPU is both. It may compute a step within the call that dispatches it. The last two steps would then be ready at
+    the same time, and the last one would seem to take no time. Its steps are logged before the next one is dispatched.
 
     Args:
       periods: Which steps are logged, and how many non-finite updates in a row end the run.
@@ -34,6 +37,7 @@ class StepLog:
       feed: The data, whose metrics are part of a row.
       checkpointer: The checkpoints of the run.
       start: The step from which the run starts or resumes.
+      platform: Platform of the devices: `cpu`, `gpu` or `tpu`.
 
     Attributes:
       host_seconds: How long this process has taken for a step without waiting for devices.
@@ -49,10 +53,12 @@ class StepLog:
         checkpointer: Checkpointer,
         *,
         start: int = 0,
+        platform: str = "cpu",
     ):
         self._periods, self._reports, self._clock, self._feed = periods, reports, clock, feed
-        self._checkpointer, self._start = checkpointer, start
+        self._checkpointer, self._start, self._platform = checkpointer, start, platform
         self._pending: tuple[int, Any, bool] | None = None
+        self._healthy = True
         self._began = self._device_seconds = self.host_seconds = 0.0
         self.skipped_in_a_row = 0
 
@@ -61,7 +67,7 @@ class StepLog:
         self._began, self._device_seconds = time.monotonic(), 0.0
 
     def add(self, step: int, pairs: Mapping[str, Any], *, measured: bool) -> None:
-        """Takes the metrics of `step`, which may still be computed, and logs the metrics of the step before.
+        """Takes the metrics of `step`, which may still be computed, and logs the step before; on CPU, `step` itself.
 
         Args:
           step: The step, counted from 1.
@@ -73,19 +79,21 @@ class StepLog:
         """
         self.flush()
         self._pending = (step, pairs, measured)
+        if self._platform == "cpu":
+            self.flush()
         self.host_seconds = time.monotonic() - self._began - self._device_seconds
 
     def flush(self) -> bool:
-        """Logs the pending step.
+        """Logs the pending step, if there is one.
 
         Returns:
-          Whether the state after that step is worth saving: its update and its parameters are finite.
+          Whether the state after the last step is worth saving: its update and its parameters are finite.
 
         Raises:
           TrainingFailed: Too many updates in a row were not finite.
         """
         if self._pending is None:
-            return True
+            return self._healthy
         (step, pairs, measured), self._pending = self._pending, None
         before = time.monotonic()
         pairs = jax.device_get(pairs)
@@ -94,6 +102,7 @@ class StepLog:
         if measured:
             self._clock.count(values["tokens"], self._feed.wait_seconds, values.get("batch_fraction", 1.0))
         self.skipped_in_a_row = int(values["skipped_in_a_row"])
+        self._healthy = self.skipped_in_a_row == 0 and math.isfinite(values["param_norm"])
         if self.skipped_in_a_row >= self._periods.stop_after_skipped:
             raise self._failed(step)
         if self._periods.logs_at(step):
@@ -101,7 +110,7 @@ class StepLog:
             row |= self._clock.rates()
             row |= self._feed.metrics(step - self._start)
             self._reports.step(step, row)
-        return self.skipped_in_a_row == 0 and math.isfinite(values["param_norm"])
+        return self._healthy
 
     def _failed(self, step: int) -> TrainingFailed:
         """Returns the error of a run that has diverged, after deleting a checkpoint that would only diverge again."""
