@@ -56,9 +56,16 @@ class ConfigMap:
         return {field: key if isinstance(key, str) else key[0] for field, key in self.keys.items()}
 
     def with_defaults(self, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the contents of config.json with the defaults of transformers."""
-        given = dict(key for key in self.keys.values() if not isinstance(key, str))
-        return fields.with_defaults(hf_config, given, self.defaults)
+        """Returns the contents of config.json with the defaults of transformers.
+
+        Raises:
+          UserError: The model has a padding id, and the given one has no embedding.
+        """
+        defaults = dict(key for key in self.keys.values() if not isinstance(key, str))
+        found = fields.with_defaults(hf_config, defaults, self.defaults)
+        if "pad_token_id" in self.defaults:
+            fields.check_padding_id(hf_config, found.get("vocab_size"))
+        return found
 
     def read(self, hf_config: Mapping[str, Any]) -> dict[str, Any]:
         """Reads the fields of the table.
@@ -77,8 +84,6 @@ class ConfigMap:
         if "head_dim" not in found:
             found["head_dim"] = fields.head_dim(hf_config, self.names[self.width], self.names["num_heads"])
         if "pad_token_id" in self.defaults:
-            if hf_config["pad_token_id"] != self.defaults["pad_token_id"]:
-                fields.check_padding_id(hf_config)
             found["padding_id"] = hf_config["pad_token_id"]
         activation = fields.choice(hf_config, self.activation_key, self.activations)
         return found | {"activations": activation if isinstance(activation, tuple) else (activation,)}

@@ -171,17 +171,19 @@ def check_fixed(hf_config: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
             raise UserError(f"{name} {_shown(hf_config[name])}: not supported. The only supported value is {only!r}.")
 
 
-def check_padding_id(hf_config: Mapping[str, Any]) -> None:
-    """Checks that `pad_token_id` has an embedding, as `torch.nn.Embedding` requires of its `padding_idx`.
+def check_padding_id(hf_config: Mapping[str, Any], vocab_size: Any) -> None:
+    """Checks that a given `pad_token_id` has an embedding, as `torch.nn.Embedding` requires of its `padding_idx`.
 
     Args:
-      hf_config: Contents of config.json with defaults.
+      hf_config: Contents of config.json as given. The default of a class may lie beyond a small vocabulary, whose
+        tokenizer names its own padding token.
+      vocab_size: Number of embeddings. Not checked if it is not an integer, which is another error.
 
     Raises:
-      UserError: it has none.
+      UserError: It has none.
     """
-    padding, vocab_size = hf_config.get("pad_token_id"), size(hf_config, "vocab_size")
-    if type(padding) is int and padding >= vocab_size:
+    padding = hf_config.get("pad_token_id")
+    if type(padding) is type(vocab_size) is int and padding >= vocab_size:
         raise UserError(
             f"pad_token_id {padding}: not a token of the model, which has vocab_size {vocab_size}. Give the id of the "
             "tokenizer's padding token in config.json."

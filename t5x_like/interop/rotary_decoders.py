@@ -236,8 +236,7 @@ class DecoderFiles:
             value = given.get(key, default)
             found[field] = None if value is None else fields.number({key: value}, key)
         found = self.entries.read(hf_config) | found
-        if given.get("pad_token_id") is not None:
-            fields.check_padding_id(hf_config)
+        fields.check_padding_id(given, hf_config["vocab_size"])
         return found
 
     def config_to_json(self, config: Any, heads: Iterable[str] = ()) -> dict[str, Any]:

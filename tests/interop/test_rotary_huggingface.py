@@ -90,6 +90,7 @@ def test_keys_that_only_one_version_reads_are_written_beside_the_others():
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0: not supported"),
         ("modernbert", {"layer_types": [FULL]}, "layer_types: 1 types for 22 layers"),
         ("modernbert", {"pad_token_id": 50368}, "pad_token_id 50368: not a token of the model, .* vocab_size 50368"),
+        ("modernbert", {"pad_token_id": 50283, "vocab_size": 96}, "pad_token_id 50283: .* vocab_size 96"),
         ("qwen3", {"pad_token_id": 151936}, "pad_token_id 151936: not a token of the model, .* vocab_size 151936"),
         ("modernbert", {"hidden_size": 32}, "not divisible by num_attention_heads 12, .* the default of transformers"),
         ("qwen3", {"use_sliding_window": False, "layer_types": [FULL]}, "layer_types: 1 types for 32 layers"),
@@ -103,6 +104,11 @@ def test_keys_that_only_one_version_reads_are_written_beside_the_others():
 def test_what_is_not_computed_is_refused_by_name(model_type, keys, message):
     with pytest.raises(UserError, match=message):
         read(model_type, **keys)
+
+
+def test_default_padding_id_may_lie_beyond_a_small_vocabulary():
+    assert read("modernbert", vocab_size=96).padding_id == 50283
+    assert read("qwen3", vocab_size=96, pad_token_id=None).vocab_size == 96
 
 
 @pytest.mark.parametrize(
