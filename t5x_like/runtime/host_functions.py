@@ -39,7 +39,7 @@ def call(function: Callable[..., Any], results: Any, *arrays: Any) -> Any:
     """
 
     def on_host(*given):
-        with _CALLS, recorded():
+        with _CALLS, remembered_errors():
             return function(*jax.tree.map(np.asarray, given))
 
     def of_rows(*given):
@@ -55,7 +55,7 @@ def call(function: Callable[..., Any], results: Any, *arrays: Any) -> Any:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[None]:
+def remembered_errors() -> Iterator[None]:
     """Remembers the exception that its block raises, for `explained`."""
     try:
         yield
