@@ -8,7 +8,7 @@ import numpy as np
 import two_tokenizers
 
 from t5x_like.data.retokenized import STUDENT_GROUPS, STUDENT_WORDS, TEACHER_GROUPS, TEACHER_WORDS
-from t5x_like.distillation.loss import Network, View
+from t5x_like.distillation.loss import ForwardPass, ModelSpec
 from t5x_like.objectives.causal_lm import CausalLM
 from t5x_like.objectives.prediction import Prediction
 
@@ -45,7 +45,7 @@ def views(logits, targets, teacher=None, *, rows=slice(None)):
     """Returns what student and teacher computed for some rows; the teacher's stored logits replace its own."""
     found = {}
     for name, table in (("student", STUDENT), ("teacher", TEACHER)):
-        network = Network(name, Config(len(table)), CausalLM(), tokens=table)
+        network = ModelSpec(name, Config(len(table)), CausalLM(), tokens=table)
         batch = {"decoder_target_tokens": targets[name], "decoder_loss_weights": PREDICTED[name]}
         prediction = Prediction(
             jnp.asarray(logits[name])[rows], lambda x: x, PREDICTED[name][rows], targets[name][rows]
@@ -53,7 +53,7 @@ def views(logits, targets, teacher=None, *, rows=slice(None)):
         if name == "teacher" and teacher is not None:
             prediction = teacher
         batch = jax.tree.map(lambda x: jnp.asarray(x)[rows], batch | (ROWS if name == "teacher" else {}))
-        found[name] = View(network, None, batch, lambda prediction=prediction: {"targets": prediction})
+        found[name] = ForwardPass(network, None, batch, lambda prediction=prediction: {"targets": prediction})
     return found["student"], found["teacher"]
 
 

@@ -19,15 +19,15 @@ from t5x_like.vocabularies.token_bytes import TokenBytes
 
 
 @dataclasses.dataclass(frozen=True)
-class Network:
-    """What is known of a student or a teacher before its parameters exist.
+class ModelSpec:
+    """A student or teacher before its parameters exist.
 
     Attributes:
       name: Name of the teacher, or `student`.
       config: Configuration of the model.
       objective: What it predicts; its `labels` and `coefficients` tell which heads it has.
-      vocabulary: Digest of its vocabulary; None if it is unknown, or if no vocabulary belongs to the network.
-      tokens: The bytes of its tokens, for losses across tokenizers; None if no such loss reads the network.
+      vocabulary: Digest of its vocabulary; None if it is unknown, or if no vocabulary belongs to the model.
+      tokens: The bytes of its tokens, for losses across tokenizers; None if no such loss reads the model.
     """
 
     name: str
@@ -38,20 +38,20 @@ class Network:
 
 
 @dataclasses.dataclass(frozen=True)
-class View:
-    """What a network computed from a microbatch.
+class ForwardPass:
+    """The forward pass of a student or teacher over a microbatch.
 
     Nothing of a teacher has a gradient, and a teacher has no dropout.
 
     Attributes:
-      network: The student or a teacher.
+      spec: The student or teacher.
       outputs: Last hidden states and captured arrays; None for a teacher whose logits are cached.
       batch: The features of the rows that the model read, with a row per choice (`passes.flatten_choices`).
       compute: Computes `predictions`, when a loss reads one: a loss of hidden states does not need the heads.
       model: The model, for losses that read its embeddings; None for a teacher whose logits are cached.
     """
 
-    network: Network
+    spec: ModelSpec
     outputs: Outputs | None
     batch: Batch
     compute: Callable[[], Mapping[str, Prediction | TopK]]
@@ -76,14 +76,14 @@ class Loss(Protocol):
 
     teacher: str | None
 
-    def check(self, student: Network, teacher: Network) -> None:
-        """Checks that the loss is defined for two networks: widths, maps of layers, heads and vocabularies.
+    def check(self, student: ModelSpec, teacher: ModelSpec) -> None:
+        """Checks that the loss is defined for two models: widths, maps of layers, heads and vocabularies.
 
         Raises:
-          UserError: The loss is not defined. The message names the loss and both networks.
+          UserError: The loss is not defined. The message names the loss and both models.
         """
 
-    def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def captures(self, student: ModelSpec, teacher: ModelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the names of the arrays that the loss reads from `Outputs.captured` of student and teacher.
 
         The names are the same for all families, where STACK is `encoder` or `decoder`: `STACK/embedding` (the input of
@@ -91,10 +91,10 @@ class Loss(Protocol):
         encoder-decoder, `…/self_attention/WHAT` and `…/cross_attention/WHAT`. WHAT is `query`, `key`, `value`, `scores`
         (before the softmax; masked keys have about `kernels.masks.MASK_VALUE`, so `scores > MASK_VALUE / 2` is the
         mask) or `probabilities`. `STACK/output` are the last hidden states. A loss with names for the teacher cannot
-        read a cached teacher, whose `View.outputs` is None; `Distillation` refuses it.
+        read a cached teacher, whose `ForwardPass.outputs` is None; `Distillation` refuses it.
         """
 
-    def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
+    def init(self, key: jax.Array, student: ModelSpec, teacher: ModelSpec) -> dict[str, nnx.Module]:
         """Initializes the projections that the loss learns.
 
         Args:
@@ -110,20 +110,20 @@ class Loss(Protocol):
         """Computes the weights whose sum the summed loss is divided by, which depend on the data alone.
 
         Args:
-          rows: The features, with a row per choice, as in `View.batch`.
+          rows: The features, with a row per choice, as in `ForwardPass.batch`.
           objective: The objective of the student. `objective.weights(rows)` has the weights of its predictions.
 
         Returns:
           The weights of positions, rows or elements.
         """
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: ForwardPass, teacher: ForwardPass) -> Scalar:
         """Computes the loss of a microbatch.
 
         Args:
           heads: The projections that `init` returned.
-          student: What the student computed.
-          teacher: What the teacher computed from the same rows.
+          student: The forward pass of the student.
+          teacher: The forward pass of the teacher over the same rows.
 
         Returns:
           The loss, summed over the positions, rows or elements of `weights`. Coefficients, and their schedules,
@@ -136,7 +136,7 @@ class LogitLoss(Loss, Protocol):
     """A loss that is a sum over positions of a function of logits.
 
     In a training step, `Distillation` sums all losses of the same prediction, and the cross-entropy of the student's
-    targets, in one pass in which the logits of each network are computed once.
+    targets, in one pass in which the logits of each model are computed once.
 
     Attributes:
       prediction: Name of the prediction whose logits the loss reads.
@@ -144,10 +144,10 @@ class LogitLoss(Loss, Protocol):
 
     prediction: str
 
-    def position_loss(self, student: View, teacher: View) -> PositionLoss:
+    def position_loss(self, student: ForwardPass, teacher: ForwardPass) -> PositionLoss:
         """Returns the loss at each position. `__call__` returns its sum over the positions.
 
         Args:
-          student: What the student computed.
-          teacher: What the teacher computed from the same rows.
+          student: The forward pass of the student.
+          teacher: The forward pass of the teacher over the same rows.
         """

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from t5x_like.data.retokenized import Retokenizer
 from t5x_like.distillation import features, names, retokenizing
 from t5x_like.distillation.cached_logits import CachedLogits
-from t5x_like.distillation.loss import LogitLoss, Loss, Network, View
+from t5x_like.distillation.loss import ForwardPass, LogitLoss, Loss, ModelSpec
 from t5x_like.distillation.losses import across_tokenizers
 from t5x_like.distillation.losses.across_tokenizers import AcrossTokenizers
 from t5x_like.distillation.on_policy import OnPolicy
@@ -153,7 +153,7 @@ class Distillation(Objective):
                 self._check_vocabulary(name)
         for name, loss in self.losses.items():
             for teacher in self._teachers_of(loss):
-                other = self._network(teacher)
+                other = self._spec(teacher)
                 self._check_tokenizer(name, loss, teacher)
                 loss.check(student, other)
                 if teacher in self.cached and (read := loss.captures(student, other)[1]):
@@ -208,7 +208,7 @@ class Distillation(Objective):
         for number, (name, loss) in enumerate(self.losses.items()):
             keys = jax.random.split(jax.random.fold_in(projections_key, number), len(self.teachers))
             made = {
-                teacher: loss.init(key, student, self._network(teacher))
+                teacher: loss.init(key, student, self._spec(teacher))
                 for teacher, key in zip(self.teachers, keys, strict=True)
                 if teacher in self._teachers_of(loss)
             }
@@ -281,8 +281,8 @@ class Distillation(Objective):
         if taken := self.losses.keys() & found.metric_names():
             raise UserError(f"LOSSES: {taken.pop()!r} is a metric of the student already. Rename the loss.")
         model = params["model"]
-        student = View(self._student(model.config), outputs, own, lambda: found.predictions, model)
-        teachers = {name: self._view_of(name, params, outputs, rows) for name in self.teachers}
+        student = ForwardPass(self._student(model.config), outputs, own, lambda: found.predictions, model)
+        teachers = {name: self._forward_pass(name, params, outputs, rows) for name in self.teachers}
         predictions, sums, metrics = dict(found.predictions), dict(found.sums), dict(found.metrics)
         for name, loss in self.losses.items():
             weight = jnp.sum(self._weights_of(loss, own, rows)).astype(jnp.float32)
@@ -308,14 +308,14 @@ class Distillation(Objective):
         """Returns the complete networks of a teacher, without gradient."""
         return networks.resolve(self.teachers[teacher].objective, jax.lax.stop_gradient(params["teachers"][teacher]))
 
-    def _student(self, config: ModelConfig) -> Network:
+    def _student(self, config: ModelConfig) -> ModelSpec:
         tokens = next((each.student for each in self.retokenizers.values()), None)
-        return Network(STUDENT, config, self.objective, self._vocabulary, tokens)
+        return ModelSpec(STUDENT, config, self.objective, self._vocabulary, tokens)
 
-    def _network(self, teacher: str) -> Network:
+    def _spec(self, teacher: str) -> ModelSpec:
         found = self.teachers[teacher]
         tokens = self.retokenizers[teacher].teacher if teacher in self.retokenizers else None
-        return Network(teacher, found.config, found.objective, found.vocabulary, tokens)
+        return ModelSpec(teacher, found.config, found.objective, found.vocabulary, tokens)
 
     def _rows_of(self, teacher: str, rows: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the features of a batch, or their shapes, by the names that a teacher reads for its own tokens."""
@@ -327,24 +327,24 @@ class Distillation(Objective):
         total = sum(self.teachers[name].weight for name in names)
         return {name: self.teachers[name].weight / total for name in names}
 
-    def _captures(self, student: Network, teacher: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _captures(self, student: ModelSpec, teacher: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the names that all losses with a teacher read from the student and from the teacher."""
-        other = self._network(teacher)
+        other = self._spec(teacher)
         pairs = [loss.captures(student, other) for loss in self.losses.values() if teacher in self._teachers_of(loss)]
         own, theirs = (dict.fromkeys(name for names in side for name in names) for side in zip(*pairs, strict=True))
         return tuple(own), tuple(theirs)
 
-    def _view_of(self, name: str, params: Params, outputs: Outputs, rows: Batch) -> View:
+    def _forward_pass(self, name: str, params: Params, outputs: Outputs, rows: Batch) -> ForwardPass:
         """Returns what a teacher computed, or its stored predictions."""
-        teacher, network = self.teachers[name], self._network(name)
+        teacher, spec = self.teachers[name], self._spec(name)
         of_teacher = self._rows_of(name, rows)
         read = features.select(of_teacher, teacher.objective.features)
         known = of_teacher if name in self.retokenizers else read  # with the groups of its tokens
         if name in self.cached:
-            return View(network, None, known, lambda: self.cached[name].predictions(rows))
+            return ForwardPass(spec, None, known, lambda: self.cached[name].predictions(rows))
         frozen, theirs = self._frozen(name, params), outputs.networks[f"{TEACHER}{name}"]
         compute = lambda: teacher.objective.read(frozen, theirs, read).predictions  # noqa: E731
-        return View(network, theirs, known, compute, frozen["model"])
+        return ForwardPass(spec, theirs, known, compute, frozen["model"])
 
 
 def _product(coefficient: float | Schedule, factor: float | Schedule) -> float | Schedule:

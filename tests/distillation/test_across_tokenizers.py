@@ -13,7 +13,7 @@ from aligned_cases import PREDICTED, ROWS, STUDENT, TEACHER, Config, compute, gr
 
 from t5x_like.data.retokenized import STUDENT_GROUPS, STUDENT_WORDS, TEACHER_GROUPS, TEACHER_WORDS
 from t5x_like.distillation import losses
-from t5x_like.distillation.loss import Network
+from t5x_like.distillation.loss import ModelSpec
 from t5x_like.distillation.losses.across_tokenizers import TEACHER as PREFIX
 from t5x_like.errors import UserError
 from t5x_like.kernels import chunks
@@ -247,7 +247,7 @@ def test_invalid_settings_are_refused(make, message):
 
 
 def test_unknown_tokenizers_and_predictions_are_refused():
-    student, teacher = (Network(name, Config(20), CausalLM(), tokens=STUDENT) for name in ("student", "teacher"))
+    student, teacher = (ModelSpec(name, Config(20), CausalLM(), tokens=STUDENT) for name in ("student", "teacher"))
     losses.ULD().check(student, teacher)
     for changed, message in (
         (dataclasses.replace(teacher, tokens=None), "the tokenizer of teacher is not known"),

@@ -10,7 +10,7 @@ import pytest
 from aligned_cases import LENGTHS, PREDICTED, ROWS, STUDENT, TEACHER
 
 from t5x_like.distillation import losses
-from t5x_like.distillation.loss import Network, View
+from t5x_like.distillation.loss import ForwardPass, ModelSpec
 from t5x_like.distillation.losses.across_tokenizers import TEACHER as PREFIX
 from t5x_like.errors import UserError
 from t5x_like.kernels import chunks
@@ -26,7 +26,7 @@ CONFIGS = {
     "teacher": LlamaConfig(vocab_size=len(TEACHER), embed_dim=6, head_dim=6, **SIZES),
 }
 NETWORKS = {
-    name: Network(name, config, CausalLM(), tokens=tokens)
+    name: ModelSpec(name, config, CausalLM(), tokens=tokens)
     for (name, config), tokens in zip(CONFIGS.items(), (STUDENT, TEACHER), strict=True)
 }
 CASES = {
@@ -63,7 +63,7 @@ def value(loss, models, heads, hidden, tokens):
         weights = jnp.asarray(PREDICTED[name])
         batch = {"decoder_input_tokens": inputs, "decoder_target_tokens": targets, "decoder_loss_weights": weights}
         prediction = Prediction(hidden[name], models[name].unembed, weights, targets)
-        views.append(View(network, None, batch, lambda found=prediction: {"targets": found}, models[name]))
+        views.append(ForwardPass(network, None, batch, lambda found=prediction: {"targets": found}, models[name]))
     return loss(heads, *views)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from t5x_like.distillation import layer_maps, losses
-from t5x_like.distillation.loss import Network, View
+from t5x_like.distillation.loss import ForwardPass, ModelSpec
 from t5x_like.errors import UserError
 from t5x_like.kernels.masks import MASK_VALUE
 from t5x_like.kernels.top_k import TopK
@@ -27,7 +27,7 @@ SIZES = {"vocab_size": 11, "embed_dim": 4, "mlp_dim": 8, "num_heads": 2, "head_d
 
 
 def network(name="student", layers=2, objective=None, config=BertConfig, vocabulary=None, **sizes):
-    return Network(name, config(**SIZES | sizes, num_layers=layers), objective or MaskedLM(), vocabulary)
+    return ModelSpec(name, config(**SIZES | sizes, num_layers=layers), objective or MaskedLM(), vocabulary)
 
 
 STUDENT, TEACHER = network(), network("big", 4)
@@ -36,7 +36,7 @@ BATCH = {"encoder_segment_ids": np.array([[1, 1, 0], [1, 0, 0]], np.int32)}
 
 
 def view(network, captured=(), hidden=None, **predictions):
-    return View(network, Outputs(hidden=hidden, captured=dict(captured)), BATCH, lambda: predictions)
+    return ForwardPass(network, Outputs(hidden=hidden, captured=dict(captured)), BATCH, lambda: predictions)
 
 
 def random(*shape, seed=0):
@@ -61,7 +61,7 @@ def test_captures_of_mapped_layers():
         ("decoder/layers/2/attention/value",),
     )
     t5 = T5Config(vocab_size=11, embed_dim=4, mlp_dim=8, num_heads=2, head_dim=2, encoder_layers=1, decoder_layers=2)
-    both = [Network("student", t5, SequenceToSequence())] * 2
+    both = [ModelSpec("student", t5, SequenceToSequence())] * 2
     scores = losses.AttentionKL(layers=((0, -1),), stack="decoder")
     names = ("decoder/layers/0/attention/scores",), ("decoder/layers/1/attention/scores",)
     assert scores.captures(*both) == names
@@ -119,7 +119,7 @@ def test_logits_of_a_cached_teacher():
     ours = view(STUDENT, masked_lm=Prediction(hidden=logits, logits=identity, weights=weights))
     ids = np.tile(np.arange(11, dtype=np.int32), (2, 3, 1))
     cached = {"masked_lm": TopK(stored, ids, np.zeros((2, 3), np.float32))}
-    theirs = View(TEACHER, None, BATCH, lambda: cached)
+    theirs = ForwardPass(TEACHER, None, BATCH, lambda: cached)
     p, log_q = jax.nn.softmax(stored / 2), jax.nn.log_softmax(logits / 2)
     expected = 4 * np.sum(np.sum(p * (np.log(p) - log_q), axis=-1) * weights)
     np.testing.assert_allclose(loss({}, ours, theirs), expected, rtol=1e-5)

@@ -12,7 +12,7 @@ from numerics import assert_close
 
 from t5x_like import interop, parameters
 from t5x_like.distillation import layer_maps, losses
-from t5x_like.distillation.loss import Network, View
+from t5x_like.distillation.loss import ForwardPass, ModelSpec
 from t5x_like.interop import tables
 from t5x_like.objectives.masked_lm import MaskedLM
 from t5x_like.objectives.passes import forward
@@ -191,7 +191,7 @@ def read(reference, directory):
 
 def view(network, params, batch, capture):
     found = forward(network.objective, params, batch, capture=tuple(capture))
-    return View(network, found.outputs, batch, lambda: found.predictions)
+    return ForwardPass(network, found.outputs, batch, lambda: found.predictions)
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def compared(tmp_path_factory):
     networks, params = {}, {}
     for name, reference in references.items():
         config, params[name] = read(reference, str(tmp_path_factory.mktemp(name)))
-        networks[name] = Network(name, config, MaskedLM())
+        networks[name] = ModelSpec(name, config, MaskedLM())
     student = networks["student"]
     pairs = {name: (loss, networks[teacher]) for name, (teacher, loss) in LOSSES.items()}
     for loss, teacher in pairs.values():

@@ -10,12 +10,12 @@ from lanes import others_are_full
 
 from t5x_like import parameters
 from t5x_like.distillation import layer_maps, losses
-from t5x_like.distillation.loss import Network, View
+from t5x_like.distillation.loss import ForwardPass, ModelSpec
 from t5x_like.objectives.masked_lm import MaskedLM
 
 FAMILY = FAMILIES["mobilebert"]
-STUDENT = Network("student", dataclasses.replace(FAMILY.config, num_layers=3), MaskedLM())
-TEACHER = Network("ib_bert", dataclasses.replace(FAMILIES["ib_bert"].config, num_layers=3), MaskedLM())
+STUDENT = ModelSpec("student", dataclasses.replace(FAMILY.config, num_layers=3), MaskedLM())
+TEACHER = ModelSpec("ib_bert", dataclasses.replace(FAMILIES["ib_bert"].config, num_layers=3), MaskedLM())
 LOSSES = {
     "feature_map": losses.FeatureMap(layers=layer_maps.uniform()),
     "attention": losses.AttentionTransfer(layers=layer_maps.uniform()),
@@ -33,11 +33,11 @@ def test_losses_of_a_layer_train_this_layer_and_those_below(scan):
         each.check(STUDENT, TEACHER)
     chosen = {name: of_layers[f"{name}_1"] for name in LOSSES}
     names = [each.captures(STUDENT, TEACHER) for each in chosen.values()]
-    theirs = View(TEACHER, teacher(BATCH, capture=[name for _, given in names for name in given]), BATCH, dict)
+    theirs = ForwardPass(TEACHER, teacher(BATCH, capture=[name for _, given in names for name in given]), BATCH, dict)
 
     def value(student, name):
         outputs = student(BATCH, capture=chosen[name].captures(STUDENT, TEACHER)[0])
-        loss = chosen[name]({}, View(STUDENT, outputs, BATCH, dict), theirs)
+        loss = chosen[name]({}, ForwardPass(STUDENT, outputs, BATCH, dict), theirs)
         return loss / chosen[name].weights(BATCH, STUDENT.objective).sum(), outputs.captured
 
     moved = {}

@@ -9,7 +9,7 @@ import pytest
 from aligned_cases import Config
 
 from t5x_like.distillation import losses
-from t5x_like.distillation.loss import Network, View
+from t5x_like.distillation.loss import ForwardPass, ModelSpec
 from t5x_like.distillation.objective import Distillation
 from t5x_like.errors import UserError
 from t5x_like.kernels.chunks import Readout, sum_over_positions
@@ -20,9 +20,9 @@ VOCAB = 3
 
 
 def view(name, logits, targets, weights):
-    network = Network(name, Config(VOCAB), CausalLM())
+    network = ModelSpec(name, Config(VOCAB), CausalLM())
     prediction = Prediction(logits, lambda x: x, jnp.asarray(weights, jnp.float32), targets)
-    return View(network, None, {}, lambda: {"targets": prediction})
+    return ForwardPass(network, None, {}, lambda: {"targets": prediction})
 
 
 def value(loss, student, teacher, targets, weights):

@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.data.retokenized import STUDENT_GROUPS, TEACHER_GROUPS
-from t5x_like.distillation.loss import Network, View
+from t5x_like.distillation.loss import ForwardPass, ModelSpec
 from t5x_like.distillation.losses.token_groups import Positions, at, bounds, count_groups, sum_groups
 from t5x_like.errors import UserError
 from t5x_like.kernels import divergence
@@ -58,30 +58,30 @@ class AcrossTokenizers:
     # Name of the only teacher that the loss reads; None with a single teacher.
     teacher: str | None = None
 
-    def check(self, student: Network, teacher: Network) -> None:
+    def check(self, student: ModelSpec, teacher: ModelSpec) -> None:
         """Checks that the tokens of both networks are known; see `Loss.check`."""
-        for network in (student, teacher):
-            if network.tokens is None:
+        for spec in (student, teacher):
+            if spec.tokens is None:
                 raise UserError(
-                    f"{type(self).__name__}: the tokenizer of {network.name} is not known. Give a model with its "
+                    f"{type(self).__name__}: the tokenizer of {spec.name} is not known. Give a model with its "
                     "tokenizer, or VOCABULARY_PATH of the student."
                 )
-            if len(network.tokens) > network.config.vocab_size:
+            if len(spec.tokens) > spec.config.vocab_size:
                 raise UserError(
-                    f"{type(self).__name__}: the vocabulary of {network.name} has {len(network.tokens)} tokens, but "
-                    f"its model only {network.config.vocab_size} embeddings. Give the tokenizer of this model."
+                    f"{type(self).__name__}: the vocabulary of {spec.name} has {len(spec.tokens)} tokens, but "
+                    f"its model only {spec.config.vocab_size} embeddings. Give the tokenizer of this model."
                 )
-            if self.prediction not in network.objective.coefficients:
+            if self.prediction not in spec.objective.coefficients:
                 raise UserError(
-                    f"{type(self).__name__}.prediction={self.prediction!r}: the objective of {network.name} does not "
-                    f"predict it. Give one of {', '.join(network.objective.coefficients)}."
+                    f"{type(self).__name__}.prediction={self.prediction!r}: the objective of {spec.name} does not "
+                    f"predict it. Give one of {', '.join(spec.objective.coefficients)}."
                 )
 
-    def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def captures(self, student: ModelSpec, teacher: ModelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns no names: the loss reads predictions alone."""
         return (), ()
 
-    def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
+    def init(self, key: jax.Array, student: ModelSpec, teacher: ModelSpec) -> dict[str, nnx.Module]:
         """Returns no projections."""
         return {}
 
@@ -94,14 +94,14 @@ class AcrossTokenizers:
         """
         return count_groups(rows[TEACHER + STUDENT_GROUPS], rows[TEACHER + TEACHER_GROUPS])[1]
 
-    def readouts(self, student: View, teacher: View, temperature: float = 1.0) -> tuple[Readout, Readout]:
+    def readouts(self, student: ForwardPass, teacher: ForwardPass, temperature: float = 1.0) -> tuple[Readout, Readout]:
         """Returns the predictions of student and teacher, whose logits are float32 and divided by a temperature.
 
         Of a teacher whose largest logits are stored, the probability of the other tokens is spread evenly over them.
         """
         found = []
-        for view in (student, teacher):
-            predicted, classes = view.predictions[self.prediction], view.network.config.vocab_size
+        for forward_pass in (student, teacher):
+            predicted, classes = forward_pass.predictions[self.prediction], forward_pass.spec.config.vocab_size
             if isinstance(predicted, TopK):
                 found.append(Readout(predicted, functools.partial(_dense, classes=classes, temperature=temperature)))
             else:
@@ -135,8 +135,8 @@ class _OfPairs(AcrossTokenizers):
 
     def sum_pairs(
         self,
-        student: View,
-        teacher: View,
+        student: ForwardPass,
+        teacher: ForwardPass,
         function: Callable[[Logits, Logits, Any], PerPair],
         arrays: Any = (),
     ) -> Scalar:
@@ -200,7 +200,7 @@ class ULD(_OfPairs):
         teacher = {name.removeprefix(TEACHER): x for name, x in rows.items() if name.startswith(TEACHER)}
         return self.pairs(rows, teacher).weights
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: ForwardPass, teacher: ForwardPass) -> Scalar:
         """Computes the loss; see `Loss`."""
 
         def of_pairs(ours, theirs, arrays):
@@ -218,9 +218,9 @@ class MinED(_OfPairs):
     networks have read the same bytes. The probabilities of tokens with the same nearest token are added.
     """
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: ForwardPass, teacher: ForwardPass) -> Scalar:
         """Computes the loss; see `Loss`."""
-        mapping = token_matches.nearest(teacher.network.tokens, student.network.tokens)
+        mapping = token_matches.nearest(teacher.spec.tokens, student.spec.tokens)
 
         def of_pairs(ours, theirs, arrays):
             known = jax.nn.softmax(theirs[..., : len(mapping)])
@@ -262,10 +262,10 @@ class GOLD(_OfPairs):
         ours, theirs = (bounds(teacher[name], number).last for name in (STUDENT_GROUPS, TEACHER_GROUPS))
         return Pairs(ours, theirs, exists)
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: ForwardPass, teacher: ForwardPass) -> Scalar:
         """Computes the loss; see `Loss`."""
-        matches = token_matches.equal(student.network.tokens, teacher.network.tokens)
-        share = len(matches.second) / teacher.network.config.vocab_size
+        matches = token_matches.equal(student.spec.tokens, teacher.spec.tokens)
+        share = len(matches.second) / teacher.spec.config.vocab_size
         matched = share if self.matched_weight is None else self.matched_weight
         earlier = self._earlier(student, teacher)
 
@@ -282,17 +282,17 @@ class GOLD(_OfPairs):
 
         return self.sum_pairs(student, teacher, of_pairs, earlier)
 
-    def _earlier(self, student: View, teacher: View) -> tuple[PerPair, PerPair]:
+    def _earlier(self, student: ForwardPass, teacher: ForwardPass) -> tuple[PerPair, PerPair]:
         """Returns the log-probability of all tokens of each group but the last."""
         number, _ = count_groups(teacher.batch[STUDENT_GROUPS], teacher.batch[TEACHER_GROUPS])
         found = []
-        for network, view, name in zip(
+        for network, forward_pass, name in zip(
             self.readouts(student, teacher, self.temperature),
             (student, teacher),
             (STUDENT_GROUPS, TEACHER_GROUPS),
             strict=True,
         ):
-            groups, targets = teacher.batch[name], view.batch["decoder_target_tokens"]
+            groups, targets = teacher.batch[name], forward_pass.batch["decoder_target_tokens"]
             is_last = groups != jnp.pad(groups, ((0, 0), (0, 1)))[:, 1:]
             of_tokens = target_probabilities(network.hidden, network.logits, targets).log_probability
             of_tokens = jnp.maximum(of_tokens, jnp.log(_SMALLEST))

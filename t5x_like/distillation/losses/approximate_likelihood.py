@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t5x_like.data.retokenized import STUDENT_GROUPS, STUDENT_WORDS, TEACHER_GROUPS, TEACHER_WORDS
-from t5x_like.distillation.loss import View
+from t5x_like.distillation.loss import ForwardPass
 from t5x_like.distillation.losses.across_tokenizers import TEACHER, AcrossTokenizers
 from t5x_like.distillation.losses.token_groups import bounds, count_groups, sum_groups
 from t5x_like.errors import UserError
@@ -77,17 +77,19 @@ class ALM(AcrossTokenizers):
         """Returns 1 for each chunk; see `AcrossTokenizers.weights`."""
         return count_groups(*(rows[TEACHER + name] for name in _ARRAYS[self.chunks]))[1]
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: ForwardPass, teacher: ForwardPass) -> Scalar:
         """Computes the loss; see `Loss`."""
         groups = [teacher.batch[name] for name in _ARRAYS[self.chunks]]
         number, exists = count_groups(*groups)
         log_y = []
-        for network, view, of_network in zip(self.readouts(student, teacher), (student, teacher), groups, strict=True):
-            found = self._tokens(network, view.batch["decoder_target_tokens"], view.network.tokens)
+        for network, forward_pass, of_network in zip(
+            self.readouts(student, teacher), (student, teacher), groups, strict=True
+        ):
+            found = self._tokens(network, forward_pass.batch["decoder_target_tokens"], forward_pass.spec.tokens)
             last = bounds(of_network, number).last
             total = sum_groups(found.target, of_network, number)
             if self.outcome:
-                weights = view.batch["decoder_loss_weights"]
+                weights = forward_pass.batch["decoder_loss_weights"]
                 follows = jnp.pad(weights > 0, ((0, 0), (0, 1)))[:, 1:]  # not after EOS at the end
                 total += jnp.take_along_axis(jnp.where(follows, _next(found.complete), 0.0), last, axis=1)
             if self.max_bias is not None:

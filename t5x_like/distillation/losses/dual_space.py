@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from t5x_like.distillation.loss import Network, View
+from t5x_like.distillation.loss import ForwardPass, ModelSpec
 from t5x_like.distillation.losses.across_tokenizers import AcrossTokenizers
 from t5x_like.distillation.losses.hidden import last_states
 from t5x_like.errors import UserError
@@ -59,7 +59,7 @@ class DSKD(AcrossTokenizers):
         if self.temperature <= 0:
             raise UserError(f"DSKD.temperature={self.temperature} is not positive. Give a positive number.")
 
-    def check(self, student: Network, teacher: Network) -> None:
+    def check(self, student: ModelSpec, teacher: ModelSpec) -> None:
         """Checks that both networks have embeddings, the teacher of the size of its states; see `Loss.check`."""
         super().check(student, teacher)
         _embedding_size(student)
@@ -70,11 +70,11 @@ class DSKD(AcrossTokenizers):
                 "a teacher with as many in both, or another loss across tokenizers."
             )
 
-    def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def captures(self, student: ModelSpec, teacher: ModelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the last hidden states of the teacher, so that one whose logits are cached is refused."""
         return (), (last_states(teacher),)
 
-    def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
+    def init(self, key: jax.Array, student: ModelSpec, teacher: ModelSpec) -> dict[str, nnx.Module]:
         """Initializes query and projections uniformly over ±1 / √inputs, as torch does; see `Loss.init`."""
         ours, theirs = student.config.embed_dim, teacher.config.embed_dim
         sizes = {
@@ -98,16 +98,17 @@ class DSKD(AcrossTokenizers):
         """Returns 1 for each prediction of the student; see `Loss.weights`."""
         return (rows["decoder_loss_weights"] > 0).astype(jnp.float32)
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: ForwardPass, teacher: ForwardPass) -> Scalar:
         """Computes the loss; see `Loss`."""
         ours, theirs = self.readouts(student, teacher, self.temperature)
-        frozen = [jax.lax.stop_gradient(view.model) for view in (student, teacher)]
-        predicted = [view.batch["decoder_loss_weights"] > 0 for view in (student, teacher)]
+        frozen = [jax.lax.stop_gradient(forward_pass.model) for forward_pass in (student, teacher)]
+        predicted = [forward_pass.batch["decoder_loss_weights"] > 0 for forward_pass in (student, teacher)]
         # Without predictions of one network, those of the other have no counterpart in the row.
         ours_exist, theirs_exist = (jnp.any(each, axis=1, keepdims=True) for each in predicted)
         predicted = [each & ours_exist & theirs_exist for each in predicted]
         (own_inputs, own_targets), (inputs, targets) = (
-            _embeddings(model, view.batch) for model, view in zip(frozen, (student, teacher), strict=True)
+            _embeddings(model, forward_pass.batch)
+            for model, forward_pass in zip(frozen, (student, teacher), strict=True)
         )
 
         # ---- the attention between the predictions of a row ----------------------------------------------------------
@@ -159,7 +160,7 @@ def _embeddings(model: Any, batch: Batch) -> tuple[Vectors, Vectors]:
     return tuple(embed(batch[f"decoder_{name}_tokens"]).astype(jnp.float32) for name in ("input", "target"))
 
 
-def _embedding_size(network: Network) -> int:
+def _embedding_size(spec: ModelSpec) -> int:
     """Returns the number of features of the token embeddings of a network.
 
     Raises:
@@ -167,12 +168,12 @@ def _embedding_size(network: Network) -> int:
     """
 
     def table():
-        embedder = _embedder(network.config.make(jax.random.key(0)))
+        embedder = _embedder(spec.config.make(jax.random.key(0)))
         return None if embedder is None else embedder.table
 
     if (found := jax.eval_shape(table)) is None:
         raise UserError(
-            f"DSKD: {network.name} ({type(network.config).__name__}) does not embed the tokens of a decoder in one "
+            f"DSKD: {spec.name} ({type(spec.config).__name__}) does not embed the tokens of a decoder in one "
             "table. Give another loss across tokenizers."
         )
     return found.shape[-1]

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.distillation.layer_maps import LayerMap, Pairs
-from t5x_like.distillation.loss import Network, View
+from t5x_like.distillation.loss import ForwardPass, ModelSpec
 from t5x_like.distillation.losses.layerwise import Arrays, LayerLoss, PerToken, attended, outputs_of
 from t5x_like.errors import UserError
 from t5x_like.layers import captures, initializers
@@ -42,13 +42,13 @@ class HiddenMSE(LayerLoss):
     # Whether to learn a projection; None to learn one if the widths differ. TinyBERT's code always has one.
     project: bool | None = None
 
-    def pairs(self, student: Network, teacher: Network) -> Pairs:
+    def pairs(self, student: ModelSpec, teacher: ModelSpec) -> Pairs:
         """Returns the pairs of layers, which may be empty if the embeddings are compared."""
         if self.embeddings and not callable(self.layers) and not self.layers:
             return ()
         return super().pairs(student, teacher)
 
-    def check(self, student: Network, teacher: Network) -> None:
+    def check(self, student: ModelSpec, teacher: ModelSpec) -> None:
         """Checks the layers, and the widths if there is no projection; see `Loss.check`."""
         super().check(student, teacher)
         ours, theirs = self.sizes(student, teacher)
@@ -58,13 +58,13 @@ class HiddenMSE(LayerLoss):
                 f"{teacher.name} have {theirs.embed_dim}. Give None or True."
             )
 
-    def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def captures(self, student: ModelSpec, teacher: ModelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the hidden states of the mapped layers, and the embeddings; see `Loss.captures`."""
         embedding = (f"{self.stack}/embedding",) if self.embeddings else ()
         ours, theirs = super().captures(student, teacher)
         return embedding + ours, embedding + theirs
 
-    def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
+    def init(self, key: jax.Array, student: ModelSpec, teacher: ModelSpec) -> dict[str, nnx.Module]:
         """Initializes the projection, with the standard deviation 0.02 of TinyBERT's code; see `Loss.init`."""
         ours, theirs = self.sizes(student, teacher)
         if not (ours.embed_dim != theirs.embed_dim if self.project is None else self.project):
@@ -78,14 +78,14 @@ class HiddenMSE(LayerLoss):
         """Computes the loss of a pair of layers; see `LayerLoss.per_token`."""
         return self._error(heads, student["hidden"], teacher["hidden"])
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: ForwardPass, teacher: ForwardPass) -> Scalar:
         """Computes the loss of a microbatch; see `Loss`."""
-        value = super().__call__(heads, student, teacher) if self.pairs(student.network, teacher.network) else 0.0
+        value = super().__call__(heads, student, teacher) if self.pairs(student.spec, teacher.spec) else 0.0
         if self.embeddings:
             name, length = f"{self.stack}/embedding", attended(student.batch, self.stack).shape[1]
             states = [
-                captures.of_tokens(name, outputs_of(self, view).captured[name], length).astype(jnp.float32)
-                for view in (student, teacher)
+                captures.of_tokens(name, outputs_of(self, forward_pass).captured[name], length).astype(jnp.float32)
+                for forward_pass in (student, teacher)
             ]
             value += self.weighted_sum([self._error(heads, *states)], student.batch)
         return value
@@ -107,7 +107,7 @@ class HiddenCosine:
     # Name of the only teacher that the loss reads; None for all teachers.
     teacher: str | None = None
 
-    def check(self, student: Network, teacher: Network) -> None:
+    def check(self, student: ModelSpec, teacher: ModelSpec) -> None:
         """Checks that the hidden states have the same number of features; see `Loss.check`."""
         ours, theirs = student.config.embed_dim, teacher.config.embed_dim
         if ours != theirs:
@@ -116,11 +116,11 @@ class HiddenCosine:
                 f"{theirs}. Use HiddenMSE, which learns a projection."
             )
 
-    def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def captures(self, student: ModelSpec, teacher: ModelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the last hidden states of both networks; see `Loss.captures`."""
         return (last_states(student),), (last_states(teacher),)
 
-    def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
+    def init(self, key: jax.Array, student: ModelSpec, teacher: ModelSpec) -> dict[str, nnx.Module]:
         """Returns no projections."""
         return {}
 
@@ -128,10 +128,12 @@ class HiddenCosine:
         """Returns 1 for tokens that are not padding; see `Loss.weights`."""
         return attended(rows, _last_stack(rows))
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: ForwardPass, teacher: ForwardPass) -> Scalar:
         """Computes the loss of a microbatch; see `Loss`."""
         is_token = attended(student.batch, _last_stack(student.batch))
-        states = ((last_states(view.network), outputs_of(self, view)) for view in (student, teacher))
+        states = (
+            (last_states(forward_pass.spec), outputs_of(self, forward_pass)) for forward_pass in (student, teacher)
+        )
         ours, theirs = (
             captures.of_tokens(name, outputs.captured[name], is_token.shape[1]).astype(jnp.float32)
             for name, outputs in states
@@ -159,9 +161,9 @@ class PatientCLS(LayerLoss):
         """Returns 1 for rows that are not padding; see `Loss.weights`."""
         return attended(rows, self.stack)[:, :1]
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: ForwardPass, teacher: ForwardPass) -> Scalar:
         """Computes the loss of a microbatch; see `Loss`."""
-        pairs = self.pairs(student.network, teacher.network)
+        pairs = self.pairs(student.spec, teacher.spec)
         rows = attended(student.batch, self.stack)[:, 0]
         total = sum(
             jnp.sum(jnp.mean(jnp.square(self._first(student, ours) - self._first(teacher, theirs)), axis=-1) * rows)
@@ -169,8 +171,8 @@ class PatientCLS(LayerLoss):
         )
         return total / len(pairs)
 
-    def _first(self, view: View, layer: int) -> Float[Array, "batch embed"]:
-        first = self._arrays(view, layer)["hidden"][:, 0]
+    def _first(self, forward_pass: ForwardPass, layer: int) -> Float[Array, "batch embed"]:
+        first = self._arrays(forward_pass, layer)["hidden"][:, 0]
         if not self.normalize:
             return first
         # The root of a clipped square, because the gradient of a norm is undefined at 0.
@@ -182,6 +184,6 @@ def _last_stack(batch: Collection[str]) -> str:
     return "decoder" if "decoder_segment_ids" in batch else "encoder"
 
 
-def last_states(network: Network) -> str:
+def last_states(spec: ModelSpec) -> str:
     """Returns the name of the last hidden states of a network, after the final norm."""
-    return f"{_last_stack(network.objective.features.dtypes)}/{captures.OUTPUT}"
+    return f"{_last_stack(spec.objective.features.dtypes)}/{captures.OUTPUT}"

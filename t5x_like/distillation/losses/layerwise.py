@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t5x_like.distillation.layer_maps import LayerMap, Pairs, resolve
-from t5x_like.distillation.loss import Network, View
+from t5x_like.distillation.loss import ForwardPass, ModelSpec
 from t5x_like.errors import UserError
 from t5x_like.layers.captures import of_tokens
 from t5x_like.models.base import StackInfo
@@ -32,18 +32,18 @@ def attended(batch: Batch, stack: str) -> PerToken:
     return (batch[f"{stack}_segment_ids"] != 0).astype(jnp.float32)
 
 
-def outputs_of(loss: object, view: View) -> Outputs:
+def outputs_of(loss: object, forward_pass: ForwardPass) -> Outputs:
     """Returns what a network computed.
 
     Raises:
       UserError: The logits of the network are cached, and nothing else is known of it.
     """
-    if view.outputs is None:
+    if forward_pass.outputs is None:
         raise UserError(
-            f"{type(loss).__name__} reads hidden states or attention of {view.network.name}, whose logits are cached. "
-            "Train with the teacher in memory, or use losses of logits alone."
+            f"{type(loss).__name__} reads hidden states or attention of {forward_pass.spec.name}, whose logits are "
+            "cached. Train with the teacher in memory, or use losses of logits alone."
         )
-    return view.outputs
+    return forward_pass.outputs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,19 +80,19 @@ class LayerLoss:
         """
         raise NotImplementedError
 
-    def sizes(self, student: Network, teacher: Network) -> tuple[StackInfo, StackInfo]:
+    def sizes(self, student: ModelSpec, teacher: ModelSpec) -> tuple[StackInfo, StackInfo]:
         """Returns the sizes of the stack of both networks."""
         return _stack(student, self.stack), _stack(teacher, self.stack)
 
-    def pairs(self, student: Network, teacher: Network) -> Pairs:
+    def pairs(self, student: ModelSpec, teacher: ModelSpec) -> Pairs:
         """Returns the pairs of layers; see `layer_maps.resolve`."""
         described = (
-            (f"the {self.stack} of {network.name}", sizes.num_layers)
-            for network, sizes in zip((student, teacher), self.sizes(student, teacher), strict=True)
+            (f"the {self.stack} of {spec.name}", sizes.num_layers)
+            for spec, sizes in zip((student, teacher), self.sizes(student, teacher), strict=True)
         )
         return resolve(self.layers, *described, setting=f"{type(self).__name__}.layers")
 
-    def check(self, student: Network, teacher: Network) -> None:
+    def check(self, student: ModelSpec, teacher: ModelSpec) -> None:
         """Checks the layers and the sizes of both networks; see `Loss.check`."""
         self.pairs(student, teacher)
         ours, theirs = self.sizes(student, teacher)
@@ -104,7 +104,7 @@ class LayerLoss:
                     "student, or use a loss that does not depend on it."
                 )
 
-    def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def captures(self, student: ModelSpec, teacher: ModelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the arrays of the mapped layers; see `Loss.captures`."""
         pairs = self.pairs(student, teacher)
         return tuple(
@@ -115,7 +115,7 @@ class LayerLoss:
     def _name(self, layer: int, what: str) -> str:
         return f"{self.stack}/layers/{layer}/{what}"
 
-    def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
+    def init(self, key: jax.Array, student: ModelSpec, teacher: ModelSpec) -> dict[str, nnx.Module]:
         """Returns no projections; see `Loss.init`."""
         return {}
 
@@ -123,9 +123,9 @@ class LayerLoss:
         """Returns 1 for tokens that are not padding; see `Loss.weights`."""
         return attended(rows, self.stack)
 
-    def __call__(self, heads: Mapping[str, nnx.Module], student: View, teacher: View) -> Scalar:
+    def __call__(self, heads: Mapping[str, nnx.Module], student: ForwardPass, teacher: ForwardPass) -> Scalar:
         """Computes the loss of a microbatch; see `Loss`."""
-        pairs = self.pairs(student.network, teacher.network)
+        pairs = self.pairs(student.spec, teacher.spec)
         losses = [
             self.per_token(heads, self._arrays(student, ours), self._arrays(teacher, theirs), student.batch)
             for ours, theirs in pairs
@@ -138,18 +138,18 @@ class LayerLoss:
         total = sum(jnp.sum(jnp.where(tokens, loss, 0.0)) for loss in losses)
         return total / len(losses) if self.averages_layers else total
 
-    def _arrays(self, view: View, layer: int) -> Arrays:
-        captured, length = outputs_of(self, view).captured, attended(view.batch, self.stack).shape[1]
+    def _arrays(self, forward_pass: ForwardPass, layer: int) -> Arrays:
+        captured, length = outputs_of(self, forward_pass).captured, attended(forward_pass.batch, self.stack).shape[1]
         names = {what: self._name(layer, what) for what in self.reads}
         return {what: of_tokens(name, captured[name], length).astype(jnp.float32) for what, name in names.items()}
 
 
-def _stack(network: Network, stack: str) -> StackInfo:
+def _stack(spec: ModelSpec, stack: str) -> StackInfo:
     """Returns the sizes of a stack of a student or a teacher."""
-    stacks = network.config.stacks
+    stacks = spec.config.stacks
     if stack not in stacks:
         raise UserError(
-            f"stack={stack!r}: {network.name} ({type(network.config).__name__}) does not have this stack. It has: "
+            f"stack={stack!r}: {spec.name} ({type(spec.config).__name__}) does not have this stack. It has: "
             f"{' and '.join(stacks)}."
         )
     return stacks[stack]

@@ -12,7 +12,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t5x_like.distillation.loss import Network, View
+from t5x_like.distillation.loss import ForwardPass, ModelSpec
 from t5x_like.errors import UserError
 from t5x_like.kernels import divergence
 from t5x_like.kernels.chunks import PositionLoss, Readout, sum_over_positions
@@ -41,26 +41,26 @@ class BaseLogitLoss:
         """
         raise NotImplementedError
 
-    def check(self, student: Network, teacher: Network) -> None:
+    def check(self, student: ModelSpec, teacher: ModelSpec) -> None:
         """Checks that both networks predict the same classes; see `Loss.check`."""
-        for network in (student, teacher):
-            if self.prediction not in (names := prediction_names(network.objective)):
+        for spec in (student, teacher):
+            if self.prediction not in (names := prediction_names(spec.objective)):
                 raise UserError(
-                    f"{type(self).__name__}.prediction={self.prediction!r}: the objective of {network.name} does not "
+                    f"{type(self).__name__}.prediction={self.prediction!r}: the objective of {spec.name} does not "
                     f"predict it. Give one of {', '.join(names)}."
                 )
-        labels = [network.objective.labels for network in (student, teacher)]
+        labels = [spec.objective.labels for spec in (student, teacher)]
         if labels[0] != labels[1] and max(map(len, labels)) > 1:  # a single score may have a name or not
             raise UserError(
                 f"{type(self).__name__}: student and {teacher.name} predict different labels, {labels[0]} and "
                 f"{labels[1]}. Use a teacher with the labels of the student, in the same order."
             )
 
-    def captures(self, student: Network, teacher: Network) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def captures(self, student: ModelSpec, teacher: ModelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns no names: the loss reads predictions alone."""
         return (), ()
 
-    def init(self, key: jax.Array, student: Network, teacher: Network) -> dict[str, nnx.Module]:
+    def init(self, key: jax.Array, student: ModelSpec, teacher: ModelSpec) -> dict[str, nnx.Module]:
         """Returns no projections."""
         return {}
 
@@ -68,7 +68,7 @@ class BaseLogitLoss:
         """Returns the weights of the prediction; see `Loss.weights`."""
         return objective.weights(rows)[self.prediction]
 
-    def position_loss(self, student: View, teacher: View) -> PositionLoss:
+    def position_loss(self, student: ForwardPass, teacher: ForwardPass) -> PositionLoss:
         """Returns the loss for `sum_over_positions`, or with others, `weighted_sum_over_positions`.
 
         Args:
@@ -85,11 +85,11 @@ class BaseLogitLoss:
             if classes[0] != classes[1]:
                 raise UserError(
                     f"{type(self).__name__}: the student predicts {classes[0]} classes of {self.prediction!r}, "
-                    f"{teacher.network.name} predicts {classes[1]}. Use a teacher with the classes of the student."
+                    f"{teacher.spec.name} predicts {classes[1]}. Use a teacher with the classes of the student."
                 )
         return self.of_positions(theirs, ours.weights)
 
-    def __call__(self, heads: dict[str, nnx.Module], student: View, teacher: View) -> Scalar:
+    def __call__(self, heads: dict[str, nnx.Module], student: ForwardPass, teacher: ForwardPass) -> Scalar:
         """Computes the loss by itself; see `Loss`."""
         ours = student.predictions[self.prediction]
         return sum_over_positions(Readout(ours.hidden, ours.logits), self.position_loss(student, teacher))

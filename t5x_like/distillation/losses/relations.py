@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t5x_like.distillation.loss import Network
+from t5x_like.distillation.loss import ModelSpec
 from t5x_like.distillation.losses.attention import Scores, compare
 from t5x_like.distillation.losses.layerwise import Arrays, LayerLoss, PerToken
 from t5x_like.errors import UserError
@@ -51,18 +51,18 @@ class Relations(LayerLoss):
         """Names within a layer of the vectors."""
         return tuple(f"attention/{name}" for name in self.of)
 
-    def check(self, student: Network, teacher: Network) -> None:
+    def check(self, student: ModelSpec, teacher: ModelSpec) -> None:
         """Checks the layers, and that the relation heads divide the widths; see `Loss.check`."""
         super().check(student, teacher)
         ours, theirs = self.sizes(student, teacher)
         relation_heads = self.relation_heads or (ours.num_heads if tuple(self.of) == ("query",) else ours.num_kv_heads)
-        for network, sizes in ((student, ours), (teacher, theirs)):
+        for spec, sizes in ((student, ours), (teacher, theirs)):
             for name in self.of:
                 width = sizes.head_dim * (sizes.num_heads if name == "query" else sizes.num_kv_heads)
                 if width % relation_heads:
                     raise UserError(
                         f"Relations.relation_heads={relation_heads} does not divide the {width} features of the "
-                        f"{name} vectors of {network.name}. Give a common divisor of the widths of both networks."
+                        f"{name} vectors of {spec.name}. Give a common divisor of the widths of both networks."
                     )
 
     def per_token(self, heads: Mapping[str, nnx.Module], student: Arrays, teacher: Arrays, batch: Batch) -> PerToken:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t5x_like.distillation.loss import View
+from t5x_like.distillation.loss import ForwardPass
 from t5x_like.distillation.losses.logits import BaseLogitLoss
 from t5x_like.errors import UserError
 from t5x_like.kernels import divergence
@@ -37,13 +37,13 @@ class MiniLLM(BaseLogitLoss):
     # The loss is defined for samples of the student alone.
     needs_samples = True
 
-    def position_loss(self, student: View, teacher: View) -> PositionLoss:
+    def position_loss(self, student: ForwardPass, teacher: ForwardPass) -> PositionLoss:
         """Returns the loss for `sum_over_positions`; see `LogitLoss.position_loss`."""
         ours, theirs = student.predictions[self.prediction], teacher.predictions[self.prediction]
         classes = [jax.eval_shape(each.logits, each.hidden).shape[-1] for each in (ours, theirs)]
         if classes[0] != classes[1]:
             raise UserError(
-                f"MiniLLM: the student predicts {classes[0]} classes, {teacher.network.name} predicts {classes[1]}. "
+                f"MiniLLM: the student predicts {classes[0]} classes, {teacher.spec.name} predicts {classes[1]}. "
                 "Use a teacher with the vocabulary of the student."
             )
         networks = [Readout(each.hidden, each.logits) for each in (ours, theirs)]
