@@ -19,7 +19,7 @@ from t5x_like import parameters
 from t5x_like.parameters import LAYERS
 
 Distance = Int[np.ndarray, " layers"] | int
-_HEAD, _AFTER_LAYERS, _LAST_LAYER = range(3)
+_HEAD, _AFTER_LAYERS, LAST_LAYER = range(3)
 _IS_HEAD = re.compile(r"^objective/")
 # `head`, `head_norm` and `bias` are the model's own layer before the logits, as in Ettin's decoders.
 _IS_AFTER_LAYERS = re.compile(r"(^|/)((en|de)coder/norm|logits)/|^(model/)?(head/|head_norm/|bias$)")
@@ -47,11 +47,11 @@ def distances(layers: Mapping[str, int | None]) -> dict[str, Distance | None]:
         if _IS_HEAD.match(name):
             found[name] = _HEAD if count is None else np.full(count, _HEAD)
         elif count is not None:
-            found[name] = _LAST_LAYER + np.arange(count)[::-1]
+            found[name] = LAST_LAYER + np.arange(count)[::-1]
         elif _IS_AFTER_LAYERS.search(name):
             found[name] = _AFTER_LAYERS
         else:
-            found[name] = None if height is None else _LAST_LAYER + height
+            found[name] = None if height is None else LAST_LAYER + height
     return found
 
 

@@ -6,12 +6,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t5x_like.errors import UserError
-from t5x_like.optimizers.depths import Distance
+from t5x_like.optimizers.depths import LAST_LAYER, Distance
 from t5x_like.optimizers.groups import ParameterGroup
 from t5x_like.optimizers.schedule_steps import in_steps
 from t5x_like.optimizers.schedules import Step
-
-_LAST_LAYER = 2  # its distance; see depths.py
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +60,7 @@ class GradualUnfreezing:
 
     def __call__(self, distance: Distance, step: Step) -> Float[Array, "*layers"]:
         """Returns 0 for frozen layers and 1 for others, at the given distances from the head."""
-        unfrozen = jnp.asarray(distance) <= _LAST_LAYER + jnp.asarray(step) // self.steps_per_layer
+        unfrozen = jnp.asarray(distance) <= LAST_LAYER + jnp.asarray(step) // self.steps_per_layer
         return unfrozen.astype(jnp.float32)
 
 
@@ -80,10 +78,18 @@ class LastLayers:
         if self.count < 0:
             raise UserError(f"TRAINED_LAYERS={self.count}: negative. Give 0 for the heads and final norms alone.")
 
+    def check(self, num_layers: int) -> None:
+        """Checks that the model has as many layers."""
+        if self.count > num_layers:
+            raise UserError(
+                f"TRAINED_LAYERS={self.count}: the model has {num_layers} layers. Give at most {num_layers}, or remove "
+                "optimizers/last_layers.gin to train all parameters."
+            )
+
     def __call__(self, distance: Distance, step: Step) -> Float[Array, "*layers"]:
         """Returns the factors of parameters at the given distances from the head."""
         del step
-        return (jnp.asarray(distance) < _LAST_LAYER + self.count).astype(jnp.float32)
+        return (jnp.asarray(distance) < LAST_LAYER + self.count).astype(jnp.float32)
 
 
 def finetuning_groups(

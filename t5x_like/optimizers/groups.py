@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,21 @@ class LayerFactor(Protocol):
         Args:
           distance: Distance from the head; an array `[layers]` for a stack. See `depths`.
           step: The step of the update.
+        """
+
+
+@runtime_checkable
+class CheckedLayerFactor(LayerFactor, Protocol):
+    """A factor that is defined for some numbers of layers only."""
+
+    def check(self, num_layers: int) -> None:
+        """Checks the number of layers.
+
+        Args:
+          num_layers: Number of layers of the tallest stack of the model.
+
+        Raises:
+          UserError: The factor is not defined for it.
         """
 
 
@@ -200,9 +215,11 @@ def split(params: Tree, groups: Sequence[ParameterGroup]) -> tuple[Tree, Tree]:
       `(trainable, frozen)`.
 
     Raises:
-      UserError: A group applies to no parameter, all parameters are frozen, or integers are not.
+      UserError: A group applies to no parameter, a factor is not defined for the number of layers, all parameters are
+        frozen, or integers are not.
     """
     assigned = leaves(params, groups)
+    _check_num_layers(list(assigned.values()), groups)
     if assigned and all(leaf.group.freeze for leaf in assigned.values()):
         named = ", ".join(map(str, groups))
         raise UserError(f"the parameter groups {named} freeze every parameter. Leave at least one parameter trainable.")
@@ -307,6 +324,14 @@ def _check_vectors(assigned: list[Leaf]):
                     f"{field} of the parameter group {leaf.group} has {len(value)} numbers, one per layer, but "
                     f"{leaf.stored_name} {found}. Restrict the group by its pattern, or by axis={LAYERS!r}."
                 )
+
+
+def _check_num_layers(assigned: list[Leaf], groups: Sequence[ParameterGroup]):
+    stacked = [leaf.distance for leaf in assigned if leaf.layers is not None or leaf.index is not None]
+    num_layers = max((int(np.max(distance)) - depths.LAST_LAYER + 1 for distance in stacked), default=0)
+    for factor in (getattr(group, field) for group in groups for field in _FACTORS):
+        if num_layers > 0 and isinstance(factor, CheckedLayerFactor):
+            factor.check(num_layers)
 
 
 def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:

@@ -37,6 +37,14 @@ class ProgressiveLayers:
         if not 0 <= self.after <= 1:
             raise UserError(f"after={self.after} of progressive training is not between 0 and 1. Give such as 0.1.")
 
+    def check(self, num_layers: int) -> None:
+        """Checks that the model has as many layers."""
+        if self.num_layers != num_layers:
+            raise UserError(
+                f"num_layers={self.num_layers} of progressive training: the model has {num_layers} layers. Give "
+                f"{num_layers} (NUM_LAYERS)."
+            )
+
     def __call__(self, distance: Distance, step: Step) -> Float[Array, "*layers"]:
         """Returns the factors of parameters at the given distances from the head."""
         layer = self.num_layers + 1 - jnp.asarray(distance)  # the first layer has distance num_layers + 1

@@ -209,6 +209,14 @@ def test_invalid_settings_raise(make, message):
         make()
 
 
+@pytest.mark.parametrize("stacked", [True, False])
+def test_more_trained_layers_than_the_model_has_raise(stacked):
+    params = make_params(stacked)  # the decoder has 3 layers, the encoder 2
+    with pytest.raises(UserError, match="TRAINED_LAYERS=4: the model has 3 layers. Give at most 3"):
+        optimizers.split(params, finetuning_groups(frozen="^model/decoder/norm", trained_layers=4))
+    assert optimizers.split(params, finetuning_groups(trained_layers=3))
+
+
 def test_unknown_number_of_layers_raises():
     groups = finetuning_groups(frozen="/layers/", layer_decay=0.9)
     optimizer = MAKERS["adamw"](groups)

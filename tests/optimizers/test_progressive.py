@@ -39,3 +39,9 @@ def test_one_layer_trains_per_phase_and_earlier_layers_slowly(scan):
 def test_invalid_phases_raise(changes):
     with pytest.raises(UserError, match=next(iter(changes))):
         ProgressiveLayers(**{"num_layers": 3, "steps_per_layer": 2} | changes)
+
+
+def test_another_number_of_layers_raises():
+    groups = [ParameterGroup(learning_rate_factor=ProgressiveLayers(num_layers=24, steps_per_layer=2))]
+    with pytest.raises(UserError, match="num_layers=24 of progressive training: the model has 3 layers. Give 3"):
+        optimizers.split(random_model(CONFIG), groups)
