@@ -2,7 +2,7 @@
 
 A source sets it while the preprocessors of a text-to-text task are built: the same task ends its inputs with EOS for an
 encoder, and with the separator of the objective for a decoder. An encoder may read BOS in place of this EOS, which is a
-role of its feature, so that it holds for every task and for stored data.
+role of its feature, so that it holds for every task and for stored data. Inputs of a task without EOS get one first.
 """
 
 import contextlib
@@ -84,6 +84,8 @@ def add_eos(source: "DataSource", spec: FeatureSpec) -> Mapping[str, bool]:
       source: The data.
       spec: Features that the objective reads.
     """
+    if encoder_bos(spec) is not None:
+        return {**source.add_eos(), INPUTS: True}
     separates = spec.separator is not None and _is_read(source)
     return {**source.add_eos(), **({INPUTS: False} if separates else {})}
 
@@ -102,26 +104,41 @@ def encoder_bos(spec: FeatureSpec) -> int | None:
     return spec.bos_id if begins else None
 
 
+def missing_eos(source: "DataSource", spec: FeatureSpec) -> int | None:
+    """Returns the EOS to add to inputs without one, where BOS then takes its place; None if nothing is to be added.
+
+    Raises:
+      UserError: The vocabulary has no EOS.
+    """
+    if encoder_bos(spec) is None or source.add_eos().get(INPUTS, True):
+        return None
+    if (eos_id := source.vocabularies()[INPUTS].eos_id) is None:
+        raise UserError(
+            f"ENCODER_BOS=True: BOS takes the place of the EOS of inputs, and the vocabulary of {source.name} has no "
+            "EOS. Give a vocabulary that has one, or ENCODER_BOS=False."
+        )
+    return eos_id
+
+
 def check_bos(source: "DataSource", spec: FeatureSpec) -> None:
-    """Checks that inputs end in EOS if an encoder reads BOS in its place.
+    """Checks that the inputs of a cache end in EOS if an encoder reads BOS in its place.
 
     Raises:
       UserError: They do not, so that their last token would be lost.
     """
     if encoder_bos(spec) is not None and not source.add_eos().get(INPUTS, True):
         raise UserError(
-            f"ENCODER_BOS=True: the inputs of {source.name} do not end in EOS, which BOS replaces. Give a task whose "
-            "inputs end in EOS, or ENCODER_BOS=False."
+            f"ENCODER_BOS=True: the inputs of {source.name} do not end in EOS, which BOS replaces, because the cache "
+            "was written with ENCODER_BOS=False. Write it with True, or give False."
         )
 
 
 def check(source: "DataSource", spec: FeatureSpec) -> None:
-    """Checks that tasks which end their inputs by themselves, perhaps in EOS, get no other text there; see `check_bos`.
+    """Checks that tasks which end their inputs by themselves, perhaps in EOS, get no other text there.
 
     Raises:
-      UserError: The objective has a text that a task does not read, or reads BOS in place of an EOS that is missing.
+      UserError: The objective has a text that a task does not read.
     """
-    check_bos(source, spec)
     if spec.separator and not _is_read(source):
         raise UserError(
             f"SEPARATOR={spec.separator!r}: {source.name} ends its inputs by itself. Add the text in its "

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import seqio
 import tensorflow as tf
 
+from t5x_like.data import prompts
 from t5x_like.data.features import FeatureSpec, ModelFeature
 from t5x_like.data.roles import FLAT
 from t5x_like.data.seqio_feed import (
@@ -38,6 +39,7 @@ class SpecConverter(seqio.FeatureConverter):
         GPT-2's vocabulary. As in SeqIO, the default is 0.
       data: Name of the data, for messages.
       packing: Which examples share a row; see `seqio_feed.packing`.
+      inputs_eos: See `prompts.missing_eos`.
 
     Raises:
       UserError: `pack` is set but the spec is not packable.
@@ -51,10 +53,12 @@ class SpecConverter(seqio.FeatureConverter):
         padding_ids: Mapping[str, int | None] | None = None,
         data: str = "data",
         packing: Packing = NEXT_FIT,
+        inputs_eos: int | None = None,
     ):
         if pack and not spec.packable:
             raise UserError("PACK=True: examples of this objective cannot share a row. Set PACK=False.")
         self.spec, self.padding_ids, self.data, self.packing = spec, dict(padding_ids or {}), data, packing
+        self.inputs_eos = inputs_eos
         # The parent class checks datasets against these attributes.
         self.TASK_FEATURES = {
             name: self.FeatureSpec(dtype=tf.as_dtype(spec.task_dtype(name)), rank=1 + (name in spec.inner_sizes))
@@ -102,7 +106,10 @@ class SpecConverter(seqio.FeatureConverter):
 
         def cast(name, items):
             shape = [None, inner[name]] if name in inner else [None]
-            return tf.ensure_shape(tf.cast(items, self.spec.task_dtype(name)), shape)
+            items = tf.ensure_shape(tf.cast(items, self.spec.task_dtype(name)), shape)
+            if name != prompts.INPUTS or self.inputs_eos is None:
+                return items
+            return _ended(items, self.inputs_eos, self.padding_ids.get(name, 0), lengths[name])
 
         ds = ds.map(lambda example: {name: cast(name, example[name]) for name in lengths})
         window = max(capacities.values()) if self.pack else PAD_WINDOW
@@ -249,6 +256,13 @@ def _dense(batch: Mapping[str, tf.Tensor | tf.RaggedTensor]):
         else:  # all examples have the same static length
             rows[name], sizes[name] = examples, tf.fill([tf.shape(examples)[0]], tf.shape(examples)[1])
     return rows, sizes
+
+
+def _ended(items: tf.Tensor, eos_id: int, padding_id: int | None, length: int) -> tf.Tensor:
+    """Returns the token ids of an example `[any length]` without padding and with EOS, at most `length`."""
+    if padding_id is not None:
+        items = items[: _count(items[tf.newaxis], tf.shape(items), padding_id)[0]]
+    return tf.concat([items[: length - 1], [eos_id]], axis=0)
 
 
 def trim(

@@ -198,7 +198,11 @@ class TaskEvaluator:
                 self._evaluator = seqio.Evaluator(
                     mixture_or_task_name=source.mixture_or_task_name,
                     feature_converter=SpecConverter(
-                        spec, pack=False, padding_ids=source.padding_ids(), data=source.name
+                        spec,
+                        pack=False,
+                        padding_ids=source.padding_ids(),
+                        data=source.name,
+                        inputs_eos=prompts.missing_eos(source, spec),
                     ),
                     eval_split=source.split,
                     use_cached=source.use_cached,

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from t5x_like.data import prompts
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed import continuous, inner_sizes
 from t5x_like.data.seqio_feed.converter import SpecConverter
@@ -49,7 +50,12 @@ def make(
         )
         padding_ids = dict.fromkeys(lengths)  # windows have no padding
     converter = SpecConverter(
-        converted or spec, pack=source.pack, padding_ids=padding_ids, data=source.name, packing=source.packing
+        converted or spec,
+        pack=source.pack,
+        padding_ids=padding_ids,
+        data=source.name,
+        packing=source.packing,
+        inputs_eos=prompts.missing_eos(source, spec),
     )
     return converter.convert(examples, lengths)
 

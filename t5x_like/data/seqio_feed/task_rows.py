@@ -78,6 +78,11 @@ class TaskRows:
         with task_errors.explain_errors(source):  # of reading the task's own data, whose columns are needed
             self._rows = _parsed(self.task, source, path, records, text_field)
 
+    @property
+    def inputs_end(self) -> bool:
+        """Whether `inputs` of the examples end in EOS."""
+        return self._source.add_eos().get(prompts.INPUTS, True)
+
     def examples(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yields (index of the record, features of the task) for the records from `start` up to `stop`.
 
@@ -101,7 +106,13 @@ class TaskRows:
           UserError: The task's preprocessors cannot process a record, or a token id is outside of its vocabulary.
         """
         limits = self._source.id_limits(spec)
-        converter = SpecConverter(spec, pack=False, padding_ids=self._source.padding_ids(), data=self.task.name)
+        converter = SpecConverter(
+            spec,
+            pack=False,
+            padding_ids=self._source.padding_ids(),
+            data=self.task.name,
+            inputs_eos=prompts.missing_eos(self._source, spec),
+        )
         with self._explain_errors():
             converted = converter.convert(self._dataset(start, stop), self._source.task_feature_lengths)
         examples = self.examples(start, stop)

@@ -9,8 +9,10 @@ import pytest
 import small_models
 from opened import call
 
+from t5x_like.cache import cache
 from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.data import prompts, specs
+from t5x_like.data.cached import CachedSource
 from t5x_like.data.records import Record
 from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.data.seqio_feed.task_rows import TaskRows
@@ -91,7 +93,7 @@ def test_texts_of_bart_have_its_special_tokens_in_training_and_inference(tmp_pat
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_bos_takes_the_place_of_eos_in_training_and_inference(tmp_path, pack):
+def test_bos_takes_the_place_of_eos_in_training_and_inference(tmp_path, pack, monkeypatch):
     records = [{"inputs": text, "targets": "list"} for text in ("the value of a", "a", "", "the value of " * 5)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     source = dataclasses.replace(table(train=str(tmp_path / "train.jsonl")), pack=pack, batch_size=4)
@@ -108,15 +110,53 @@ def test_bos_takes_the_place_of_eos_in_training_and_inference(tmp_path, pack):
     found = [codec.encode("line 1", record, needs_targets=False)["inputs"] for record in records]
     assert found == expected
     task_rows = TaskRows(source, "in.jsonl", [Record(n, values) for n, values in enumerate(records)])
-    read = TextExamples("in.jsonl", [Record(0, {})] * 4, codec, layout, LENGTHS, "predict", task_rows).read(0, 4)
-    assert [example.content["inputs"] for example in read] == expected
+    read = TextExamples("in.jsonl", [Record(0, {})] * 4, codec, layout, LENGTHS, "predict", task_rows)
+    assert [example.content["inputs"] for example in read.read(0, 4)] == expected
+    monkeypatch.setattr(SeqIOSource, "add_eos", lambda self: {"inputs": False})
+    assert read.read(0, 1)[0].content["inputs"] == [*expected[0], 1]  # the last token is no EOS
 
 
-def test_inputs_that_do_not_end_in_eos_cannot_begin_with_bos_instead(tmp_path):
-    (tmp_path / "train.jsonl").write_text(json.dumps({"inputs": "a", "targets": "b"}) + "\n")
-    other = dataclasses.replace(table(train=""), mixture_or_task_name="python_docs_prefix_lm", task_arguments=None)
-    with pytest.raises(UserError, match="ENCODER_BOS=True: the inputs of python_docs_prefix_lm do not end in EOS"):
-        other.check(SequenceToSequence(encoder_bos=True).features)
+def prefixes(**settings):
+    """Returns a source whose inputs do not end in EOS, of rows in which BOS comes before them."""
+    lengths = {"inputs": 128, "targets": 64}
+    task = dict(mixture_or_task_name="python_docs_prefix_lm", task_arguments=None, task_feature_lengths=lengths)
+    return dataclasses.replace(table(train=""), **task, split="validation", shuffle=False, batch_size=8, **settings)
+
+
+WITH_BOS = SequenceToSequence(bos_id=7, encoder_bos=True)
+
+
+def inputs(source, objective):
+    """Returns the inputs of the first rows of a source as the encoder reads them."""
+    batch = next(iter(source.eval_batches(objective.features)))
+    return [
+        row[of_row == segment].tolist()
+        for row, of_row in zip(batch["encoder_input_tokens"], batch["encoder_segment_ids"], strict=True)
+        for segment in range(1, of_row.max() + 1)
+    ]
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_inputs_without_eos_keep_their_last_token_after_bos(pack):
+    source = prefixes(pack=pack)
+    source.check(WITH_BOS.features)
+    found = inputs(source, WITH_BOS)
+    assert len(found) > 8 if pack else len(found) == 8
+    assert found == [[7, *row["inputs"][row["inputs"] != 0].tolist()] for row in source.examples(len(found))]
+
+
+@pytest.mark.full
+def test_inputs_without_eos_keep_their_last_token_in_a_cache(tmp_path):
+    def cached(objective):
+        path = str(tmp_path / str(objective.features.bos_id))
+        cache(cache_dir=path, data=prefixes(), objective=objective, shards=1, processes=1)
+        return CachedSource(cache_dir=path, split="validation", batch_size=8, shuffle=False)
+
+    without = cached(SequenceToSequence())
+    found = inputs(without, SequenceToSequence())
+    assert inputs(cached(WITH_BOS), WITH_BOS) == [[7, *row] for row in found] and len(found) == 8
+    with pytest.raises(UserError, match="the cache was written with ENCODER_BOS=False. Write it with True"):
+        without.check(WITH_BOS.features)
 
 
 @pytest.mark.parametrize(("separator", "after", "eos"), [(None, "", [1]), ("", "", []), ("\n> ", "\n> ", [])])
