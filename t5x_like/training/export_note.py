@@ -18,9 +18,10 @@ def describe(config: ModelConfig, objective: Objective) -> tuple[str, bool] | No
       objective: What the run predicts.
 
     Returns:
-      A text, and whether transformers then computes what the run computes; None for a family that transformers lacks.
+      A text, and whether transformers then computes what the run computes; None for a family that transformers lacks,
+      unless the model is made of others that it has, such as an encoder-decoder of two decoders.
     """
-    if registry.find_family(config) is None:
+    if not any(registry.find_family(each) for each in (config, *config.parts.values())):
         return None
     try:
         found = exports.describe(config, list(network_weights.origins(objective, config, MODEL)), objective)

@@ -1,5 +1,6 @@
 """Settings that commands compute from the Hugging Face directory HF_PATH, or from the directory of a model."""
 
+import dataclasses
 import json
 import shutil
 
@@ -16,6 +17,7 @@ from t5x_like.data import prompts
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
 from t5x_like.loading import open_model
+from t5x_like.objectives.sequence_to_sequence import SequenceToSequence
 
 SIZES = {
     "bert": {"hidden_size": 4, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1},
@@ -103,6 +105,29 @@ def test_objective_suits_the_model(directory, model_type, recipe, objective, bos
         assert found.features.separator == ""  # nothing between prompt and response
         (changed,) = built(resolve("train", *words, "--gin.SEPARATOR=None"), "objective")
         assert changed.features.separator is None  # EOS
+
+
+@pytest.mark.notf
+def test_adapted_decoder_is_that_of_the_directory(directory):
+    path = directory("llama")
+    files = ("adaptation/encoder_decoder.gin", "runs/pretrain.gin", "adaptation/balanced.gin")
+    words = [*(f"--gin_file={file}" for file in files), f"--gin.HF_PATH={path}", TASK, "--gin.TRAIN_STEPS=1"]
+    resolved = resolve("train", *words)
+    model, objective, initial = built(resolved, "model", "objective", "initial")
+    decoder = dataclasses.replace(interop.config_from_huggingface(str(path)), special_tokens=None)
+    assert model.encoder == model.decoder == decoder
+    assert isinstance(objective, SequenceToSequence) and objective.features.first_id == 1
+    assert initial.path == str(path) and initial.mapping
+    (given,) = built(resolve("train", *words, "--gin.LlamaConfig.num_layers=2"), "model")
+    assert given.decoder_layers == 2
+
+
+@pytest.mark.notf
+def test_directory_does_not_replace_a_model_file(directory):
+    words = ["--gin_file=models/t5gemma/tiny.gin", "--gin_file=runs/pretrain.gin", TASK, "--gin.TRAIN_STEPS=1"]
+    message = "HF_PATH=.*llama: the directory describes the model, but a gin file sets MODEL=.*T5GemmaConfig.* too"
+    with pytest.raises(UserError, match=message):
+        resolve("train", *words, f"--gin.HF_PATH={directory('llama')}")
 
 
 @pytest.mark.notf

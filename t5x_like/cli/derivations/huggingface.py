@@ -29,7 +29,8 @@ def from_directory(settings: KnownSettings) -> Derived | None:
     """Derives model, objective, tokenizer and initial weights from a Hugging Face directory.
 
     The directory is HF_PATH, or CHECKPOINT_PATH if no file describes the model. A command without a model reads the
-    tokenizer only.
+    tokenizer only. With a file that makes an encoder-decoder of a DECODER, the directory is that decoder, and the
+    objective stays the file's.
 
     Raises:
       UserError: The directory is not found, or its model is not supported.
@@ -55,12 +56,27 @@ def from_directory(settings: KnownSettings) -> Derived | None:
         from t5x_like import interop
 
         config = interop.config_from_huggingface(directory)
-        model, of_model = describe_model(for_vocabulary_of_data(config, settings), settings)
+        macro = "DECODER" if settings.is_used("DECODER") else "MODEL"
+        if macro == "MODEL":
+            _check_no_model_file(name, given, settings)
+        model, of_model = describe_model(for_vocabulary_of_data(config, settings), settings, macro)
         objective, of_objective = describe_objective(config, settings, directory)
+        if macro == "DECODER":
+            objective, of_objective = "", {"VOCABULARY_BOS_ID": of_objective.get("VOCABULARY_BOS_ID")}
         values |= of_model | of_objective
         lines += [model, objective, describe_head(settings, lambda name: interop.head_form(directory, name))]
     lines += assignments(values)
     return Derived(f"{name}={given}", "\n".join(lines) + "\n")
+
+
+def _check_no_model_file(name: str, given: str, settings: KnownSettings) -> None:
+    """Checks that no shipped file sets another MODEL, which the directory would replace without a word."""
+    if settings.value("MODEL") is not None and not settings.is_given("MODEL"):
+        weights = "INITIAL_CHECKPOINT_PATH" if settings.is_used("INITIAL_CHECKPOINT_PATH") else "CHECKPOINT_PATH"
+        raise UserError(
+            f"{name}={given}: the directory describes the model, but a gin file sets MODEL={settings.value('MODEL')!r} "
+            f"too. Remove the file of the model, or give {weights} and VOCABULARY_PATH in place of {name}."
+        )
 
 
 def assignments(values: Mapping[str, Any]) -> list[str]:
@@ -113,11 +129,16 @@ def _directory(path: str, settings: KnownSettings) -> str:
     raise UserError(f"HF_PATH={path}: config.json not found. Give {wanted}.")
 
 
-def describe_model(config: ModelConfig, settings: KnownSettings) -> tuple[str, dict[str, Any]]:
+def describe_model(config: ModelConfig, settings: KnownSettings, model: str = "MODEL") -> tuple[str, dict[str, Any]]:
     """Returns the statements of the model, and the values of the macros that they use.
 
     The macros come from the family's gin files, such as DROPOUT_RATE. A macro of the user replaces the published
     values of all its fields. Fields of one macro with different published values do not use it otherwise.
+
+    Args:
+      config: The model.
+      settings: The settings.
+      model: The macro of the model.
     """
     from t5x_like.config import description
 
@@ -130,7 +151,7 @@ def describe_model(config: ModelConfig, settings: KnownSettings) -> tuple[str, d
             # A file of adapters sets ADAPTERS, which no directory has.
             if of_macro != ["adapters"] or settings.value(macro) is None:
                 values[macro] = published[0]
-    return description.describe_model(config, fields), values
+    return description.describe_dataclass(model, config, fields), values
 
 
 def _family_macros(model: type) -> Mapping[str, list[str]]:
