@@ -61,12 +61,17 @@ def test_another_k_or_vocabulary_is_refused(complete):
         cached.check_classes({"targets": 7})
     with pytest.raises(UserError, match="have the predictions targets, but the student predicts masked_lm"):
         cached.check_classes({"masked_lm": 7})
+    cached.check_prediction("targets")
+    with pytest.raises(UserError, match="the prediction 'all_tokens' is not stored, but targets. Give a loss of"):
+        cached.check_prediction("all_tokens")
 
 
 def test_damaged_or_missing_logits_are_refused(complete, tmp_path):
     case = CASES["causal_lm"]
     spec = with_attached(case, opened(case, complete).attached)
-    with pytest.raises(UserError, match="has no teacher logits. Write them with `t5x_like cache_logits`"):
+    with pytest.raises(
+        UserError, match="TEACHER_LOGITS=.*none: no teacher logits found. Write them with `t5x_like cache_logits`"
+    ):
         CachedLogits.open("teacher", str(tmp_path / "none"), digest="", spec=spec)
     shutil.copytree(complete, tmp_path / "copy")
     own = tmp_path / "copy" / "teacher_logits"

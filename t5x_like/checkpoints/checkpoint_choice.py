@@ -73,7 +73,7 @@ def choose(
         return [path if name != BEST else paths.join(*map(str, locate(path)))]
     if checkpoint == ALL:
         return [paths.join(directory, str(step)) for step in _steps(directory, path)]
-    step = _choose_step(directory, checkpoint, path)
+    step = _choose_step(directory, checkpoint, path, setting)
     logging.info("%s", _describe_choice(directory, step, setting))
     return [paths.join(directory, str(step))]
 
@@ -206,7 +206,7 @@ def _steps(directory: str, path: str) -> list[int]:
     return steps
 
 
-def _choose_step(directory: str, checkpoint: str | int, path: str) -> int:
+def _choose_step(directory: str, checkpoint: str | int, path: str, setting: str = "CHECKPOINT") -> int:
     steps = _steps(directory, path)
     if checkpoint == LATEST:
         return steps[-1]
@@ -215,10 +215,10 @@ def _choose_step(directory: str, checkpoint: str | int, path: str) -> int:
         best = StoredCheckpoints(directory).best()
         if best is None:
             raise UserError(
-                f"CHECKPOINT=best: no checkpoint in {directory} was saved with an evaluation (checkpoints: {steps}). "
+                f"{setting}=best: no checkpoint in {directory} was saved with an evaluation (checkpoints: {steps}). "
                 "Give one of these steps, or train with KEEP_BEST."
             )
         return best.step
     if int(checkpoint) not in steps:
-        raise UserError(f"CHECKPOINT={checkpoint}: not found in {directory}. Give one of {steps}, latest or best.")
+        raise UserError(f"{setting}={checkpoint}: not found in {directory}. Give one of {steps}, latest or best.")
     return int(checkpoint)

@@ -65,8 +65,12 @@ def _check_checkpoint(setting: str, path: str) -> None:
     ):
         return  # convert reads it; other commands explain what to do
     if not paths.exists(path):
-        wanted = "a run directory, one of its checkpoints, a Hugging Face directory, or a T5X checkpoint"
-        raise weight_files.not_found(setting, path, wanted)
+        # A T5X checkpoint does not describe its model, which a teacher must.
+        of_run = "a run directory, one of its checkpoints"
+        wanted = (
+            "or a Hugging Face directory" if setting == "TEACHER" else "a Hugging Face directory, or a T5X checkpoint"
+        )
+        raise weight_files.not_found(setting, path, f"{of_run}, {wanted}")
     is_step = path.rstrip("/").rpartition("/")[2].isdigit() and path.rstrip("/").split("/")[-2:-1] == ["checkpoints"]
     is_run = is_step or _has_steps(path) or _has_steps(paths.join(path, "checkpoints"))
     if setting == "TEACHER" and checkpoint_paths.is_teacher_logits(path):

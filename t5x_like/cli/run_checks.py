@@ -8,6 +8,7 @@ import jax
 from t5x_like import parameters, paths
 from t5x_like.cli.checklist import Checklist
 from t5x_like.data.source import DataSource
+from t5x_like.distillation import names
 from t5x_like.models.base import for_platform
 from t5x_like.objectives.base import Objective
 from t5x_like.partitioning import Partitioner
@@ -127,7 +128,7 @@ def describe_program(program: Program, recipe: Recipe) -> Iterator[str]:
         f"{type(recipe.objective).__name__} {heads:,}"
     )
     for name, teacher in recipe.teachers.items():
-        yield f"teacher {name}: {teacher}"
+        yield f"{names.label(name)}: {teacher}"
 
 
 def describe_data(name: str, source: DataSource, objective: Objective, checklist: Checklist) -> Iterator[str]:

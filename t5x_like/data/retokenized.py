@@ -95,6 +95,12 @@ class Retokenizer:
                 f"TEACHER_LENGTHS={dict(self.lengths)}: no length for {missing[0]!r}. Give the length of each feature "
                 "in the teacher's tokens."
             )
+        for name, length in self.lengths.items():
+            if type(length) is not int or length < 1:
+                raise UserError(
+                    f"TEACHER_LENGTHS={dict(self.lengths)}: the length of {name!r} is not a positive integer. Give a "
+                    "number of the teacher's tokens."
+                )
 
     @property
     def attached(self) -> tuple[Computed, ...]:

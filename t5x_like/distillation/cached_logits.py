@@ -167,6 +167,22 @@ class CachedLogits:
                 f"student predicts {', '.join(classes)}. Use a teacher with the objective of the student."
             )
 
+    def check_prediction(self, prediction: str) -> None:
+        """Checks that a prediction that a loss compares is stored.
+
+        Args:
+          prediction: Its name.
+
+        Raises:
+          UserError: It is not stored.
+        """
+        if prediction not in (stored := self._any.predictions):
+            raise UserError(
+                f"TEACHER_LOGITS={self.directory}: the prediction {prediction!r} is not stored, but "
+                f"{', '.join(stored)}. Give a loss of a stored prediction, or store it with `t5x_like cache_logits "
+                f'--gin.PREDICTIONS="({prediction!r},)"`.'
+            )
+
     def predictions(self, batch: Batch) -> dict[str, TopK]:
         """Returns the largest logits of each prediction in a batch or a microbatch.
 

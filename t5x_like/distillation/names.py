@@ -1,5 +1,6 @@
 """The names of a distillation: of its losses, their coefficients and its teachers."""
 
+import math
 from collections.abc import Collection, Mapping
 
 from t5x_like.distillation.loss import Loss
@@ -9,6 +10,17 @@ from t5x_like.optimizers.schedules import Schedule
 
 # Key of the coefficient of the student's own terms.
 TASK = "task"
+# Name of the teacher that TEACHER names, in gin_configs/runs/distill.gin.
+_ONLY_TEACHER = "teacher"
+
+
+def label(teacher: str) -> str:
+    """Returns what a log calls a teacher: `teacher`, or `teacher a` of several.
+
+    Args:
+      teacher: Name of the teacher.
+    """
+    return "teacher" if teacher == _ONLY_TEACHER else f"teacher {teacher}"
 
 
 def check(
@@ -28,7 +40,7 @@ def check(
       coefficients: Loss or term -> its factor.
 
     Raises:
-      UserError: A name is unknown, reserved or not read, or a factor is not a number.
+      UserError: A name is unknown, reserved or not read, or a factor is not a number, negative or not finite.
     """
     if not losses or not teachers:
         raise UserError(
@@ -44,6 +56,10 @@ def check(
         if not callable(value) and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise UserError(
                 f"COEFFICIENTS: {value!r} of {name!r} is neither a number nor a schedule. Give a number, such as 0.5."
+            )
+        if not callable(value) and not 0 <= value < math.inf:  # NaN is neither
+            raise UserError(
+                f"COEFFICIENTS: {value!r} of {name!r} is negative or not finite. Give 0 or a positive number."
             )
     if unknown := sorted({*cached} - {*teachers}):
         raise UserError(f"cached predictions of {unknown[0]!r}: unknown teacher. Give {', '.join(teachers)}.")

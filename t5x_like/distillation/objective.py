@@ -61,7 +61,8 @@ class Distillation(Objective):
         read it, and no others.
 
     Raises:
-      UserError: A name is unknown or used twice, or a teacher reads other features than the student.
+      UserError: A name is unknown or used twice, a teacher has another vocabulary than the student, whose token ids it
+        reads, or it reads other features than the student.
     """
 
     def __init__(
@@ -80,6 +81,9 @@ class Distillation(Objective):
         self.cached, self._vocabulary = dict(cached or {}), vocabulary
         self.retokenizers = dict(retokenizers or {})
         names.check(self.objective, self.losses, self.teachers, self.cached, coefficients or {})
+        for name in self.teachers:
+            if name not in self.retokenizers:
+                self._check_vocabulary(name)
         running = {
             name: (each.objective.features, each.config.reads)
             for name, each in self.teachers.items()
@@ -142,20 +146,19 @@ class Distillation(Objective):
           config: Configuration of the student's model.
 
         Raises:
-          UserError: A loss is not defined, it reads hidden states of a teacher whose predictions are cached, a teacher
-            has another vocabulary than the student, whose token ids it reads, or the EOS of samples is not known.
+          UserError: A loss is not defined, it reads hidden states of a teacher whose predictions are cached, or the EOS
+            of samples is not known.
         """
         if self._on_policy is not None:
             self._on_policy.check_model(config)
         student = self._student(config)
-        for name in self.teachers:
-            if name not in self.retokenizers:
-                self._check_vocabulary(name)
         for name, loss in self.losses.items():
             for teacher in self._teachers_of(loss):
                 other = self._spec(teacher)
                 self._check_tokenizer(name, loss, teacher)
                 loss.check(student, other)
+                if teacher in self.cached and isinstance(loss, LogitLoss):
+                    self.cached[teacher].check_prediction(loss.prediction)
                 if teacher in self.cached and (read := loss.captures(student, other)[1]):
                     raise UserError(
                         f"loss {name!r} reads {read[0]!r} of the teacher {teacher!r}, of which only predictions are "
@@ -166,8 +169,10 @@ class Distillation(Objective):
         theirs = self.teachers[teacher].vocabulary
         if None not in (self._vocabulary, theirs) and self._vocabulary != theirs:
             raise UserError(
-                f"teacher {teacher!r}: its vocabulary ({theirs}) differs from the vocabulary of the student "
-                f"({self._vocabulary}), whose token ids it reads. Give a teacher with the vocabulary of the student."
+                f"teacher {teacher!r}: the vocabulary of {self.teachers[teacher].path} ({theirs}) differs from the "
+                f"vocabulary of the student ({self._vocabulary}), whose token ids it reads. Give both the same "
+                "vocabulary (VOCABULARY_PATH is the student's), or a loss across tokenizers, such as "
+                "distillation/alm.gin."
             )
 
     def _check_tokenizer(self, name: str, loss: Loss, teacher: str) -> None:
@@ -265,8 +270,13 @@ class Distillation(Objective):
                 read = features.select(self._rows_of(name, rows), teacher.objective.features)
                 prefix = f"{TEACHER}{name}/"
                 own = {key.removeprefix(prefix): each for key, each in options.carry.items() if key.startswith(prefix)}
-                with teacher.bound():
-                    outputs = teacher.objective.run(frozen, read, RunOptions(keys=undropped, carry=own, capture=theirs))
+                try:
+                    with teacher.bound():
+                        given = RunOptions(keys=undropped, carry=own, capture=theirs)
+                        outputs = teacher.objective.run(frozen, read, given)
+                except UserError as error:  # such as rows that are longer than its positions
+                    lengths = " Its rows have TEACHER_LENGTHS." if name in self.retokenizers else ""
+                    raise UserError(f"teacher {name!r}, {teacher.path}: {error}{lengths}") from None
                 outputs = jax.lax.stop_gradient(outputs)
                 ran[f"{TEACHER}{name}"] = outputs
                 ran |= {f"{prefix}{key}": outputs if key == MODEL else outputs.networks[key] for key in own}

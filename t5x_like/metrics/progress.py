@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, TextIO
 
 from absl import logging
@@ -24,11 +24,18 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def describe(row: Mapping[str, Any], remaining_steps: int) -> str:
-    """Formats the main metrics of a row, such as `loss 5.43  tokens/s 9,123  lr 0.01  eta 1:23`."""
+def describe(row: Mapping[str, Any], remaining_steps: int, losses: Sequence[str] = ()) -> str:
+    """Formats the main metrics of a row, such as `loss 5.43  tokens/s 9,123  lr 0.01  eta 1:23`.
+
+    Args:
+      row: Metrics of a step.
+      remaining_steps: Number of steps until the end of the run.
+      losses: Names of metrics that are shown after `loss`.
+    """
     parts = []
     if "loss" in row:
         parts.append(f"loss {row['loss']:.3f}")
+    parts += [f"{name} {row[name]:.4g}" for name in losses if name in row]
     if row.get("tokens_per_second"):  # 0 if batches have no tokens, such as the counts of GloVe
         parts.append(f"tokens/s {row['tokens_per_second']:,.0f}")
     if "learning_rate" in row:
@@ -118,9 +125,19 @@ class Progress(BarOnTerminal):
       start: The step at which it starts.
       enabled: Whether to show anything; True only in one process.
       console: The console to write to; standard output by default.
+      losses: Names of metrics that are shown after `loss`.
     """
 
-    def __init__(self, total_steps: int, start: int = 0, *, enabled: bool = True, console: Console | None = None):
+    def __init__(
+        self,
+        total_steps: int,
+        start: int = 0,
+        *,
+        enabled: bool = True,
+        console: Console | None = None,
+        losses: Sequence[str] = (),
+    ):
+        self._losses = losses
         console = console or terminal.console(file=_SafeStream(sys.stdout), highlight=False)
         super().__init__(total_steps, start, enabled=enabled, console=console)
 
@@ -131,7 +148,7 @@ class Progress(BarOnTerminal):
           step: Number of updates so far.
           row: Metrics of the last update.
         """
-        shown = describe(row, self._total - step)
+        shown = describe(row, self._total - step, self._losses)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, description=shown)
         else:

@@ -84,9 +84,10 @@ def open_reports(run: OpenRun, recipe: Recipe, start: Start, callbacks: Callback
     """
     writer = metrics.MetricsWriter(run.model_dir, enabled=run.is_main, logger_names=recipe.storage.loggers)
     profile_steps = run.config.profile_steps if run.config and run.is_main else None
+    added = [term for term in recipe.objective.coefficients if term not in recipe.predicting.coefficients]
     with (
         run_directory.closing(writer),
-        metrics.Progress(recipe.periods.total, start.step, enabled=run.is_main) as progress,
+        metrics.Progress(recipe.periods.total, start.step, enabled=run.is_main, losses=added) as progress,
         debugging.Profile(run.model_dir, profile_steps) as profile,
     ):
         writer.rewind(start.step)

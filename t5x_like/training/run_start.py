@@ -8,6 +8,7 @@ import jax
 from absl import logging
 
 from t5x_like.checkpoints.checkpointer import Checkpointer
+from t5x_like.distillation import names
 from t5x_like.objectives.variables import Frozen
 from t5x_like.runtime import distributed
 from t5x_like.stored import frozen_base, warm_start, weight_source
@@ -45,7 +46,7 @@ class Start:
     def with_teachers(self, recipe: Recipe, program: Program) -> "Start":
         """Returns this with the teachers of a distillation among the frozen arrays."""
         for name, teacher in recipe.teachers.items():
-            logging.info("teacher %s: %s", name, teacher)
+            logging.info("%s: %s", names.label(name), teacher)
         read = {name: each.on(program.partitioner).read() for name, each in recipe.teachers.items() if each.runs}
         return dataclasses.replace(self, frozen=self.frozen.replace(teachers=read))
 

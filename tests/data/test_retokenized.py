@@ -201,3 +201,5 @@ def test_unsuitable_objectives_are_refused():
     assert retokenizer(masked).student_spec == masked  # of a student, it selects predictions
     with pytest.raises(UserError, match="TEACHER_LENGTHS={'inputs': 3}: no length for 'targets'"):
         retokenizer(lengths={"inputs": 3})
+    with pytest.raises(UserError, match="TEACHER_LENGTHS={'targets': 0}: the length of 'targets' is not a positive"):
+        retokenizer(lengths={"targets": 0})

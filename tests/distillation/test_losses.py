@@ -133,7 +133,16 @@ def test_logits_of_a_cached_teacher():
 @pytest.mark.parametrize(
     ("loss", "teacher", "message"),
     [
-        (losses.ForwardKL(), TEACHER, "ForwardKL.prediction='targets': the objective of student does not predict it"),
+        (
+            losses.ForwardKL(),
+            TEACHER,
+            "ForwardKL.prediction='targets': the objective of student does not predict it, but .*Give .*masked_lm",
+        ),
+        (
+            losses.ForwardKL(prediction="masked_lm"),
+            network("big", objective=SequenceClassification(("a", "b"), head=heads.PooledFirstToken())),
+            "the objective of big does not predict it, but sequence_classification. Give a teacher of the student's",
+        ),
         (losses.HiddenCosine(), network("big", embed_dim=6), "student have 4 features, those of big have 6"),
         (losses.PatientCLS(layers=((0, 4),)), TEACHER, "PatientCLS.layers maps .* the encoder of big has 4 layers"),
         (

@@ -100,6 +100,7 @@ class Network:
     weight: float = 1.0
     layers: int = 2
     vocabulary: str | None = None
+    path: str = "runs/teacher"
 
     @property
     def objective(self):
@@ -216,9 +217,15 @@ def test_squared_error_of_several_scores_is_that_of_all_scores():
 
 def test_teacher_with_another_vocabulary_raises_for_every_loss():
     teachers = {"a": dataclasses.replace(TEACHERS["a"], vocabulary="b" * 8)}
-    objective = distillation({"states": States()}, teachers, vocabulary="a" * 8)
-    with pytest.raises(UserError, match=r"teacher 'a': its vocabulary \(bbbbbbbb\) differs .* student \(aaaaaaaa\)"):
-        objective.check(TEACHERS["a"].config)
+    message = r"teacher 'a': the vocabulary of runs/teacher \(bbbbbbbb\) differs .* student \(aaaaaaaa\)"
+    with pytest.raises(UserError, match=message):
+        distillation({"states": States()}, teachers, vocabulary="a" * 8)
+
+
+def test_vocabulary_of_a_decoder_is_compared_before_its_features():
+    teacher = Network(CASES["causal_lm"], vocabulary="b" * 8)  # which the rows of the student do not have
+    with pytest.raises(UserError, match="teacher 't': the vocabulary of"):
+        distillation({"states": States()}, {"t": teacher}, vocabulary="a" * 8)
 
 
 def test_init_adds_projections_per_teacher_to_the_heads_of_the_student():
@@ -311,6 +318,10 @@ def test_cached_predictions_replace_the_teacher():
         def check_classes(self, classes):
             self.classes = classes
 
+        def check_prediction(self, prediction):
+            if prediction != "masked_lm":
+                raise UserError(f"{prediction} is not stored")
+
         def predictions(self, batch):
             return {"masked_lm": TopK(jnp.asarray(values), jnp.asarray(ids), jnp.full(ids.shape[:2], -jnp.inf))}
 
@@ -325,6 +336,8 @@ def test_cached_predictions_replace_the_teacher():
     np.testing.assert_allclose(found.sums["kl"], expected.sums["kl"], rtol=1e-5)
     with pytest.raises(UserError, match="'states' reads 'encoder/layers/0/hidden' of the teacher 'a', of which only"):
         distillation({"states": States()}, teachers, cached={"a": cached}).check(teacher.config)
+    with pytest.raises(UserError, match="all_tokens is not stored"):
+        distillation({"kl": ForwardKL(prediction="all_tokens")}, teachers, cached={"a": cached}).check(teacher.config)
 
 
 def test_teacher_reads_more_features_than_the_student():
@@ -367,6 +380,8 @@ def test_conflicting_features_raise():
         ({"losses": {"kl": Logits(teacher="a")}}, "no loss reads 'b'"),
         ({"cached": {"c": None}}, "cached predictions of 'c': unknown teacher"),
         ({"coefficients": {"kl": "0.5"}}, "COEFFICIENTS: '0.5' of 'kl' is neither a number nor a schedule. Give"),
+        ({"coefficients": {"kl": -0.5}}, "COEFFICIENTS: -0.5 of 'kl' is negative or not finite. Give 0 or"),
+        ({"coefficients": {"kl": float("nan")}}, "COEFFICIENTS: nan of 'kl' is negative or not finite"),
         ({"coefficients": {"task": None}}, "COEFFICIENTS: None of 'task' is neither a number nor a schedule"),
     ],
 )
@@ -386,6 +401,13 @@ def test_metric_of_the_student_cannot_be_a_loss():
     objective = distillation({"accuracy": Logits(teacher="a")}, {"a": TEACHERS["a"]})
     params = {**student(), "teachers": {"a": TEACHERS["a"].params()}}
     with pytest.raises(UserError, match="'accuracy' is a metric of the student already"):
+        jax.eval_shape(functools.partial(terms_of, objective), params, PRETRAINING.batch())
+
+
+def test_rows_longer_than_the_positions_of_a_teacher_name_it():
+    objective = distillation({"kl": Logits()}, {"t": Network(PRETRAINING)})
+    params = {**student(), "teachers": {"t": PRETRAINING.params(num_layers=2, max_length=2)}}
+    with pytest.raises(UserError, match="teacher 't', runs/teacher: rows of .* longer than the positions of the model"):
         jax.eval_shape(functools.partial(terms_of, objective), params, PRETRAINING.batch())
 
 

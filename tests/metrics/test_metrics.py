@@ -367,6 +367,12 @@ def test_progress_prints_plain_lines_without_a_terminal(capsys):
     ]
 
 
+def test_progress_shows_the_losses_of_a_teacher(capsys):
+    with metrics.Progress(10, losses=("kl", "missing")) as progress:
+        progress.update(7, {"loss": 5.4321, "kl": 0.000123456, "learning_rate": 0.01})
+    assert capsys.readouterr().out == "step 7/10  loss 5.432  kl 0.0001235  lr 0.01\n"
+
+
 @pytest.mark.parametrize("broken", ["full", "unread", "closed", "missing"])
 def test_closed_stdout_warns_and_continues(broken, monkeypatch, caplog):
     reader, writer = os.pipe()

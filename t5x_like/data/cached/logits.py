@@ -157,7 +157,10 @@ def read_all(directory: str) -> dict[str, LogitsManifest]:
         for split in sorted(paths.listdir(paths.join(directory, task)))
     }
     if not found:
-        raise UserError(f"{directory} has no {KIND}. Write them with `t5x_like {COMMAND}`, or give another directory.")
+        raise UserError(
+            f"TEACHER_LOGITS={directory}: no {KIND} found. Write them with `t5x_like {COMMAND}`, or give another "
+            "directory."
+        )
     (first, reference), *others = found.items()
     for name, other in others:
         for setting in ("teacher", "spec", "temperature"):

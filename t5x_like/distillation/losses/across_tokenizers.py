@@ -69,7 +69,8 @@ class AcrossTokenizers:
             if len(spec.tokens) > spec.config.vocab_size:
                 raise UserError(
                     f"{type(self).__name__}: the vocabulary of {spec.name} has {len(spec.tokens)} tokens, but "
-                    f"its model only {spec.config.vocab_size} embeddings. Give the tokenizer of this model."
+                    f"its model only {spec.config.vocab_size} embeddings. Give the tokenizer of this model, or a "
+                    "model with a larger vocab_size."
                 )
             if self.prediction not in spec.objective.coefficients:
                 raise UserError(

@@ -43,11 +43,14 @@ class BaseLogitLoss:
 
     def check(self, student: ModelSpec, teacher: ModelSpec) -> None:
         """Checks that both networks predict the same classes; see `Loss.check`."""
-        for spec in (student, teacher):
-            if self.prediction not in (names := prediction_names(spec.objective)):
+        names = [prediction_names(spec.objective) for spec in (student, teacher)]
+        for spec, own in zip((student, teacher), names, strict=True):
+            if self.prediction not in own:
+                common = ", ".join(name for name in names[0] if name in names[1])
+                other = f"a teacher of the student's task, which predicts {' or '.join(names[0])}"
                 raise UserError(
                     f"{type(self).__name__}.prediction={self.prediction!r}: the objective of {spec.name} does not "
-                    f"predict it. Give one of {', '.join(names)}."
+                    f"predict it, but {', '.join(own)}. Give {common or other}."
                 )
         labels = [spec.objective.labels for spec in (student, teacher)]
         if labels[0] != labels[1] and max(map(len, labels)) > 1:  # a single score may have a name or not
