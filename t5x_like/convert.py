@@ -49,7 +49,7 @@ def convert(source: Source, target: Target, changes: Changes = NO_CHANGES) -> st
     if (weights := sources.read_other(path, source, heads=target.heads, long=changes.long)) is not None:
         _write_run(weights, path, source, target, changes)
     else:
-        _convert_run(source, target, changes)
+        _convert_run(path, source, target, changes)
     return target.path
 
 
@@ -64,13 +64,14 @@ def _write_run(weights: Weights, path: str, source: Source, target: Target, chan
         outputs.write_run(weights, path, target.path)
 
 
-def _convert_run(source: Source, target: Target, changes: Changes) -> None:
+def _convert_run(chosen: str, source: Source, target: Target, changes: Changes) -> None:
     """Writes a run in another format, or as a smaller run."""
     # ---- word vectors, a quantized run, its adapters -----------------------------------------------------------------
     path, weights = checkpoint_choice.read(
         source.path.rstrip("/"),
         source.checkpoint,
         lambda path: sources.read_run(path, source.model, source.network, source.averaged),
+        chosen=chosen,
     )
     if convert_vectors.is_output(target.path):
         tokenizer = tokenizers.find_for_export(path, source.vocabulary_path)
