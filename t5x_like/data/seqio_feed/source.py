@@ -272,15 +272,9 @@ class SeqIOSource:
 
     def text_problems(self, spec: FeatureSpec) -> list[str]:
         """Returns what is wrong if much of a user's first documents or examples reaches no row; reads them."""
-        names = {task.name: task_arguments.names(task.name) for task in self.tasks}
-        if not any({"pattern", "train"} & set(given) for given in names.values()):
-            return []
-        from t5x_like.data.seqio_feed import cut_examples, lost_text
+        from t5x_like.data.seqio_feed import own_files
 
-        kept = lost_text.measure(self, spec) if any("pattern" in given for given in names.values()) else []
-        found = [problem for each in kept for problem in each.problems()]
-        of_examples = [each for each in self.per_task() if "train" in names[each.mixture_or_task_name]]
-        return found + [problem for each in of_examples for problem in cut_examples.problems(each, spec)]
+        return own_files.problems(self, spec)
 
     def host_iterator(self, spec: FeatureSpec, *, process_index: int = 0, process_count: int = 1) -> "SeqIOIterator":
         """Returns the training batches of one process.
