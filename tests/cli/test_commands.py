@@ -67,6 +67,8 @@ MODELS = {
     "openai-gpt": {"n_embd": 4, "n_head": 2, "n_layer": 1},
     "ModernBERT-base": {"hidden_size": 4, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2}
     | {"model_type": "modernbert", "pad_token_id": 0},
+    "Qwen3-0.6B": {"hidden_size": 4, "intermediate_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    | {"model_type": "qwen3", "num_key_value_heads": 1, "head_dim": 2, "bos_token_id": 3},
 }
 
 

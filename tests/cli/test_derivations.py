@@ -120,6 +120,12 @@ def test_adapted_decoder_is_that_of_the_directory(directory):
     assert initial.path == str(path) and initial.mapping
     (given,) = built(resolve("train", *words, "--gin.LlamaConfig.num_layers=2"), "model")
     assert given.decoder_layers == 2
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"bos_token_id": None}))
+    with pytest.raises(UserError, match="llama: config.json has no bos_token_id, .* Give --gin.BOS_ID="):
+        resolve("train", *words)
+    (objective,) = built(resolve("train", *words, "--gin.BOS_ID=7"), "objective")
+    assert objective.features.first_id == 7
 
 
 @pytest.mark.notf

@@ -100,7 +100,7 @@ def test_expected_gradient_is_that_of_the_divergence_of_whole_texts():
 
 def test_loss_without_samples_is_refused():
     class Teacher:
-        objective, weight = CausalLM(), 1.0
+        objective, weight, vocabulary = CausalLM(), 1.0, None
         config = type("Config", (), {"reads": ()})()
 
     with pytest.raises(UserError, match="loss 'minillm' is defined for samples of the student. Add OnPolicy"):

@@ -33,7 +33,7 @@ def from_directory(settings: KnownSettings) -> Derived | None:
     objective stays the file's.
 
     Raises:
-      UserError: The directory is not found, or its model is not supported.
+      UserError: The directory is not found, its model is not supported, or its BOS is needed and not known.
     """
     from t5x_like.config import Derived
     from t5x_like.vocabularies import tokenizer_files
@@ -62,7 +62,13 @@ def from_directory(settings: KnownSettings) -> Derived | None:
         model, of_model = describe_model(for_vocabulary_of_data(config, settings), settings, macro)
         objective, of_objective = describe_objective(config, settings, directory)
         if macro == "DECODER":
-            objective, of_objective = "", {"VOCABULARY_BOS_ID": of_objective.get("VOCABULARY_BOS_ID")}
+            bos_id = of_objective.get("VOCABULARY_BOS_ID")
+            if bos_id is None and not settings.is_given("BOS_ID"):
+                raise UserError(
+                    f"{name}={given}: config.json has no bos_token_id, and the decoder of an encoder-decoder reads BOS "
+                    "before the targets. Give --gin.BOS_ID=…, such as the id of EOS."
+                )
+            objective, of_objective = "", {} if bos_id is None else {"VOCABULARY_BOS_ID": bos_id}
         values |= of_model | of_objective
         lines += [model, objective, describe_head(settings, lambda name: interop.head_form(directory, name))]
     lines += assignments(values)
