@@ -220,14 +220,15 @@ def _print_lengths(source: "SeqIOSource", spec: FeatureSpec, sample: int, found:
     limits |= {name: name for name in source.task_feature_lengths}
     lengths: dict[str, list[int]] = {name: [] for name in limits}
     tokens, unknown, padding_ids = Counter(), Counter(), source.padding_ids()
+    added = cut_examples.added_tokens(source, spec)
     classes = ClassCounts(label_names(source))
     with _record_errors(found, "the task cannot be read"):
-        for example in source.examples(sample, separator=spec.separator):
+        for example in source.examples(sample, separator=spec.separator, trimmed=False):
             classes.add(example)
             for name in lengths:
                 if name in example:
                     real = cut_examples.without_padding(example[name], padding_ids.get(name, 0))
-                    lengths[name].append(len(real))
+                    lengths[name].append(len(real) + added.get(name, 0))
                     tokens[name] += len(real)
                     unknown[name] += int(np.sum(real == vocabularies[name].unk_id)) if name in vocabularies else 0
     found.lengths = {name: np.array(counted) for name, counted in lengths.items() if counted}

@@ -114,7 +114,7 @@ def test_long_examples_and_padding_are_reported(register):
     assert found.trimmed == {"inputs": 10, "targets": 0}
     assert found.efficiency == {"inputs": 1.0, "targets": 0.1}
     trimmed, padded = found.problems
-    assert "10 of 10 examples have more than 40 tokens in 'inputs'" in trimmed and "up to 50" in trimmed
+    assert "10 of the first 10 examples have more than 40 tokens in 'inputs'" in trimmed and "up to 50" in trimmed
     assert "90% of 'targets' is padding. Set pack=True" in padded
 
 

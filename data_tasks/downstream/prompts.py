@@ -20,7 +20,7 @@ from data_tasks.corpora.conversation_files import ConversationFiles, messages
 from data_tasks.corpora.split_files import SPLITS
 from data_tasks.downstream.classification import VOCABULARY_PATH, late_vocabulary
 from data_tasks.downstream.conversations import USER
-from t5x_like.data import task_arguments
+from t5x_like.data import task_arguments, trimming
 from t5x_like.errors import UserError
 from t5x_like.vocabularies.chat_template import ChatTemplate
 
@@ -37,7 +37,7 @@ def _encode(
 
 def keep_end(ds: tf.data.Dataset, sequence_length: Mapping[str, int] | None = None) -> tf.data.Dataset:
     """Trims the beginning of prompts to their length."""
-    length = (sequence_length or {}).get("inputs")
+    length = trimming.lengths(sequence_length).get("inputs")
     return ds if length is None else ds.map(lambda row: {**row, "inputs": row["inputs"][-length:]})
 
 

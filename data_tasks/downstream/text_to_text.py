@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from data_tasks.downstream.classification import VOCABULARY_PATH, flatten_idx
 from data_tasks.feature_checks import require_eos
-from t5x_like.data import prompts
+from t5x_like.data import prompts, trimming
 from t5x_like.vocabularies.late import SeparatedVocabulary
 
 UNKNOWN_LABEL = "<unk>"
@@ -80,13 +80,13 @@ def end(
     Returns:
       The examples.
     """
+    lengths = trimming.lengths(sequence_length)
     if prompts.separator() is None:
-        return seqio.preprocessors.append_eos_after_trim(ds, output_features, sequence_length)
-    length = (sequence_length or {}).get("inputs")
-    if length is not None:
+        return seqio.preprocessors.append_eos_after_trim(ds, output_features, lengths)
+    if (length := lengths.get("inputs")) is not None:
         ds = ds.map(lambda example: {**example, "inputs": example["inputs"][-length:]})
     features = {**output_features, "inputs": dataclasses.replace(output_features["inputs"], add_eos=False)}
-    return seqio.preprocessors.append_eos_after_trim(ds, features, sequence_length)
+    return seqio.preprocessors.append_eos_after_trim(ds, features, lengths)
 
 
 def add_prefix(ds: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:

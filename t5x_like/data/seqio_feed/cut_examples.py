@@ -1,9 +1,10 @@
-"""Counts the examples of a task that are longer than its rows, and lose their end."""
+"""Counts the examples of a task that are longer than its rows, and lose their end or the beginning of a prompt."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from t5x_like.data import prompts
 from t5x_like.data.conversation_specs import LOSS_MASK
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed.task_access import TaskAccess
@@ -24,20 +25,25 @@ def problems(source: TaskAccess, spec: FeatureSpec) -> list[str]:
         return []
     limits = {name: source.task_feature_lengths[spec.length_key(name)] for name in spec.task_features}
     limits = {name: limit for name, limit in limits.items() if name not in spec.fixed_lengths}
-    examples = list(source.examples(EXAMPLES, separator=spec.separator))
-    found, padding_ids = [], source.padding_ids()
+    examples = list(source.examples(EXAMPLES, separator=spec.separator, trimmed=False))
+    found, padding_ids, added = [], source.padding_ids(), added_tokens(source, spec)
     for name, limit in limits.items():
         values = (without_padding(example[name], padding_ids.get(name, 0)) for example in examples)
-        lengths = np.array([len(each) for each in values])
+        lengths = np.array([len(each) + added.get(name, 0) for each in values])
         if name.startswith(LOSS_MASK):
             if number := sum(not np.any(example[name][:limit]) for example in examples):
                 found.append(
-                    f"{number:,} of the first {len(examples):,} examples have their first token with a loss after the "
-                    f"{limit} of a row, and train nothing."
+                    f"{number:,} of the first {len(examples):,} examples have no token with a loss among the first "
+                    f"{limit} tokens ({name!r}), and train nothing."
                 )
         elif np.mean(lengths > limit) > CUT_FRACTION:
             found.append(describe(lengths, name, limit, spec.length_key(name)))
     return [f"{source.name}: {problem}" for problem in found]
+
+
+def added_tokens(source: TaskAccess, spec: FeatureSpec) -> dict[str, int]:
+    """Returns task feature -> number of tokens that its rows have in addition to its examples."""
+    return {} if prompts.missing_eos(source, spec) is None else {prompts.INPUTS: 1}
 
 
 def without_padding(values: np.ndarray, padding_id: int | None) -> np.ndarray:
@@ -57,6 +63,6 @@ def describe(lengths: Sequence[int] | np.ndarray, name: str, limit: int, key: st
       key: Name of the limit in the setting of lengths.
     """
     return (
-        f"{np.sum(np.greater(lengths, limit)):,} of {len(lengths):,} examples have more than {limit} tokens in "
-        f"{name!r} and are truncated, including EOS. Increase {key} in TASK_FEATURE_LENGTHS (up to {max(lengths)})."
+        f"{np.sum(np.greater(lengths, limit)):,} of the first {len(lengths):,} examples have more than {limit} tokens "
+        f"in {name!r} and are truncated. Increase {key} in TASK_FEATURE_LENGTHS (up to {max(lengths)})."
     )

@@ -1,12 +1,13 @@
 """Data source that reads a registered SeqIO task or mixture."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from t5x_like.data import continuous, endless, mixing, provenance, specs, task_arguments, text_vocabulary
+from t5x_like.data import continuous, endless, mixing, provenance, specs, task_arguments, text_vocabulary, trimming
 from t5x_like.data.attached import refuse_attached
 from t5x_like.data.batches import pad_rows, rows_of_process
 from t5x_like.data.features import FeatureSpec
@@ -195,8 +196,11 @@ class SeqIOSource:
         return text_vocabulary.kind_of_text(self.vocabularies(), spec)
 
     def add_eos(self) -> dict[str, bool]:
-        """Returns task feature -> whether its text ends in EOS, as its feature declares."""
-        return {name: feature.add_eos for name, feature in self.provider.output_features.items()}
+        """Returns task feature -> whether its text ends in EOS, as the feature of each task of a mixture declares."""
+        tasks = self.tasks
+        return {
+            name: all(task.output_features[name].add_eos for task in tasks) for name in self.provider.output_features
+        }
 
     def padding_ids(self) -> "dict[str, int | None]":
         """Returns task feature -> id that is padding at the end of an example, or None if the vocabulary has none."""
@@ -359,7 +363,10 @@ class SeqIOSource:
         source = dataclasses.replace(self, task_feature_lengths=lengths)
         return specs.spec_for_task(names, lambda: next(source.examples(1), None))
 
-    def _task_dataset(self, provider, *, shuffle, num_epochs, shard_info=None, separator=None) -> "tf.data.Dataset":
+    def _task_dataset(
+        self, provider, *, shuffle, num_epochs, shard_info=None, separator=None, trimmed=True
+    ) -> "tf.data.Dataset":
+        """Returns the examples; `trimmed` is whether preprocessors may trim them, as `trimming` describes."""
         tasks = self._tasks_with_split(provider)
         from t5x_like.data.seqio_feed import mixtures, task_errors
 
@@ -370,7 +377,8 @@ class SeqIOSource:
             self.mixing_fractions()  # raises if a rate is invalid
 
         def make() -> "tf.data.Dataset":
-            with endless.sources(num_epochs is None), separated(separator):
+            whole = contextlib.nullcontext() if trimmed else trimming.off()
+            with endless.sources(num_epochs is None), separated(separator), whole:
                 return provider.get_dataset(
                     sequence_length=self.preprocessing_lengths,
                     split=self.split,

@@ -83,10 +83,10 @@ def test_conversations_that_lose_their_end_are_counted(arguments):
     source = SeqIOSource(**options, task_feature_lengths={"targets": lengths[-1]}, batch_size=1)
     assert source.text_problems(CONVERSATION) == []
     (cut,) = dataclasses.replace(source, task_feature_lengths={"targets": lengths[0]}).text_problems(CONVERSATION)
-    assert cut.startswith(f"conversations: 1 of 5 examples have more than {lengths[0]} tokens in 'targets'")
+    assert cut.startswith(f"conversations: 1 of the first 5 examples have more than {lengths[0]} tokens in 'targets'")
     assert f"Increase targets in TASK_FEATURE_LENGTHS (up to {lengths[-1]})" in cut
     _, silent = dataclasses.replace(source, task_feature_lengths={"targets": 4}).text_problems(CONVERSATION)
-    assert silent.startswith("conversations: 5 of the first 5 examples have their first token with a loss after the 4")
+    assert silent.startswith("conversations: 5 of the first 5 examples have no token with a loss among the first 4 ")
 
 
 @pytest.mark.parametrize(
