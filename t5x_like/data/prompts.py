@@ -2,7 +2,7 @@
 
 A source sets it while the preprocessors of a text-to-text task are built: the same task ends its inputs with EOS for an
 encoder, and with the separator of the objective for a decoder. An encoder may read BOS in place of this EOS, which is a
-role of its feature, so that it holds for every task and for stored data. Inputs of a task without EOS get one first.
+role of its feature, so that it holds for every task and for stored data. Inputs without EOS get one first.
 """
 
 import contextlib
@@ -118,19 +118,6 @@ def missing_eos(source: "DataSource", spec: FeatureSpec) -> int | None:
             "EOS. Give a vocabulary that has one, or ENCODER_BOS=False."
         )
     return eos_id
-
-
-def check_bos(source: "DataSource", spec: FeatureSpec) -> None:
-    """Checks that the inputs of a cache end in EOS if an encoder reads BOS in its place.
-
-    Raises:
-      UserError: They do not, so that their last token would be lost.
-    """
-    if encoder_bos(spec) is not None and not source.add_eos().get(INPUTS, True):
-        raise UserError(
-            f"ENCODER_BOS=True: the inputs of {source.name} do not end in EOS, which BOS replaces, because the cache "
-            "was written with ENCODER_BOS=False. Write it with True, or give False."
-        )
 
 
 def check(source: "DataSource", spec: FeatureSpec) -> None:

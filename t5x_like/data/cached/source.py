@@ -208,7 +208,7 @@ class CachedSource:
                 raise UserError(f"the cache {self.directory} has no rows. Write it again from a split with examples.")
             if self.continuous:
                 _check_continuous(self, self.manifest, spec)
-            prompts.check_bos(self, spec)
+            _check_encoder_bos(self, self.manifest, spec)
             _check_separator(self, self.manifest.settings.get("separator"), spec.separator)
             _check_layout(self, self.manifest.layout, spec)
             _check_dtypes(self, self.manifest, spec)
@@ -326,6 +326,15 @@ def _check_layout(source: CachedSource, layout: Layout, spec: FeatureSpec) -> No
         raise UserError(
             f"the cache {source.directory} does not suit this run: {'; '.join(found)}. Set TASK_FEATURE_LENGTHS and "
             "PACK as in the cache, or write another cache with `t5x_like cache` and the gin files of this run."
+        )
+
+
+def _check_encoder_bos(source: CachedSource, manifest: manifests.Manifest, spec: FeatureSpec) -> None:
+    begins, added = prompts.encoder_bos(spec) is not None, bool(manifest.settings.get("encoder_bos"))
+    if begins != added and (added or not manifest.add_eos.get(prompts.INPUTS, True)):
+        raise UserError(
+            f"ENCODER_BOS={begins}: the cache {source.directory} was written with ENCODER_BOS={added}, and inputs of "
+            f"its task do not end in EOS, which BOS replaces. Write it with {begins}, or give {added}."
         )
 
 

@@ -95,6 +95,8 @@ class Plan:
             "examples": self.examples,
             "num_shards": self.shards,
             **({} if self.spec.separator is None else {"separator": self.spec.separator}),
+            # Inputs that end in EOS are stored alike in both cases.
+            **({} if prompts.missing_eos(source, self.spec) is None else {"encoder_bos": True}),
             **({"continuous": True} if source.continuous else {}),
             **({} if source.packing == NEXT_FIT else {"packing": source.packing}),
             **({"provenance": True} if self.provenance else {}),

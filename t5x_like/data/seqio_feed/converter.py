@@ -259,9 +259,11 @@ def _dense(batch: Mapping[str, tf.Tensor | tf.RaggedTensor]):
 
 
 def _ended(items: tf.Tensor, eos_id: int, padding_id: int | None, length: int) -> tf.Tensor:
-    """Returns the token ids of an example `[any length]` without padding and with EOS, at most `length`."""
+    """Returns the token ids `[any length]` of an example without padding and with one EOS, at most `length`."""
     if padding_id is not None:
         items = items[: _count(items[tf.newaxis], tf.shape(items), padding_id)[0]]
+    has_eos = tf.equal(items[-1:], eos_id)  # `[1]`, or `[0]` if there are no items
+    items = items[: tf.shape(items)[0] - tf.reduce_sum(tf.cast(has_eos, tf.int32))]
     return tf.concat([items[: length - 1], [eos_id]], axis=0)
 
 

@@ -347,7 +347,7 @@ class SeqIOSource:
             yield {name: pad_rows(array, missing)[mine.start : mine.stop] for name, array in batch.items()}
 
     def task_dataset(self, *, shuffle: bool = False, num_epochs: int | None = 1, **reading: Any) -> "tf.data.Dataset":
-        """Returns the examples of the task, neither trimmed nor packed; `shard_info` and `separator` may be given."""
+        """Returns the examples of the task, not packed; see `_task_dataset` for what may be given."""
         return self._task_dataset(self.provider, shuffle=shuffle, num_epochs=num_epochs, **reading)
 
     def examples(self, number: int, **reading: Any) -> "Iterator[dict[str, np.ndarray]]":

@@ -14,7 +14,7 @@ from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.data import prompts, specs
 from t5x_like.data.cached import CachedSource
 from t5x_like.data.records import Record
-from t5x_like.data.seqio_feed import SeqIOSource
+from t5x_like.data.seqio_feed import SeqIOSource, cut_examples
 from t5x_like.data.seqio_feed.task_rows import TaskRows
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
@@ -116,6 +116,26 @@ def test_bos_takes_the_place_of_eos_in_training_and_inference(tmp_path, pack, mo
     assert read.read(0, 1)[0].content["inputs"] == [*expected[0], 1]  # the last token is no EOS
 
 
+@pytest.mark.parametrize("separator", [None, "\n"])
+def test_records_that_are_longer_than_a_row_are_counted(tmp_path, separator):
+    records = [{"inputs": "a", "targets": "list"}, {"inputs": "the value of a", "targets": "list"}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    source = table(train=str(tmp_path / "train.jsonl"))
+    spec = dataclasses.replace(specs.ENCODER_DECODER if separator is None else specs.PREFIX_LM, separator=separator)
+    longest = max(len(example["inputs"]) for example in source.examples(2, separator=separator))
+    assert source.text_problems(spec) == []
+    (problem,) = dataclasses.replace(source, task_feature_lengths={**LENGTHS, "inputs": 3}).text_problems(spec)
+    assert problem.startswith("text_table: 1 of the first 2 examples have more than 3 tokens in 'inputs'")
+    assert f"(up to {longest})" in problem
+
+
+def test_token_that_encoder_bos_adds_is_counted():
+    source = prefixes()
+    assert cut_examples.added_tokens(source, WITH_BOS.features) == {"inputs": 1}
+    assert cut_examples.added_tokens(source, SequenceToSequence().features) == {}
+    assert cut_examples.added_tokens(table(train=""), WITH_BOS.features) == {}
+
+
 def prefixes(**settings):
     """Returns a source whose inputs do not end in EOS, of rows in which BOS comes before them."""
     lengths = {"inputs": 128, "targets": 64}
@@ -145,18 +165,32 @@ def test_inputs_without_eos_keep_their_last_token_after_bos(pack):
     assert found == [[7, *row["inputs"][row["inputs"] != 0].tolist()] for row in source.examples(len(found))]
 
 
+@pytest.mark.parametrize("pack", [False, True])
+def test_mixed_inputs_with_and_without_eos_keep_their_last_token_after_bos(pack):
+    rates = {"python_docs_span_corruption": 1.0, "python_docs_prefix_lm": 1.0}
+    source = dataclasses.replace(prefixes(pack=pack), mixture_or_task_name="both", rates=rates)
+    assert source.add_eos() == {"inputs": False, "targets": True}
+    found = inputs(source, WITH_BOS)
+    rows = [row["inputs"][row["inputs"] != 0].tolist() for row in source.examples(len(found))]
+    assert found == [[7, *(row[:-1] if row[-1] == 1 else row)] for row in rows]
+    assert len({row[-1] == 1 for row in rows}) == 2
+
+
 @pytest.mark.full
 def test_inputs_without_eos_keep_their_last_token_in_a_cache(tmp_path):
-    def cached(objective):
-        path = str(tmp_path / str(objective.features.bos_id))
-        cache(cache_dir=path, data=prefixes(), objective=objective, shards=1, processes=1)
-        return CachedSource(cache_dir=path, split="validation", batch_size=8, shuffle=False)
+    def write(objective, directory):
+        cache(cache_dir=str(tmp_path / directory), data=prefixes(), objective=objective, shards=1, processes=1)
+        return CachedSource(cache_dir=str(tmp_path / directory), split="validation", batch_size=8, shuffle=False)
 
-    without = cached(SequenceToSequence())
+    without, with_bos = write(SequenceToSequence(), "without"), write(WITH_BOS, "with")
     found = inputs(without, SequenceToSequence())
-    assert inputs(cached(WITH_BOS), WITH_BOS) == [[7, *row] for row in found] and len(found) == 8
-    with pytest.raises(UserError, match="the cache was written with ENCODER_BOS=False. Write it with True"):
+    assert inputs(with_bos, WITH_BOS) == [[7, *row] for row in found] and len(found) == 8
+    with pytest.raises(UserError, match="was written with ENCODER_BOS=False.*Write it with True"):
         without.check(WITH_BOS.features)
+    with pytest.raises(UserError, match="was written with ENCODER_BOS=True.*Write it with False"):
+        with_bos.check(SequenceToSequence().features)
+    with pytest.raises(UserError, match="a cache with other settings .encoder_bos: True in the cache"):
+        write(SequenceToSequence(), "with")
 
 
 @pytest.mark.parametrize(("separator", "after", "eos"), [(None, "", [1]), ("", "", []), ("\n> ", "\n> ", [])])
