@@ -13,7 +13,7 @@ MOST_LINES = 400
 MOST_PARAMETERS = 15
 # Files that are still longer. They may not grow; remove a file here once it is shorter.
 LONGER = {
-    "t5x_like/data/seqio_feed/source.py": 413,
+    "t5x_like/data/seqio_feed/source.py": 412,
     "t5x_like/models/bert.py": 416,
 }
 

@@ -8,9 +8,9 @@ _IS_ON: contextvars.ContextVar[bool] = contextvars.ContextVar("trimming", defaul
 
 
 @contextlib.contextmanager
-def off() -> Iterator[None]:
-    """Keeps the whole examples of the tasks that are built in this context, if their preprocessors read `lengths`."""
-    token = _IS_ON.set(False)
+def enabled(is_on: bool) -> Iterator[None]:
+    """Sets whether the preprocessors that read `lengths` trim, for the tasks that are built in this context."""
+    token = _IS_ON.set(is_on)
     try:
         yield
     finally:

@@ -1,6 +1,5 @@
 """Data source that reads a registered SeqIO task or mixture."""
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -197,10 +196,8 @@ class SeqIOSource:
 
     def add_eos(self) -> dict[str, bool]:
         """Returns task feature -> whether its text ends in EOS, as the feature of each task of a mixture declares."""
-        tasks = self.tasks
-        return {
-            name: all(task.output_features[name].add_eos for task in tasks) for name in self.provider.output_features
-        }
+        features = [task.output_features for task in self.tasks]
+        return {name: all(each[name].add_eos for each in features) for name in features[0]}
 
     def padding_ids(self) -> "dict[str, int | None]":
         """Returns task feature -> id that is padding at the end of an example, or None if the vocabulary has none."""
@@ -276,9 +273,9 @@ class SeqIOSource:
 
     def text_problems(self, spec: FeatureSpec) -> list[str]:
         """Returns what is wrong if much of a user's first documents or examples reaches no row; reads them."""
-        from t5x_like.data.seqio_feed import own_files
+        from t5x_like.data.seqio_feed import text_problems
 
-        return own_files.problems(self, spec)
+        return text_problems.find(self, spec)
 
     def host_iterator(self, spec: FeatureSpec, *, process_index: int = 0, process_count: int = 1) -> "SeqIOIterator":
         """Returns the training batches of one process.
@@ -347,7 +344,7 @@ class SeqIOSource:
             yield {name: pad_rows(array, missing)[mine.start : mine.stop] for name, array in batch.items()}
 
     def task_dataset(self, *, shuffle: bool = False, num_epochs: int | None = 1, **reading: Any) -> "tf.data.Dataset":
-        """Returns the examples of the task, not packed; see `_task_dataset` for what may be given."""
+        """Returns the examples, not packed; `shard_info`, `separator` and `trimmed` (see `trimming`) may be given."""
         return self._task_dataset(self.provider, shuffle=shuffle, num_epochs=num_epochs, **reading)
 
     def examples(self, number: int, **reading: Any) -> "Iterator[dict[str, np.ndarray]]":
@@ -363,10 +360,7 @@ class SeqIOSource:
         source = dataclasses.replace(self, task_feature_lengths=lengths)
         return specs.spec_for_task(names, lambda: next(source.examples(1), None))
 
-    def _task_dataset(
-        self, provider, *, shuffle, num_epochs, shard_info=None, separator=None, trimmed=True
-    ) -> "tf.data.Dataset":
-        """Returns the examples; `trimmed` is whether preprocessors may trim them, as `trimming` describes."""
+    def _task_dataset(self, provider, *, shuffle, num_epochs, shard_info=None, separator=None, trimmed=True):
         tasks = self._tasks_with_split(provider)
         from t5x_like.data.seqio_feed import mixtures, task_errors
 
@@ -377,8 +371,7 @@ class SeqIOSource:
             self.mixing_fractions()  # raises if a rate is invalid
 
         def make() -> "tf.data.Dataset":
-            whole = contextlib.nullcontext() if trimmed else trimming.off()
-            with endless.sources(num_epochs is None), separated(separator), whole:
+            with endless.sources(num_epochs is None), separated(separator), trimming.enabled(trimmed):
                 return provider.get_dataset(
                     sequence_length=self.preprocessing_lengths,
                     split=self.split,
