@@ -100,6 +100,7 @@ def finetuning_groups(
     unfreeze_steps: int | float | None = None,
     unfrozen: str | None = None,
     undecayed: str | None = None,
+    unclipped: str | None = None,
     total_steps: int | None = None,
 ) -> tuple[ParameterGroup, ...]:
     """Creates the parameter groups of a fine-tuning run, for the argument `groups` of an optimizer.
@@ -113,13 +114,15 @@ def finetuning_groups(
       unfrozen: Regular expression of parameters that train from step 0 whatever their depth, such as embeddings that
         are also the kernel of the logits.
       undecayed: Regular expression of parameters without weight decay, such as the scores of `pruned.MovementPruning`.
+      unclipped: Regular expression of parameters whose gradients are not clipped, such as embeddings.
       total_steps: Number of steps of the run; needed if `unfreeze_steps` is a fraction.
 
     Returns:
       The groups.
 
     Raises:
-      UserError: `unfrozen` without `unfreeze_steps`, `trained_layers` with it, or a value is out of range.
+      UserError: `unfrozen` without `unfreeze_steps` or with `unclipped`, `trained_layers` with `unfreeze_steps`, or a
+        value is out of range.
     """
     learning_rate_factor = 1.0 if layer_decay == 1 else LayerDecay(layer_decay)
     if unfreeze_steps is None:
@@ -135,6 +138,10 @@ def finetuning_groups(
         rest = [ParameterGroup(**factors)]
         if unfrozen is not None:
             rest.insert(0, ParameterGroup(unfrozen, learning_rate_factor=learning_rate_factor))
+    if unclipped is not None:
+        if unfrozen is not None:
+            raise UserError(f"UNCLIPPED={unclipped!r}, UNFROZEN={unfrozen!r}: exclude each other. Remove one of them.")
+        rest.insert(0, dataclasses.replace(rest[-1], pattern=unclipped, clip=False))
     if undecayed is not None:
         rest.insert(0, dataclasses.replace(rest[-1], pattern=undecayed, weight_decay_factor=0.0))
     return (*([] if frozen is None else [ParameterGroup(frozen, freeze=True)]), *rest)

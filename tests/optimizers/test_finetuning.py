@@ -199,6 +199,7 @@ def test_frozen_unfrozen_and_decay_combine():
         (lambda: finetuning_groups(trained_layers=-1), "TRAINED_LAYERS=-1: negative"),
         (lambda: finetuning_groups(trained_layers=1, unfreeze_steps=2), "TRAINED_LAYERS=1 has no effect with"),
         (lambda: finetuning_groups(layer_decay=1.5), "LAYER_DECAY=1.5 must lie between 0 and 1"),
+        (lambda: finetuning_groups(unclipped="a", unfrozen="b", unfreeze_steps=2), "UNCLIPPED='a', UNFROZEN='b': excl"),
         (lambda: finetuning_groups(unfrozen="token"), "UNFROZEN='token' has no effect without UNFREEZE_STEPS"),
         (lambda: finetuning_groups(unfreeze_steps=0.01, total_steps=10), "0 steps between two layers.*UNFREEZE_STEPS"),
         (lambda: finetuning_groups(unfreeze_steps=0.5), "UNFREEZE_STEPS=0.5 is a fraction.*TRAIN_STEPS"),
@@ -257,8 +258,10 @@ def test_gin_files_combine_with_any_optimizer(optimizer):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_other_groups_reach_any_optimizer(optimizer):
-    (group,) = configured_optimizer(optimizer, "unclipped_embeddings").groups
-    assert (group.pattern, group.clip) == ("^model/token_embedder/", False)
+    embeddings = ParameterGroup("^model/token_embedder/", learning_rate_factor=LayerDecay(0.9), clip=False)
+    for names in (("unclipped_embeddings", "layer_decay"), ("layer_decay", "unclipped_embeddings")):
+        made = configured_optimizer(optimizer, *names)
+        assert made.groups == (embeddings, ParameterGroup(learning_rate_factor=LayerDecay(0.9)))
     if optimizer != "adafactor":
         made = configured_optimizer(optimizer, "mup", WIDTH="64", BASE_WIDTH="16")
         assert made.groups == tuple(optimizers.mup_groups(width=64, base_width=16))
