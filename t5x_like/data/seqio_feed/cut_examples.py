@@ -23,7 +23,7 @@ def problems(source: TaskAccess, spec: FeatureSpec) -> list[str]:
     """
     if source.use_cached or source.continuous:
         return []
-    limits = {name: source.task_feature_lengths[spec.length_key(name)] for name in spec.task_features}
+    limits = spec.task_lengths(source.task_feature_lengths)
     limits = {name: limit for name, limit in limits.items() if name not in spec.fixed_lengths}
     examples = list(source.examples(EXAMPLES, separator=spec.separator, trimmed=False))
     found, padding_ids, added = [], source.padding_ids(), added_tokens(source, spec)
@@ -34,7 +34,7 @@ def problems(source: TaskAccess, spec: FeatureSpec) -> list[str]:
             if number := sum(not np.any(example[name][:limit]) for example in examples):
                 found.append(
                     f"{number:,} of the first {len(examples):,} examples have no token with a loss among the first "
-                    f"{limit} tokens ({name!r}), and train nothing."
+                    f"{limit} tokens ({name!r}). Increase {spec.length_key(name)} in TASK_FEATURE_LENGTHS."
                 )
         elif np.mean(lengths > limit) > CUT_FRACTION:
             found.append(describe(lengths, name, limit, spec.length_key(name)))

@@ -1,5 +1,6 @@
 """The tasks of preferences: pairs with a margin, completions with a label and another completion, errors by line."""
 
+import dataclasses
 import json
 
 import chat_templates
@@ -7,6 +8,8 @@ import gold_predictions
 import pytest
 from chat_templates import CHATML
 
+from t5x_like.data.conversation_specs import LABELED_COMPLETION, PREFERENCE_PAIR, SCORED_PAIR
+from t5x_like.data.seqio_feed import SeqIOSource
 from t5x_like.errors import UserError
 from t5x_like.vocabularies import conversations
 from t5x_like.vocabularies.chat_template import ChatTemplate
@@ -64,6 +67,29 @@ def test_completions_are_compared_with_those_of_the_next_line(examples):
         check(row, 0, conversation(template, letter, 2 * letter))
         check(row, 1, conversation(template, letter, 2 * following))
     assert [row["label"].tolist() for row in rows] == [[1], [0], [0]]
+
+
+@pytest.mark.parametrize(
+    ("task", "spec", "line"),
+    [
+        ("preferences", PREFERENCE_PAIR, PAIR),
+        ("preferences", SCORED_PAIR, PAIR),
+        ("completions", LABELED_COMPLETION, {"prompt": "a", "completion": "b", "label": True}),
+    ],
+)
+def test_lost_ends_are_counted_beside_columns_without_a_length(task, spec, line, tmp_path):
+    (path := tmp_path / "data.jsonl").write_text(2 * (json.dumps(line) + "\n"))
+    arguments = {"train": str(path), "vocabulary_path": chat_templates.write(tmp_path, CHATML)}
+    source = SeqIOSource(
+        mixture_or_task_name=task,
+        split="train",
+        task_arguments=arguments,
+        task_feature_lengths={"targets": 128},
+        batch_size=1,
+    )
+    assert source.text_problems(spec) == []
+    problems = dataclasses.replace(source, task_feature_lengths={"targets": 2}).text_problems(spec)
+    assert problems[0].startswith(f"{task}: 2 of the first 2 examples have more than 2 tokens in 'targets_0'")
 
 
 @pytest.mark.parametrize(
