@@ -218,7 +218,7 @@ def test_encoder_reads_bos_in_place_of_the_eos_of_the_cache(cache_dir, monkeypat
     batch = next(make(cache_dir, split="validation", shuffle=False).host_iterator(spec))
     assert batch["encoder_input_tokens"][:, :3].tolist() == [[7, 1, 0], [7, 0, 0], [7, 3, 0], [7, 0, 0]]
     monkeypatch.setattr(CachedSource, "add_eos", lambda self: {"inputs": False})
-    with pytest.raises(UserError, match="ENCODER_BOS=True: the inputs of .* do not end in EOS, which BOS replaces"):
+    with pytest.raises(UserError, match="ENCODER_BOS=True: .*with ENCODER_BOS=False.* do not end in EOS, which BOS"):
         make(cache_dir).check(spec)
 
 

@@ -208,7 +208,7 @@ class CachedSource:
                 raise UserError(f"the cache {self.directory} has no rows. Write it again from a split with examples.")
             if self.continuous:
                 _check_continuous(self, self.manifest, spec)
-            _check_encoder_bos(self, self.manifest, spec)
+            _check_encoder_bos(self, bool(self.manifest.settings.get("encoder_bos")), spec)
             _check_separator(self, self.manifest.settings.get("separator"), spec.separator)
             _check_layout(self, self.manifest.layout, spec)
             _check_dtypes(self, self.manifest, spec)
@@ -329,12 +329,12 @@ def _check_layout(source: CachedSource, layout: Layout, spec: FeatureSpec) -> No
         )
 
 
-def _check_encoder_bos(source: CachedSource, manifest: manifests.Manifest, spec: FeatureSpec) -> None:
-    begins, added = prompts.encoder_bos(spec) is not None, bool(manifest.settings.get("encoder_bos"))
-    if begins != added and (added or not manifest.add_eos.get(prompts.INPUTS, True)):
+def _check_encoder_bos(source: CachedSource, found: bool, spec: FeatureSpec) -> None:
+    wanted = prompts.encoder_bos(spec) is not None
+    if found != wanted and (found or not source.add_eos().get(prompts.INPUTS, True)):
         raise UserError(
-            f"ENCODER_BOS={begins}: the cache {source.directory} was written with ENCODER_BOS={added}, and inputs of "
-            f"its task do not end in EOS, which BOS replaces. Write it with {begins}, or give {added}."
+            f"ENCODER_BOS={wanted}: the cache {source.directory} was written with ENCODER_BOS={found}, and inputs of "
+            f"its task do not end in EOS, which BOS replaces. Write it with {wanted}, or give {found}."
         )
 
 
