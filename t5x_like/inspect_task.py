@@ -212,7 +212,7 @@ def _check_source(source: "SeqIOSource", sample: int, found: Inspection) -> None
 
 
 def _print_lengths(source: "SeqIOSource", spec: FeatureSpec, sample: int, found: Inspection, console: Console) -> None:
-    from t5x_like.data.seqio_feed import cut_examples
+    from t5x_like.data.seqio_feed import truncated_examples
     from t5x_like.data.seqio_feed.class_counts import ClassCounts, label_names
 
     vocabularies = _text_vocabularies(source)
@@ -220,14 +220,14 @@ def _print_lengths(source: "SeqIOSource", spec: FeatureSpec, sample: int, found:
     limits |= {name: name for name in source.task_feature_lengths}
     lengths: dict[str, list[int]] = {name: [] for name in limits}
     tokens, unknown, padding_ids = Counter(), Counter(), source.padding_ids()
-    added = cut_examples.added_tokens(source, spec)
+    added = truncated_examples.added_tokens(source, spec)
     classes = ClassCounts(label_names(source))
     with _record_errors(found, "the task cannot be read"):
         for example in source.examples(sample, separator=spec.separator, trimmed=False):
             classes.add(example)
             for name in lengths:
                 if name in example:
-                    real = cut_examples.without_padding(example[name], padding_ids.get(name, 0))
+                    real = truncated_examples.without_padding(example[name], padding_ids.get(name, 0))
                     lengths[name].append(len(real) + added.get(name, 0))
                     tokens[name] += len(real)
                     unknown[name] += int(np.sum(real == vocabularies[name].unk_id)) if name in vocabularies else 0
@@ -249,7 +249,7 @@ def _print_lengths(source: "SeqIOSource", spec: FeatureSpec, sample: int, found:
         percentiles = (f"{value:.0f}" for value in np.percentile(counted, PERCENTILES))
         table.add_row(name, *percentiles, str(limit), str(found.trimmed[name]), f"{found.unknown[name]:.2%}")
         if found.trimmed[name]:
-            found.problems.append(cut_examples.describe(counted, name, limit, key))
+            found.problems.append(truncated_examples.describe(counted, name, limit, key))
         if found.unknown[name] > UNKNOWN_FRACTION:
             found.problems.append(
                 f"{found.unknown[name]:.1%} of the tokens of {name!r} are unknown to the vocabulary. Use "

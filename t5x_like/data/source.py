@@ -83,7 +83,7 @@ class DataSource(Protocol):
         """Returns task feature -> whether its text ends in EOS; empty if this is not known."""
 
     def text_problems(self, spec: FeatureSpec) -> list[str]:
-        """Returns what is wrong if much of a user's text reaches no row; empty where this is not measured.
+        """Returns warnings if much of a user's text is lost; empty where this is not measured.
 
         Args:
           spec: Features that the objective reads.

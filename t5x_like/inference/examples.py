@@ -126,7 +126,7 @@ class TextExamples:
                 for index, example in self._rows.examples(start, stop)
             )
             if (bos := self._layout.encoder_bos) is not None:  # takes the place of EOS, as in training
-                end = -1 if self._rows.inputs_end else None
+                end = -1 if self._rows.inputs_have_eos else None
                 found = ((index, {**ids, "inputs": [bos, *ids["inputs"][:end]]}) for index, ids in found)
         encoded = (
             (index, self._codec.encode(f"{self._path}:{self._records[index].line}", fields, needs_targets=self._scored))

@@ -12,6 +12,12 @@ from t5x_like.kernels.prefix_keys import Prefix
 from t5x_like.kernels.score_bias import ScoreBias
 
 
+def limited(scores: Float[Array, "..."], softcap: float) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """Returns scores s within a limit c, c · tanh(s / c), and their derivatives by s; for kernels."""
+    tanh = jnp.tanh(scores * (1.0 / softcap))
+    return softcap * tanh, 1.0 - tanh * tanh
+
+
 @dataclasses.dataclass(frozen=True)
 class Scoring:
     """How the products of queries and keys become the weights of values.

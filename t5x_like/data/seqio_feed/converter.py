@@ -109,7 +109,7 @@ class SpecConverter(seqio.FeatureConverter):
             items = tf.ensure_shape(tf.cast(items, self.spec.task_dtype(name)), shape)
             if name != prompts.INPUTS or self.inputs_eos is None:
                 return items
-            return _ended(items, self.inputs_eos, self.padding_ids.get(name, 0), lengths[name])
+            return _with_eos(items, self.inputs_eos, self.padding_ids.get(name, 0), lengths[name])
 
         ds = ds.map(lambda example: {name: cast(name, example[name]) for name in lengths})
         window = max(capacities.values()) if self.pack else PAD_WINDOW
@@ -258,11 +258,11 @@ def _dense(batch: Mapping[str, tf.Tensor | tf.RaggedTensor]):
     return rows, sizes
 
 
-def _ended(items: tf.Tensor, eos_id: int, padding_id: int | None, length: int) -> tf.Tensor:
+def _with_eos(items: tf.Tensor, eos_id: int, padding_id: int | None, length: int) -> tf.Tensor:
     """Returns the token ids `[any length]` of an example without padding and with one EOS, at most `length`."""
     if padding_id is not None:
         items = items[: _count(items[tf.newaxis], tf.shape(items), padding_id)[0]]
-    has_eos = tf.equal(items[-1:], eos_id)  # `[1]`, or `[0]` if there are no items
+    has_eos = tf.equal(items[-1:], eos_id)  # shape `[1]`, or `[0]` of an empty example
     items = items[: tf.shape(items)[0] - tf.reduce_sum(tf.cast(has_eos, tf.int32))]
     return tf.concat([items[: length - 1], [eos_id]], axis=0)
 

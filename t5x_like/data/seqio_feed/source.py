@@ -272,7 +272,7 @@ class SeqIOSource:
             empty_data.check_not_empty(source, spec)
 
     def text_problems(self, spec: FeatureSpec) -> list[str]:
-        """Returns what is wrong if much of a user's first documents or examples reaches no row; reads them."""
+        """Returns warnings if much of a user's first documents or examples is lost; reads them."""
         from t5x_like.data.seqio_feed import text_problems
 
         return text_problems.find(self, spec)

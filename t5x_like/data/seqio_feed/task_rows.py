@@ -79,7 +79,7 @@ class TaskRows:
             self._rows = _parsed(self.task, source, path, records, text_field)
 
     @property
-    def inputs_end(self) -> bool:
+    def inputs_have_eos(self) -> bool:
         """Whether `inputs` of the examples end in EOS."""
         return self._source.add_eos().get(prompts.INPUTS, True)
 

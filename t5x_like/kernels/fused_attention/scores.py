@@ -8,6 +8,7 @@ from t5x_like.kernels.fused_attention import distances, masking, tiles
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.operands import Operands
 from t5x_like.kernels.masks import MASK_VALUE
+from t5x_like.kernels.scoring import limited
 
 Tile = Float[Array, "keys queries"]
 
@@ -102,8 +103,7 @@ class Scores:
         if g.scale != 1.0:
             score = score * g.scale
         if g.softcap is not None:
-            limited = jnp.tanh(score * (1.0 / g.softcap))
-            return g.softcap * limited, 1.0 - limited * limited
+            return limited(score, g.softcap)
         if g.biased:
             values = self.refs.bias[head, :, pl.ds(self.bias_start, g.block_q + g.block_k)]
             score = score + tiles.bias_tile(values, g)

@@ -13,6 +13,7 @@ from t5x_like.kernels.fused_attention import masking
 from t5x_like.kernels.fused_attention.geometry import Geometry
 from t5x_like.kernels.fused_attention.operands import NO_SEGMENT, Inputs
 from t5x_like.kernels.masks import MASK_VALUE
+from t5x_like.kernels.scoring import limited
 
 LOG2_E = math.log2(math.e)
 Scores = Float[Array, "rows columns"]
@@ -141,8 +142,7 @@ class Tile:
         if g.scale != 1.0:
             score = score * g.scale
         if g.softcap is not None:
-            limited = jnp.tanh(score * (1.0 / g.softcap))
-            score, derivative = g.softcap * limited, 1.0 - limited * limited
+            score, derivative = limited(score, g.softcap)
         if g.biased:
             distance = self._keys - self._queries
             score = score + plgpu.load(self._refs.bias.at[self._head, distance + (g.padded_q - 1)])

@@ -14,7 +14,7 @@ from t5x_like.checkpoints import checkpoint_choice
 from t5x_like.data import prompts, specs
 from t5x_like.data.cached import CachedSource
 from t5x_like.data.records import Record
-from t5x_like.data.seqio_feed import SeqIOSource, cut_examples
+from t5x_like.data.seqio_feed import SeqIOSource, truncated_examples
 from t5x_like.data.seqio_feed.task_rows import TaskRows
 from t5x_like.decoding.settings import Decoding
 from t5x_like.errors import UserError
@@ -131,9 +131,9 @@ def test_records_that_are_longer_than_a_row_are_counted(tmp_path, separator):
 
 def test_token_that_encoder_bos_adds_is_counted():
     source = prefixes()
-    assert cut_examples.added_tokens(source, WITH_BOS.features) == {"inputs": 1}
-    assert cut_examples.added_tokens(source, SequenceToSequence().features) == {}
-    assert cut_examples.added_tokens(table(train=""), WITH_BOS.features) == {}
+    assert truncated_examples.added_tokens(source, WITH_BOS.features) == {"inputs": 1}
+    assert truncated_examples.added_tokens(source, SequenceToSequence().features) == {}
+    assert truncated_examples.added_tokens(table(train=""), WITH_BOS.features) == {}
 
 
 def prefixes(**settings):

@@ -1,4 +1,4 @@
-"""Counts the examples of a task that are longer than its rows, and lose their end or the beginning of a prompt."""
+"""Counts the examples of a task that are truncated: those that are longer than the lengths of its features."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from t5x_like.data.conversation_specs import LOSS_MASK
 from t5x_like.data.features import FeatureSpec
 from t5x_like.data.seqio_feed.task_access import TaskAccess
 
-# Examples that are read, and the share of them that may be cut without a warning.
+# Examples that are read, and the share of them that may be truncated without a warning.
 EXAMPLES = 128
-CUT_FRACTION = 0.1
+TRUNCATED_FRACTION = 0.1
 
 
 def problems(source: TaskAccess, spec: FeatureSpec) -> list[str]:
-    """Returns what is wrong if many of the first examples of a task are longer than its rows.
+    """Returns warnings if many of the first examples are truncated, or if some have no token with a loss left.
 
     Args:
       source: Task, lengths and split.
@@ -36,13 +36,13 @@ def problems(source: TaskAccess, spec: FeatureSpec) -> list[str]:
                     f"{number:,} of the first {len(examples):,} examples have no token with a loss among the first "
                     f"{limit} tokens ({name!r}). Increase {spec.length_key(name)} in TASK_FEATURE_LENGTHS."
                 )
-        elif np.mean(lengths > limit) > CUT_FRACTION:
+        elif np.mean(lengths > limit) > TRUNCATED_FRACTION:
             found.append(describe(lengths, name, limit, spec.length_key(name)))
     return [f"{source.name}: {problem}" for problem in found]
 
 
 def added_tokens(source: TaskAccess, spec: FeatureSpec) -> dict[str, int]:
-    """Returns task feature -> number of tokens that its rows have in addition to its examples."""
+    """Returns task feature -> number of tokens that rows have in addition to those of examples."""
     return {} if prompts.missing_eos(source, spec) is None else {prompts.INPUTS: 1}
 
 
@@ -54,7 +54,7 @@ def without_padding(values: np.ndarray, padding_id: int | None) -> np.ndarray:
 
 
 def describe(lengths: Sequence[int] | np.ndarray, name: str, limit: int, key: str) -> str:
-    """Returns a line about examples that are cut, with advice.
+    """Returns a warning about truncated examples, with advice.
 
     Args:
       lengths: Number of tokens of each example.
